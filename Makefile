@@ -1,0 +1,41 @@
+# `make tune` and `make test` start from nothing; the other targets reuse .venv.
+# Options for the command behind a target: make tune ARGS="--iterations 3 --verbose"
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+READY := .venv/.ready-for-development
+
+.PHONY: tune test check unit bench fresh
+
+tune: fresh
+	$(PIP_INSTALL) -e .
+	$(BIN)/python launch/tune.py --space async_vs_sync $(ARGS)
+
+test: fresh
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+unit: $(READY)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python benchmarks/generation.py $(ARGS)
+	$(BIN)/python benchmarks/train_step.py $(ARGS)
+
+# Removed before it is made: an activated .venv must not build its own successor.
+fresh:
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+
+$(READY): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@

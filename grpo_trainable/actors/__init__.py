@@ -1,0 +1,1 @@
+"""Plain classes that do the work; Ray turns them into actors elsewhere."""

@@ -1,0 +1,53 @@
+"""Generator and learner in one actor, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from grpo_trainable.actors.generator import Generator, Loaded, ScoredUnit
+from grpo_trainable.actors.learner import Learner, LearnerState, Published, Updated
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+
+
+class SenderAndReceiver(Protocol):
+    """What both roles need of a transport within one process."""
+
+    def publish(self, weights: PolicyWeights) -> Any: ...
+
+    def fetch(self, handle: Any) -> PolicyWeights: ...
+
+
+class Colocated:
+    """Both roles by their own names; the generator keeps a copy of the weights of its own.
+
+    Each role computes with the threads that its CPUs buy: `resources.generator_cpus` while
+    sampling, which is fastest on one, `resources.worker_cpus` while training.
+    """
+
+    def __init__(self, config: GRPOConfig, transport: SenderAndReceiver) -> None:
+        self._generator = Generator(config, transport)
+        self._learner = Learner(config, transport)
+
+    def generate(self, requests: Sequence[Request]) -> ScoredUnit:
+        return self._generator.generate(requests)
+
+    def load(self, handle: Any) -> Loaded:
+        return self._generator.load(handle)
+
+    def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
+        return self._learner.update(rollout_batches)
+
+    def publish(self) -> Published:
+        return self._learner.publish()
+
+    def state(self) -> LearnerState:
+        return self._learner.state()
+
+    def load_state(self, state: LearnerState) -> None:
+        self._learner.load_state(state)
+
+    def close(self) -> None:
+        self._generator.close()
+        self._learner.close()

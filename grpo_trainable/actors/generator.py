@@ -1,0 +1,146 @@
+"""The generator: engine + task + scorer. Prompts in, scored groups out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from grpo_trainable.actors.process import Desk, keep_freed_memory
+from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
+from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.engines.base import Engine
+from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.timers import Span
+
+
+class WeightReceiver(Protocol):
+    """What the generator needs of a transport."""
+
+    def fetch(self, handle: Any) -> PolicyWeights: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """New weights stand in the generator."""
+
+    version: int
+    round: int
+    bytes: int
+    at: float  # seconds since 1970
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredUnit:
+    """What came of one unit of requests, in their order."""
+
+    groups: list[RolloutGroup]  # scored
+    format_rewards: list[float]  # one mean a group
+    answer_rewards: list[float]
+    unscored: list[tuple[int, str]]  # (cursor, why) of groups that the reward function failed on
+    reward_errors: int  # responses it failed on
+    spans: list[Span]
+
+
+class Generator:
+    """Samples and scores units of requests with its own copy of the weights."""
+
+    def __init__(self, config: GRPOConfig, receiver: WeightReceiver) -> None:
+        keep_freed_memory()
+        r = config.resources
+        self._desk = Desk(
+            threads=threads(config.generator_cpus),
+            gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
+        )
+        model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
+        self.engine: Engine = TorchEngine(
+            model.to(self._desk.device),
+            eos_id=self._tokenizer.eos_id,
+            pad_id=self._tokenizer.pad_id,
+            seed=config.seed,
+        )
+        task = build_task(config)
+        self._prompts = Prompts(config, task, self._tokenizer)
+        self._scorer: Scorer = (
+            InlineScorer(task.reward)
+            if config.task.reward is None
+            else ProcessScorer(config.task.reward, deadline_s=config.task.reward_deadline_s)
+        )
+        self._receiver = receiver
+
+    def load(self, handle: Any) -> Loaded:
+        """Fetches published weights and copies them into the engine, which verifies them."""
+        with self._desk.call():
+            with self._desk.clock("sync"):
+                weights = self._receiver.fetch(handle)
+                self.engine.load(weights)
+                num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+            spans = self._desk.clock.take()
+        return Loaded(
+            version=weights.version,
+            round=weights.round,
+            bytes=num_bytes,
+            at=spans[-1].end,
+            spans=spans,
+        )
+
+    def generate(self, requests: Sequence[Request]) -> ScoredUnit:
+        """Samples and scores one unit of a stream. Evaluation is one stage, not two."""
+        stream = requests[0].stream
+        rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
+        with self._desk.call():
+            with self._desk.clock(rollout):
+                groups = self.engine.generate(requests, self.between_tokens)
+            with self._desk.clock(reward):
+                scores = self._score(stream, groups)
+            return self._unit(groups, scores)
+
+    def between_tokens(self) -> None:
+        """Called before every token: where weights that arrive in mid-batch will be taken in."""
+
+    def close(self) -> None:
+        self._scorer.close()
+
+    def _score(
+        self, stream: str, groups: Sequence[RolloutGroup]
+    ) -> list[list[Score | RewardError]]:
+        requests = [
+            ScoreRequest(
+                self._tokenizer.decode(ids[mask].tolist()),
+                self._prompts.ground_truth(stream, group.cursor),
+            )
+            for group in groups
+            for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
+        ]
+        answers = iter(self._scorer.score(requests))
+        return [[next(answers) for _ in group.response_ids] for group in groups]
+
+    def _unit(
+        self, groups: Sequence[RolloutGroup], scores: list[list[Score | RewardError]]
+    ) -> ScoredUnit:
+        unit = ScoredUnit(
+            groups=[],
+            format_rewards=[],
+            answer_rewards=[],
+            unscored=[],
+            reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+            spans=self._desk.clock.take(),
+        )
+        for group, row in zip(groups, scores, strict=True):
+            valid = [score for score in row if isinstance(score, Score)]
+            if len(valid) < len(row):
+                error = next(score for score in row if isinstance(score, RewardError))
+                unit.unscored.append((group.cursor, error.message))
+                continue
+            rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
+            unit.groups.append(replace(group, rewards=rewards))
+            unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
+            unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+        return unit

@@ -1,0 +1,216 @@
+"""Responses in, scores out: in this process for our own rewards, in a killable one for users'."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Protocol
+
+from grpo_trainable.actors.score_worker import split_spec
+from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
+
+logger = logging.getLogger(__name__)
+
+START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
+
+
+class Scorer(Protocol):
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        """One answer per request, in order."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InlineScorer:
+    """Scores with a function of ours, which never hangs and whose exceptions are our bugs."""
+
+    def __init__(self, reward_fn: Callable[[str, JSONValue], Score]) -> None:
+        self._reward_fn = reward_fn
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        return [self._reward_fn(request.response, request.ground_truth) for request in requests]
+
+    def close(self) -> None:
+        pass
+
+
+class ProcessScorer:
+    """Scores with a user's function in a process of its own, which can be killed.
+
+    `reward` is `module:function` or `path/to/file.py:function`, looked up from `directory` (None:
+    the current one) and on this process's `sys.path`. The function is `f(response, ground_truth)`
+    and returns a number, or a dict with `reward` and optionally `format_reward` and
+    `answer_reward`.
+
+    Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
+    within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
+    already warm, takes over from one that was killed or died. ValueError when the function cannot
+    be imported.
+    """
+
+    def __init__(self, reward: str, *, deadline_s: float, directory: str | None = None) -> None:
+        self._start = functools.partial(_Worker, reward, directory)
+        self._deadline_s = deadline_s
+        self._worker = self._start()
+        self._worker.wait_until_ready()
+        self._spare = self._start()
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        return [self._score_one(request) for request in requests]
+
+    def close(self) -> None:
+        self._worker.kill()
+        self._spare.kill()
+
+    def _score_one(self, request: ScoreRequest) -> Score | RewardError:
+        self._ensure_worker()
+        message = {"response": request.response, "ground_truth": request.ground_truth}
+        try:
+            reply = self._worker.ask(message, self._deadline_s)
+        except TimeoutError:
+            return RewardError(f"no reward within {self._deadline_s:g} s")
+        except EOFError as death:
+            return RewardError(f"the reward process died, {death}")
+        return RewardError(reply["error"]) if "error" in reply else Score(**reply)
+
+    def _ensure_worker(self) -> None:
+        if self._worker.is_alive():
+            return
+        logger.warning("the reward process has ended; its spare takes over")
+        self._worker.kill()  # closes our ends of its pipes
+        if not self._spare.is_alive():
+            self._spare.kill()
+            self._spare = self._start()
+        self._worker, self._spare = self._spare, self._start()
+        self._worker.wait_until_ready()
+
+
+def check_reward_spec(reward: str, *, directory: str | None = None) -> None:
+    """ValueError naming `reward` and the reason when `ProcessScorer` could not start on it.
+
+    Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
+    """
+    worker = _Worker(reward, directory)
+    try:
+        worker.wait_until_ready()
+    finally:
+        worker.kill()
+
+
+class _Worker:
+    """One `score_worker` process and the conversation with it."""
+
+    def __init__(self, spec: str, directory: str | None) -> None:
+        self._spec = spec
+        try:
+            split_spec(spec)
+        except ValueError as error:
+            raise ValueError(f"task.reward={spec}: {error}") from None
+        # The worker ends when our end of this pipe closes, even if we are killed.
+        lifeline, our_end = os.pipe()
+        self._lifeline = os.fdopen(our_end, "wb", buffering=0)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "grpo_trainable.actors.score_worker", spec, str(lifeline)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                cwd=directory,
+                # A Ray worker has the driver's sys.path, but its children do not inherit that.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                pass_fds=[lifeline],
+                # Its own group, so that kill() takes the user's subprocesses too and Ctrl-C, which
+                # is ours to handle, does not reach it.
+                start_new_session=True,
+            )
+        finally:
+            os.close(lifeline)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        self._unread = b""
+
+    def wait_until_ready(self) -> None:
+        """ValueError naming the spec when the function cannot be imported."""
+        try:
+            reply = self._converse(b"", START_DEADLINE_S)
+        except TimeoutError:
+            reason = f"not imported within {START_DEADLINE_S:g} s"
+        except EOFError as death:
+            reason = f"its import ended the process, {death}"
+        else:
+            if "error" not in reply:
+                return
+            self.kill()
+            reason = f"cannot be imported: {reply['error']}"
+        raise ValueError(f"task.reward={self._spec}: {reason}")
+
+    def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """The reply; when none comes TimeoutError, or EOFError saying how the process died."""
+        return self._converse(json.dumps(message).encode() + b"\n", deadline_s)
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it and the processes it started; it is gone on return. Again is harmless."""
+        if self.is_alive():
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for pipe in (self._stdin, self._stdout, self._lifeline):
+            pipe.close()
+
+    def _converse(self, data: bytes, deadline_s: float) -> dict[str, Any]:
+        """Send `data`, return the next reply."""
+        deadline = time.monotonic() + deadline_s
+        try:
+            self._send(data, deadline)
+            return self._receive(deadline)
+        except BaseException:
+            # Whatever interrupted us: a late reply must not become the next response's.
+            self.kill()
+            raise
+
+    def _send(self, data: bytes, deadline: float) -> None:
+        while data:
+            self._wait(self._stdin, select.POLLOUT, deadline)
+            try:
+                data = data[os.write(self._stdin.fileno(), data) :]
+            except BrokenPipeError:
+                raise EOFError(self._cause_of_death()) from None
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        while b"\n" not in self._unread:
+            self._wait(self._stdout, select.POLLIN, deadline)
+            chunk = os.read(self._stdout.fileno(), 65536)
+            if not chunk:
+                raise EOFError(self._cause_of_death())
+            self._unread += chunk
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def _cause_of_death(self) -> str:
+        # Its pipes close a moment before its status is there; killed now, it would say SIGKILL.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
+        self.kill()
+        status = self._process.returncode
+        return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
+
+    def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
+        """Until `pipe` is ready or closed at the other end; TimeoutError at the deadline."""
+        poller = select.poll()  # select.select() refuses file descriptors above 1023
+        poller.register(pipe, event)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise TimeoutError

@@ -1,0 +1,48 @@
+"""GRPO as pure functions of tensors: this package sees tensors, never a config."""
+
+from grpo_trainable.algo.advantages import ADVANTAGES, compute_group_normalized_rewards
+from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
+from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl
+from grpo_trainable.algo.losses import (
+    LOSSES,
+    clipped_tokens,
+    compute_grpo_clip_loss,
+    compute_naive_policy_gradient_loss,
+    compute_policy_gradient_loss,
+    sequence_ratio,
+    token_ratio,
+)
+from grpo_trainable.algo.masking import (
+    masked_mean,
+    masked_normalize,
+    masked_row_mean,
+    masked_sum,
+    zero_off_mask,
+)
+from grpo_trainable.algo.train_step import grpo_microbatch_train_step
+
+__all__ = [
+    "ADVANTAGES",
+    "AGGREGATIONS",
+    "KL_ESTIMATORS",
+    "LOSSES",
+    "aggregate",
+    "clipped_tokens",
+    "compute_group_normalized_rewards",
+    "compute_grpo_clip_loss",
+    "compute_naive_policy_gradient_loss",
+    "compute_policy_gradient_loss",
+    "grpo_microbatch_train_step",
+    "k1",
+    "k2",
+    "k3",
+    "loss_denominator",
+    "masked_mean",
+    "masked_normalize",
+    "masked_row_mean",
+    "masked_sum",
+    "sequence_kl",
+    "sequence_ratio",
+    "token_ratio",
+    "zero_off_mask",
+]

@@ -1,0 +1,47 @@
+"""Estimators of KL(π_θ ‖ π_ref) from sampled tokens, d = log π_θ − log π_ref, in nats.
+
+All (B, S) in and out, 0 off the mask, where anything may stand. Schulman 2020,
+http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds what `loss.kl_estimator` can be.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.algo.masking import zero_off_mask
+
+
+class KLEstimator(Protocol):
+    def __call__(self, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, /) -> Tensor: ...
+
+
+def k1(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """d per token: unbiased, of either sign."""
+    return zero_off_mask(log_probs - ref_log_probs, mask)
+
+
+def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """d² / 2 per token: biased, never negative."""
+    return k1(log_probs, ref_log_probs, mask).square() / 2
+
+
+def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """e^(−d) − 1 + d per token: unbiased, never negative."""
+    d = k1(log_probs, ref_log_probs, mask)
+    # exp(-d) - 1 loses every digit of a small d; the two policies are close most of the time.
+    return torch.expm1(-d) + d
+
+
+KL_ESTIMATORS: dict[str, KLEstimator] = {"k1": k1, "k2": k2, "k3": k3}
+
+
+def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimator: str) -> Tensor:
+    """KL of a response in nats, a scalar: sum over its tokens, mean over the non-empty responses.
+
+    `estimator` is a key of `KL_ESTIMATORS`. 0 when every response is empty.
+    """
+    token_kl = KL_ESTIMATORS[estimator](log_probs, ref_log_probs, mask)
+    return token_kl.sum() / mask.bool().any(dim=-1).sum().clamp(min=1)

@@ -1,0 +1,41 @@
+"""Loss and gradient of one microbatch, for microbatches of equal size.
+
+The learner, whose microbatches may differ in size, uses `losses` and `aggregation` directly.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from grpo_trainable.algo.losses import compute_policy_gradient_loss
+from grpo_trainable.algo.masking import masked_row_mean, zero_off_mask
+
+
+def grpo_microbatch_train_step(
+    policy_log_probs: Tensor,
+    response_mask: Tensor,
+    gradient_accumulation_steps: int,
+    loss_type: str,
+    raw_rewards: Tensor | None = None,
+    advantages: Tensor | None = None,
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss of the microbatch (scalar, detached) and its metadata, after calling backward on it.
+
+    Mean over each response's tokens, then over the B responses, divided by
+    `gradient_accumulation_steps`. A response with an empty mask counts as a loss of 0. Arguments
+    and errors are those of `compute_policy_gradient_loss`; off the mask log-probs may hold
+    anything.
+    """
+    token_loss, metadata = compute_policy_gradient_loss(
+        zero_off_mask(policy_log_probs, response_mask),
+        loss_type,
+        raw_rewards,
+        advantages,
+        None if old_log_probs is None else zero_off_mask(old_log_probs, response_mask),
+        cliprange,
+    )
+    loss = masked_row_mean(token_loss, response_mask).mean() / gradient_accumulation_steps
+    loss.backward()
+    return loss.detach(), metadata

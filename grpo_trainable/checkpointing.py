@@ -1,0 +1,190 @@
+"""A checkpoint on disk: a directory of safetensors and JSON whose manifest is written last.
+
+No pickle is written or read. Each file appears under its name only when it is whole, and a
+directory counts only when its manifest is there and every file has the SHA-256 it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from grpo_trainable.rollout import RolloutGroup
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+PARTS = ("policy", "optimizer", "buffer")
+
+
+class CheckpointError(RuntimeError):
+    """The directory holds no checkpoint that can be trusted; the message names the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialState:
+    """All that a trial needs to go on."""
+
+    state: dict[str, Any]  # plain data: counters, cursor, versions, config
+    policy: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    groups: Sequence[RolloutGroup]  # scored and not yet trained on
+
+
+def part_file(part: str) -> str:
+    """One learner writes all now; the name has room for shards."""
+    return f"{part}-00001-of-00001.safetensors"
+
+
+def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
+    """Writes the files and then the manifest. OSError when the directory cannot be written."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    buffer_tensors, buffer_fields = _pack_groups(trial.groups)
+    files = {
+        part_file("policy"): save(_contiguous(trial.policy)),
+        part_file("optimizer"): save(_contiguous(trial.optimizer)),
+        part_file("buffer"): save(buffer_tensors),
+        STATE: _json({**trial.state, "buffer": buffer_fields}),
+    }
+    # An old manifest must never vouch for a mixture of old and new files.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    for name, content in files.items():
+        _write(directory / name, content)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "world_size": 1,
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+    }
+    _write(directory / MANIFEST, _json(manifest))
+
+
+def read_checkpoint(directory: str | Path) -> TrialState:
+    """The verified content of a checkpoint.
+
+    Raises:
+        CheckpointError: missing, damaged, foreign or of a newer format.
+    """
+    directory = Path(directory)
+    manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
+    version = manifest.get("format_version")
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
+        )
+    expected = {STATE, *(part_file(part) for part in PARTS)}
+    listed = manifest.get("files")
+    if not isinstance(listed, dict) or set(listed) != expected:
+        raise CheckpointError(f"{directory / MANIFEST}: does not list {sorted(expected)}")
+    contents = {}
+    for name, digest in listed.items():
+        contents[name] = _read(directory / name)
+        if hashlib.sha256(contents[name]).hexdigest() != digest:
+            raise CheckpointError(
+                f"{directory / name}: damaged (its SHA-256 is not the manifest's)"
+            )
+    state = _parse(directory / STATE, contents[STATE])
+    tensors = {part: load(contents[part_file(part)]) for part in PARTS}
+    fields = state.pop("buffer")
+    return TrialState(
+        state=state,
+        policy=tensors["policy"],
+        optimizer=tensors["optimizer"],
+        groups=_unpack_groups(tensors["buffer"], fields),
+    )
+
+
+_GROUP_TENSORS = (
+    "prompt_ids",
+    "response_ids",
+    "response_mask",
+    "behaviour_log_probs",
+    "rewards",
+    "finished",
+    "token_versions",
+    "token_rounds",
+)
+
+
+def _pack_groups(
+    groups: Sequence[RolloutGroup],
+) -> tuple[dict[str, Tensor], list[dict[str, int]]]:
+    tensors = {
+        f"{i}/{name}": getattr(group, name).contiguous()
+        for i, group in enumerate(groups)
+        for name in _GROUP_TENSORS
+    }
+    return tensors, [{"cursor": group.cursor, "uses": group.uses} for group in groups]
+
+
+def _unpack_groups(
+    tensors: Mapping[str, Tensor], fields: Sequence[Mapping[str, int]]
+) -> list[RolloutGroup]:
+    return [
+        RolloutGroup(**{name: tensors[f"{i}/{name}"] for name in _GROUP_TENSORS}, **row)
+        for i, row in enumerate(fields)
+    ]
+
+
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: tensor.detach().to(torch.device("cpu")).contiguous()
+        for name, tensor in tensors.items()
+    }
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: not a JSON object")
+    return data
+
+
+def _read(path: Path) -> bytes:
+    try:
+        # A link could lead out of the checkpoint's directory.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Temporary file, fsync, rename, fsync of the directory: whole or not there."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""How responses are sampled: the interface, and our own engine."""

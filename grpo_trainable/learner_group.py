@@ -1,0 +1,40 @@
+"""One or more learners behind one face. Size 1 now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_trainable.actors.learner import LearnerState, Published, Updated
+from grpo_trainable.remote import Actor, Call, Runtime, await_call
+from grpo_trainable.rollout import RolloutGroup
+
+
+class LearnerGroup:
+    """`update` is submitted and collected by the pipeline, which has other work meanwhile; the
+    rest waits."""
+
+    def __init__(self, actors: Sequence[Actor], runtime: Runtime, deadline_s: float) -> None:
+        (self._actor,) = actors
+        self._runtime = runtime
+        self._deadline_s = deadline_s
+
+    def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Call:
+        """Submits the round's k gradient steps. The call's value is `Updated`."""
+        return self._actor.submit("optimize", "update", rollout_batches)
+
+    def updated(self, call: Call) -> Updated:
+        return self._runtime.result(call)
+
+    def publish(self) -> Published:
+        """A snapshot of the present weights, out on the transport."""
+        return self._await("sync", "publish")
+
+    def state(self) -> LearnerState:
+        return self._await("checkpoint", "state")
+
+    def load_state(self, state: LearnerState) -> None:
+        self._await("restore", "load_state", state)
+
+    def _await(self, stage: str, method: str, *args: Any) -> Any:
+        return await_call(self._runtime, self._actor.submit(stage, method, *args), self._deadline_s)

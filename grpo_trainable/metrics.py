@@ -1,0 +1,109 @@
+"""The metric names, once, and how each is computed from what the actors report.
+
+Names are `area/name_unit`; values are floats. design.md and docs/metrics.md say what they mean.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.timers import Span
+
+# Stages by the role that does them. Each is timed by the clock of the actor that does the work.
+STAGES = ("rollout", "reward", "optimize", "sync", "reference", "eval")
+
+NAMES = frozenset(
+    (
+        *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
+        *("reward/eval_mean", "reward/eval_first", "eval/round"),
+        *(f"time/{stage}_s" for stage in STAGES),
+        *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
+        *("time/generator_idle_s", "time/learner_idle_s"),
+        *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
+        *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
+        *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),
+        *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "policy/entropy_nats"),
+        *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
+        "group/zero_advantage_fraction",
+        *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
+        *("count/requested", "count/trained", "count/waiting", "count/in_flight"),
+        *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
+        *("count/dropped_zero_advantage", "count/reward_errors"),
+        *("sync/bytes", "sync/gb_per_s"),
+        # What tools written for RLlib look for.
+        *("env_runners/episode_return_mean", "env_runners/num_episodes_lifetime"),
+        "num_env_steps_sampled_lifetime",
+        "learners/default_policy/total_loss",
+        "learners/default_policy/curr_lr",
+        "learners/default_policy/gradients_default_optimizer_global_norm",
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpan:
+    """A span with the role and the actor it belongs to; a colocated actor has two roles."""
+
+    role: str  # "generator" or "learner"
+    actor: str
+    span: Span
+
+
+def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
+    """`time/<stage>_s` of one round, and the idle time of each side.
+
+    Generators work side by side, so a stage takes as long as the one that spent most on it; the
+    sync of the learner (publish) and of the generators (load) follow each other and add up. Idle
+    is the mean over a side's actors.
+    """
+    by_actor: dict[tuple[str, str, str], float] = defaultdict(float)
+    for item in spans:
+        by_actor[item.span.stage, item.role, item.actor] += item.span.seconds
+    seconds = {f"time/{stage}_s": 0.0 for stage in STAGES}
+    for stage in STAGES:
+        for role in ("generator", "learner"):
+            spent = [s for (name, r, _), s in by_actor.items() if (name, r) == (stage, role)]
+            seconds[f"time/{stage}_s"] += max(spent, default=0.0)
+    for role in ("generator", "learner"):
+        idle = [s for (name, r, _), s in by_actor.items() if (name, r) == ("idle", role)]
+        seconds[f"time/{role}_idle_s"] = sum(idle) / max(len(idle), 1)
+    return seconds
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
+    """What one round trained on. `learner_round`: rounds trained before it."""
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups]).float()
+    finished = torch.cat([group.finished for group in groups]).float()
+    ages = [learner_round - group.oldest_round for group in groups]
+    first_uses = [age for age, g in zip(ages, groups, strict=True) if g.uses == 1]
+    equal = (rewards == rewards[:, :1]).all(dim=1).float()
+    return {
+        "reward/train_mean": float(rewards.mean()),
+        "reward/train_std": float(rewards.std()) if rewards.numel() > 1 else 0.0,
+        "response/length_mean": float(lengths.mean()),
+        "response/truncated_fraction": float(1 - finished.mean()),
+        "group/zero_advantage_fraction": float(equal.mean()),
+        "lag/max": float(max(first_uses, default=0)),
+        "lag/mean": sum(first_uses) / max(len(first_uses), 1),
+        "buffer/age_max": float(max(ages)),
+        "buffer/age_mean": sum(ages) / len(ages),
+        "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
+    }
+
+
+def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
+    """The same figures under the names of RLlib; `responses` and `tokens` of the whole trial."""
+    return {
+        "env_runners/episode_return_mean": row["reward/train_mean"],
+        "env_runners/num_episodes_lifetime": float(responses),
+        "num_env_steps_sampled_lifetime": float(tokens),
+        "learners/default_policy/total_loss": row["loss/policy"],
+        "learners/default_policy/curr_lr": row["optim/lr"],
+        "learners/default_policy/gradients_default_optimizer_global_norm": row["optim/grad_norm"],
+    }

@@ -1,0 +1,60 @@
+"""Keyed uniforms and inverse-CDF sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BLOCK = 64
+STREAMS = {"train": 0, "eval": 1}
+
+
+def uniforms(seed: int, stream: str, cursor: int, response: int, count: int) -> np.ndarray:
+    """The (count,) float32 draws in [0, 1) of one response: token t always gets draw t.
+
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, cursor, response), so a draw depends on
+    nothing else: not on the batch, the number of generators or what was sampled before.
+    """
+    if not 0 <= cursor < 1 << 44 or not 0 <= response < 1 << 16:
+        raise ValueError(f"cursor={cursor}, response={response}: outside the key's 44 + 16 bits")
+    key = (STREAMS[stream] << 60) | (cursor << 16) | response
+    bits = np.random.Philox(key=np.array([seed, key], dtype=np.uint64)).random_raw(count)
+    # 24 bits: every value is exact in float32 and below 1.
+    return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens (B,) drawn from softmax(logits) (B, V) by inverse CDF, and their log-probs (B,).
+
+    `logits` are already divided by the temperature and are overwritten. A token of probability
+    zero is never drawn. The search goes by blocks of the vocabulary and then inside one: a tenth
+    of the time of `torch.multinomial` on a CPU, and sums of 64 terms round less than one of V.
+    """
+    rows, vocab_size = logits.shape
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+    blocks = F.pad(weights, (0, -vocab_size % BLOCK)).view(rows, -1, BLOCK)
+    block, left = _search(blocks.sum(dim=-1), uniform)
+    inside = blocks[torch.arange(rows, device=logits.device), block]
+    token, _ = _search(inside, left)
+    total = weights.sum(dim=-1)
+    drawn = inside.gather(1, token[:, None])[:, 0]
+    return block * BLOCK + token, (drawn / total).log()
+
+
+def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Where `uniform` (B,) in [0, 1) falls among `weights` (B, W), and how far into that item.
+
+    The item always has weight: a zero-weight one leaves the cumulative sum where it was, and the
+    target is kept strictly below the total.
+    """
+    cumulative = weights.cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    target = torch.minimum(
+        uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    item = torch.searchsorted(cumulative, target, right=True)
+    weight = weights.gather(1, item)
+    into = (target - (cumulative.gather(1, item) - weight)) / weight
+    return item[:, 0], into[:, 0].clamp(0.0, 1.0)

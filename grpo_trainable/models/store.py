@@ -1,0 +1,93 @@
+"""A policy on disk: a directory of config.json, policy.safetensors and tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from grpo_trainable.models.parameters import copy_parameters, unique_parameters
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+
+SHIPPED_POLICY = Path(__file__).parent.parent / "assets" / "policy"
+SHIPPED_PRESET = "tiny"
+
+
+def save_policy(
+    directory: str | Path,
+    model: TransformerLM,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """Writes the three files; weights are stored as `dtype`, a tied head once."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: parameter.detach().to(dtype).contiguous()
+        for name, parameter in unique_parameters(model).items()
+    }
+    save_file(tensors, directory / "policy.safetensors")
+    (directory / "config.json").write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
+    tokenizer.save(directory / "tokenizer.json")
+
+
+def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
+    """The float32 policy and its tokenizer.
+
+    Raises:
+        ValueError: the directory is not a policy of ours, in one line that names the file.
+    """
+    directory = Path(directory)
+    config = read_config(directory)
+    tokenizer = Tokenizer.load(directory / "tokenizer.json")
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, "
+            f"the policy only {config.vocab_size}"
+        )
+    weights_file = directory / "policy.safetensors"
+    try:
+        tensors = load_file(weights_file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{weights_file}: not a readable safetensors file ({error})") from error
+    model = TransformerLM(config)
+    copy_parameters(model, tensors, source=str(weights_file))
+    return model, tokenizer
+
+
+def read_config(directory: str | Path) -> ModelConfig:
+    """The shape of the policy in `directory`; ValueError in one line when there is none."""
+    config_file = Path(directory) / "config.json"
+    try:
+        return ModelConfig(**json.loads(config_file.read_text()))
+    except OSError as error:
+        raise ValueError(f"{directory}: no policy here (cannot read config.json)") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{config_file}: not a policy's config ({error})") from error
+
+
+def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerLM, Tokenizer]:
+    """The policy a config names: a directory's, the shipped one, or random weights of a preset.
+
+    Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
+    the shipped tokenizer.
+    """
+    if path is not None:
+        return load_policy(path)
+    if preset == SHIPPED_PRESET:
+        return load_policy(SHIPPED_POLICY)
+    return TransformerLM(PRESETS[preset], seed), read_tokenizer(None)
+
+
+def read_shape(preset: str, path: str | None) -> ModelConfig:
+    """The shape of the policy that `build_policy` builds from the same arguments."""
+    return PRESETS[preset] if path is None else read_config(path)
+
+
+def read_tokenizer(path: str | None) -> Tokenizer:
+    """The tokenizer of the policy that `build_policy` builds from the same path."""
+    return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")

@@ -1,0 +1,213 @@
+"""The decoder-only policy: pre-norm RMSNorm, RoPE, SwiGLU, causal attention, optional tied head.
+
+Shape suffixes: B rows, S positions, D d_model, N heads, H head size, F d_ff, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+RMS_EPS = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a policy. `context_length` bounds prompt + response, in tokens."""
+
+    vocab_size: int
+    context_length: int
+    d_model: int
+    num_layers: int
+    num_heads: int
+    d_ff: int
+    rope_theta: float = 10_000.0
+    tied_head: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be an integer >= 1")
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(
+                f"d_model={self.d_model}: must be a multiple of 2 x num_heads={self.num_heads}"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Weights that every token is multiplied with in the body (head not counted)."""
+        return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+PRESETS = {
+    # The shape of the shipped policy, about 1 M parameters.
+    "tiny": ModelConfig(
+        vocab_size=2048, context_length=128, d_model=128, num_layers=4, num_heads=4, d_ff=344
+    ),
+    # The shape for benchmarks.
+    "small": ModelConfig(
+        vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688
+    ),
+    # Stanford CS336's course model (spec.md §4).
+    "course": ModelConfig(
+        vocab_size=50257,
+        context_length=256,
+        d_model=512,
+        num_layers=4,
+        num_heads=16,
+        d_ff=1344,
+        tied_head=False,
+    ),
+}
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis (Zhang & Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, RMS_EPS)
+
+
+def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x frequency, each (context_length, head_dim / 2), float32."""
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
+    return angle.cos().float(), angle.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding (arXiv 2104.09864): pairs (i, i + H/2) of the last axis are turned.
+
+    x (..., H); cos and sin broadcast to (..., H/2).
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
+        self.out = nn.Linear(config.d_model, config.d_model, bias=False)
+
+    def project(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
+        b, s, _ = x_BSD.shape
+        qkv = self.qkv(x_BSD).view(b, s, 3, self.num_heads, self.head_dim)
+        qkv = qkv.permute(2, 0, 3, 1, 4)
+        return rotate(qkv[:2], cos_SH, sin_SH), qkv[2]
+
+    def attend(self, qk: Tensor, v_BNSH: Tensor) -> Tensor:
+        """Causal attention and the output projection, (B, S, D)."""
+        out_BNSH = F.scaled_dot_product_attention(qk[0], qk[1], v_BNSH, is_causal=True)
+        return self.out(out_BNSH.transpose(1, 2).flatten(2))
+
+    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        return self.attend(*self.project(x_BSD, cos_SH, sin_SH))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate x) * up x) (arXiv 2002.05202); gate and up are one matrix, (2 F, D)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
+        self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        gate, up = self.gate_up(x_BSD).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class Block(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.d_model)
+        self.attention = Attention(config)
+        self.mlp_norm = RMSNorm(config.d_model)
+        self.mlp = SwiGLU(config)
+
+    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH)
+        return x_BSD + self.mlp(self.mlp_norm(x_BSD))
+
+
+class TransformerLM(nn.Module):
+    """A causal language model; weights are drawn from `seed` alone.
+
+    `hidden_states` and `head_weight` are apart so that a caller projects only the positions it
+    needs: the head is the largest matrix of a small policy.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.final_norm = RMSNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tied_head:
+            self.head.weight = self.embedding.weight
+        cos, sin = rope_tables(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        self._initialise(seed)
+
+    def _initialise(self, seed: int) -> None:
+        """Truncated normal, std 0.02; residual outputs divided by sqrt(2 layers) as in GPT-2."""
+        generator = torch.Generator().manual_seed(seed)
+        residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 2:
+                std = residual_std if name.endswith(("out.weight", "down.weight")) else 0.02
+                nn.init.trunc_normal_(
+                    parameter, std=std, a=-3 * std, b=3 * std, generator=generator
+                )
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, D)"""
+        return self.head.weight
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """(B, S) ids -> (B, S, D), normalised and ready for the head.
+
+        Raises:
+            ValueError: S is longer than the context.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.context_length:
+            raise ValueError(
+                f"{length} tokens do not fit the context of {self.config.context_length}"
+            )
+        cos_SH, sin_SH = self.cos[:length], self.sin[:length]
+        x_BSD = self.embedding(input_ids)
+        for block in self.blocks:
+            x_BSD = block(x_BSD, cos_SH, sin_SH)
+        return self.final_norm(x_BSD)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """(B, S) ids -> logits (B, S, V)."""
+        return self.head(self.hidden_states(input_ids))

@@ -1,0 +1,439 @@
+"""One round over actor handles, synchronous and asynchronous alike.
+
+Synchronous is `lag = 0`: the gate then admits a round's rollouts only once the weights of the
+round before stand in the generators. With `lag >= 1` the generators are already at work on the
+next rounds while the learner trains, across calls of `run_round`.
+
+Nothing here imports Ray: actors, calls and waiting come in from outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from grpo_trainable.actors.generator import Loaded, ScoredUnit
+from grpo_trainable.actors.learner import Updated
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
+from grpo_trainable.remote import Actor, ActorFailed, Runtime, no_answer
+from grpo_trainable.replay_buffer import ReplayBuffer
+from grpo_trainable.rollout import Request, RolloutGroup
+from grpo_trainable.timers import Span, covered_seconds, now
+from grpo_trainable.versions import StalenessGate
+
+# Units submitted to one generator at a time: one runs, one waits so that it never stands still.
+# More would only be sampled with older weights than necessary.
+UNITS_AHEAD = 2
+
+
+class RequestSource(Protocol):
+    def request(self, stream: str, cursor: int) -> Request: ...
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """In groups, over the trial. requested = trained + dropped + waiting + in flight."""
+
+    requested: int = 0
+    trained: int = 0  # at least once
+    dropped_stale: int = 0
+    dropped_reward: int = 0
+    dropped_lost: int = 0
+    dropped_zero_advantage: int = 0
+    reward_errors: int = 0  # responses
+    scored_responses: int = 0
+    sampled_responses: int = 0  # of training groups
+    sampled_tokens: int = 0
+
+    @property
+    def dropped(self) -> int:
+        return (
+            self.dropped_stale
+            + self.dropped_reward
+            + self.dropped_lost
+            + self.dropped_zero_advantage
+        )
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """Held-out rewards: those of round 0, and the latest."""
+
+    first: float
+    mean: float
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What `run_round` has to tell."""
+
+    round: int  # rounds trained so far
+    start: float  # seconds since 1970
+    end: float
+    metrics: dict[str, float]
+    groups: list[RolloutGroup]  # those trained on
+    spans: list[ActorSpan]
+
+
+@dataclass(kw_only=True)
+class _Generator:
+    actor: Actor
+    units: int = 0  # submitted and not yet returned
+    version: int = 0  # of the weights it last reported
+
+
+@dataclass(kw_only=True)
+class _Round:
+    """What accumulates while a round runs."""
+
+    spans: list[ActorSpan] = field(default_factory=list)
+    format_rewards: list[float] = field(default_factory=list)
+    answer_rewards: list[float] = field(default_factory=list)
+    sync_bytes: int = 0
+
+
+class Pipeline:
+    """Decides what runs when.
+
+    Units are numbered: unit u is a fixed slice of `unit_prompts` prompts, the same in every run,
+    whoever samples it. A unit is outstanding from its dispatch until its groups arrive.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        requests: RequestSource,
+        generators: Sequence[Actor],
+        learners: LearnerGroup,
+        runtime: Runtime,
+    ) -> None:
+        self.config = config
+        self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
+        self.buffer = ReplayBuffer(config.rollout.prompts)
+        self.counts = Counts()
+        self.evaluation: Evaluation | None = None
+        self._requests = requests
+        self._generators = [_Generator(actor=actor) for actor in generators]
+        self._learners = learners
+        self._runtime = runtime
+        self._open: dict[Any, Callable[[Any], None]] = {}  # what to do with each call's value
+        self._weights_round = 0  # of the weights last submitted to the generators
+        self._version = 0
+        self._next_unit = 0
+        self._again: list[int] = []  # units to request again after a restore
+        self._outstanding: set[int] = set()
+        self._horizon = -1  # the last round that may be dispatched for
+        self._round = _Round()
+
+    # ---- The round ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Brings the learner's weights into every generator; before the first round."""
+        self._publish()
+        self._finish_everything()
+        self._round = _Round()
+
+    def run_round(self) -> RoundReport:
+        """Rollouts in, k gradient steps, weights out; and evaluation when it is due.
+
+        Raises:
+            ActorFailed: an actor died, raised, or did not answer in time.
+        """
+        start = now()
+        round_ = self.gate.learner_round
+        self._horizon = round_ + self.config.lag
+        if self.evaluation is None:
+            self._evaluate()
+        self._dispatch()
+        self._work_until(lambda: self._arrived(round_))
+        groups = self._take(round_)
+        updated = self._update(groups)
+        flat = [group for batch in groups for group in batch]
+        row = rollout_metrics(flat, round_)
+        row["version/gap_max"] = float(self._version - min(g.oldest_version for g in flat))
+        self._version = updated.version
+        self.gate.learner_round += 1
+        self._publish()
+        if self.config.lag == 0:
+            # In a synchronous run nothing outlives the round.
+            self._finish_everything()
+        last = self.gate.learner_round == self.config.rounds
+        if last or self.gate.learner_round % self.config.eval.every == 0:
+            self._evaluate()
+        if self.config.lag > 0:
+            self._horizon += 1
+            self._dispatch()
+        if last:
+            self._finish_everything()
+        return self._report(start, flat, row, updated)
+
+    def _take(self, round_: int) -> list[list[RolloutGroup]]:
+        """The rollout batches of a round, past the gate for the second time."""
+        batches = []
+        per_round = self._batches_per_round
+        for batch in range(round_ * per_round, (round_ + 1) * per_round):
+            groups, stale = self.buffer.take(batch, self.gate)
+            self.counts.dropped_stale += stale
+            if not groups:
+                raise ActorFailed(
+                    f"rollout: no group of rollout batch {batch} (round {round_ + 1}) is left to "
+                    f"train on: {stale} stale, {self.counts.dropped_reward} dropped so far "
+                    "because their reward failed"
+                )
+            self.counts.trained += sum(group.uses == 1 for group in groups)
+            batches.append(groups)
+        return batches
+
+    def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
+        """The learner's k steps; generators' answers are taken in meanwhile."""
+        values: list[Updated] = []
+        self._open[self._learners.update(batches)] = values.append
+        self._work_until(lambda: bool(values))
+        (updated,) = values
+        self._add_spans("learner", "learner", updated.spans)
+        return updated
+
+    def _publish(self) -> None:
+        """New weights are out; every generator takes them after the unit it is at."""
+        published = self._learners.publish()
+        self._add_spans("learner", "learner", published.spans)
+        self._weights_round, self._version = published.round, published.version
+        for generator in self._generators:
+            call = generator.actor.submit("sync", "load", published.handle)
+            self._open[call] = lambda loaded, generator=generator: self._loaded(generator, loaded)
+
+    def _loaded(self, generator: _Generator, loaded: Loaded) -> None:
+        self._add_spans("generator", generator.actor.name, loaded.spans)
+        generator.version = loaded.version
+        self._round.sync_bytes += loaded.bytes
+
+    # ---- Rollouts ----------------------------------------------------------------------------
+
+    @property
+    def _batches_per_round(self) -> int:
+        return self.config.prompts_per_round // self.config.rollout.prompts
+
+    @property
+    def _units_per_batch(self) -> int:
+        return math.ceil(self.config.rollout.prompts / self.config.unit_prompts)
+
+    @property
+    def _units_per_round(self) -> int:
+        return self._batches_per_round * self._units_per_batch
+
+    def _cursors(self, unit: int) -> range:
+        batch, place = divmod(unit, self._units_per_batch)
+        first = batch * self.config.rollout.prompts
+        start = first + place * self.config.unit_prompts
+        return range(
+            start, min(start + self.config.unit_prompts, first + self.config.rollout.prompts)
+        )
+
+    def _arrived(self, round_: int) -> bool:
+        """Whether every group of a round was sampled, or dropped on the way."""
+        end = (round_ + 1) * self._units_per_round
+        asked = self._next_unit >= end and all(unit >= end for unit in self._again)
+        return asked and all(unit >= end for unit in self._outstanding)
+
+    def _dispatch(self) -> None:
+        """Submits every unit that the gate admits and that a generator has room for."""
+        while True:
+            unit = self._again[0] if self._again else self._next_unit
+            round_ = unit // self._units_per_round
+            if round_ > self._horizon or round_ >= self.config.rounds:
+                return
+            ahead = round_ - self.gate.learner_round
+            if not self.gate.may_generate(self._weights_round, ahead):
+                return
+            generator = self._least_busy()
+            if generator.units >= UNITS_AHEAD:
+                return
+            if self._again:
+                self._again.pop(0)
+            else:
+                self._next_unit += 1
+                self.counts.requested += len(self._cursors(unit))
+            self._outstanding.add(unit)
+            requests = [self._requests.request("train", c) for c in self._cursors(unit)]
+            self._generate(
+                generator,
+                "rollout",
+                requests,
+                lambda scored, unit=unit: self._sampled(unit, scored),
+            )
+
+    def _least_busy(self) -> _Generator:
+        return min(self._generators, key=lambda generator: generator.units)
+
+    def _generate(
+        self,
+        generator: _Generator,
+        stage: str,
+        requests: Sequence[Request],
+        done: Callable[[ScoredUnit], None],
+    ) -> None:
+        generator.units += 1
+
+        def collect(scored: ScoredUnit) -> None:
+            generator.units -= 1
+            self._add_spans("generator", generator.actor.name, scored.spans)
+            self._count_reward_errors(scored, sum(request.group_size for request in requests))
+            done(scored)
+
+        self._open[generator.actor.submit(stage, "generate", requests)] = collect
+
+    def _sampled(self, unit: int, scored: ScoredUnit) -> None:
+        self._outstanding.remove(unit)
+        self.buffer.add(scored.groups)
+        self.counts.dropped_reward += len(scored.unscored)
+        self.counts.sampled_responses += sum(len(g.response_ids) for g in scored.groups)
+        self.counts.sampled_tokens += sum(group.num_tokens for group in scored.groups)
+        self._round.format_rewards += scored.format_rewards
+        self._round.answer_rewards += scored.answer_rewards
+
+    def _count_reward_errors(self, scored: ScoredUnit, responses: int) -> None:
+        self.counts.reward_errors += scored.reward_errors
+        self.counts.scored_responses += responses
+        if not scored.unscored:
+            return
+        errors, total = self.counts.reward_errors, self.counts.scored_responses
+        cursor, reason = scored.unscored[0]
+        if self.config.task.strict or errors > self.config.task.max_error_rate * total:
+            raise ActorFailed(
+                f"reward: the reward function failed on {errors} of {total} responses, more than "
+                f"task.max_error_rate={self.config.task.max_error_rate:g} (or task.strict is "
+                f"set); last on prompt {cursor}: {reason}"
+            )
+
+    # ---- Evaluation --------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """The mean reward on the held-out prompts under the weights last published."""
+        config = self.config
+        rows = config.unit_prompts * config.rollout.group_size
+        size = max(1, rows // config.eval.samples)
+        prompts = range(config.eval.prompts)
+        units = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+        done: list[ScoredUnit] = []
+        for unit in units:
+            requests = [self._requests.request("eval", cursor) for cursor in unit]
+            self._generate(self._least_busy(), "eval", requests, done.append)
+        self._work_until(lambda: len(done) == len(units))
+        rewards = [float(g.rewards.mean()) for scored in done for g in scored.groups]
+        if not rewards:
+            raise ActorFailed("eval: the reward function failed on every held-out prompt")
+        # Sorted: several generators may answer in any order, and a float sum depends on it.
+        mean = sum(sorted(rewards)) / len(rewards)
+        first = mean if self.evaluation is None else self.evaluation.first
+        self.evaluation = Evaluation(first=first, mean=mean, round=self.gate.learner_round)
+
+    # ---- Waiting -----------------------------------------------------------------------------
+
+    def _work_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._collect()
+
+    def _finish_everything(self) -> None:
+        while self._open:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Waits for the next answer, and hands out more work."""
+        calls = list(self._open)
+        done = self._runtime.wait(calls, self.config.resources.deadline_s)
+        if not done:
+            raise no_answer(calls, self.config.resources.deadline_s)
+        for call in done:
+            self._open.pop(call)(self._runtime.result(call))
+        self._dispatch()
+
+    # ---- The report --------------------------------------------------------------------------
+
+    def _add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
+        self._round.spans += [ActorSpan(role, actor, span) for span in spans]
+
+    def _report(
+        self, start: float, groups: list[RolloutGroup], row: dict[str, float], updated: Updated
+    ) -> RoundReport:
+        this, self._round = self._round, _Round()
+        evaluation = self.evaluation
+        assert evaluation is not None
+        steps = updated.steps
+        # A mean over a round's gradient steps; the largest ratio is the largest of all.
+        row.update(
+            {
+                "loss/policy": _mean([step.loss for step in steps]),
+                "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
+                "loss/ratio_max": max(step.ratio_max for step in steps),
+                "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
+                "optim/grad_norm": _mean([step.grad_norm for step in steps]),
+                "optim/lr": steps[-1].lr,
+                "optim/skipped_steps": float(updated.skipped_steps),
+                "reward/format_mean": _mean(this.format_rewards),
+                "reward/answer_mean": _mean(this.answer_rewards),
+                "reward/eval_mean": evaluation.mean,
+                "reward/eval_first": evaluation.first,
+                "eval/round": float(evaluation.round),
+                "version/learner": float(updated.version),
+                "version/generator": float(min(g.version for g in self._generators)),
+                "buffer/size": float(len(self.buffer)),
+            }
+        )
+        if updated.reference_nll_nats is not None:
+            row["response/reference_nll_nats"] = updated.reference_nll_nats
+        counts = self.counts
+        for name in ("requested", "trained", "dropped", "reward_errors"):
+            row[f"count/{name}"] = float(getattr(counts, name))
+        for cause in ("stale", "reward", "lost", "zero_advantage"):
+            row[f"count/dropped_{cause}"] = float(getattr(counts, f"dropped_{cause}"))
+        row["count/waiting"] = float(len(self.buffer))
+        row["count/in_flight"] = float(self.groups_in_flight)
+
+        end = now()
+        row.update(stage_seconds(this.spans))
+        busy = [item.span for item in this.spans if item.span.stage != "idle"]
+        row["time/step_s"] = end - start
+        row["time/other_s"] = end - start - covered_seconds(busy, start, end)
+        row["sync/bytes"] = float(this.sync_bytes)
+        row["sync/gb_per_s"] = this.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
+        return RoundReport(
+            round=updated.round, start=start, end=end, metrics=row, groups=groups, spans=this.spans
+        )
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Groups requested of which nothing was heard yet."""
+        return sum(len(self._cursors(unit)) for unit in {*self._outstanding, *self._again})
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the buffer's groups, as plain data; between two rounds."""
+        return {
+            "learner_round": self.gate.learner_round,
+            "next_unit": self._next_unit,
+            "in_flight_units": sorted({*self._outstanding, *self._again}),
+            "counts": vars(self.counts).copy(),
+            "evaluation": None if self.evaluation is None else vars(self.evaluation).copy(),
+        }
+
+    def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
+        """Goes on from `state`; what was in flight then is requested again. Before `start`."""
+        assert not self._open
+        self.gate.learner_round = state["learner_round"]
+        self._next_unit = state["next_unit"]
+        self._again = list(state["in_flight_units"])
+        self.counts = Counts(**state["counts"])
+        if state["evaluation"] is not None:
+            self.evaluation = Evaluation(**state["evaluation"])
+        self.buffer.add(groups)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN for none."""
+    return sum(values) / len(values) if values else math.nan

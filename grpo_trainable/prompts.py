@@ -1,0 +1,70 @@
+"""Which prompt a cursor stands for, as a request that an engine understands."""
+
+from __future__ import annotations
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.rollout import Request, SamplingLimits
+from grpo_trainable.tasks import TASKS, JSONValue, Task
+
+
+def build_task(config: GRPOConfig) -> Task:
+    """
+    Raises:
+        ValueError: a file of the task is missing, empty or malformed, in one line.
+    """
+    task = config.task
+    return TASKS[task.name](
+        seed=config.seed,
+        keywords_file=task.keywords_file,
+        keywords_per_prompt=task.keywords_per_prompt,
+        match=task.match,
+        train_file=task.train_file,
+        eval_file=task.eval_file,
+        strict=task.strict,
+    )
+
+
+class Prompts:
+    """Requests and ground truths by (stream, cursor): a pure function of the config.
+
+    Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
+    """
+
+    def __init__(self, config: GRPOConfig, task: Task, tokenizer: Tokenizer) -> None:
+        self._task = task
+        self._tokenizer = tokenizer
+        self._group_size = {"train": config.rollout.group_size, "eval": config.eval.samples}
+        rollout = config.rollout
+        self._limits = {
+            stream: SamplingLimits(
+                min_new_tokens=rollout.min_new_tokens,
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=temperature,
+            )
+            for stream, temperature in (
+                ("train", rollout.temperature),
+                ("eval", config.eval.temperature),
+            )
+        }
+        self._eval_examples = task.eval_examples(config.eval.prompts)
+
+    def request(self, stream: str, cursor: int) -> Request:
+        return Request(
+            stream=stream,
+            cursor=cursor,
+            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, cursor))),
+            group_size=self._group_size[stream],
+            limits=self._limits[stream],
+        )
+
+    def text(self, stream: str, cursor: int) -> str:
+        return self._example(stream, cursor).prompt
+
+    def ground_truth(self, stream: str, cursor: int) -> JSONValue:
+        return self._example(stream, cursor).ground_truth
+
+    def _example(self, stream: str, cursor: int):
+        if stream == "eval":
+            return self._eval_examples[cursor]
+        return self._task.train_example(cursor)

@@ -1,0 +1,172 @@
+"""The containers that carry everything, and the one place that pads and shifts.
+
+Shapes: G responses per prompt, B rows, P prompt tokens, R response tokens (padded), S the longest
+prompt + response of a batch, minus 1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLimits:
+    """How a response is sampled and where it must end. Temperature 1 is the model's own law."""
+
+    min_new_tokens: int
+    max_new_tokens: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to sample `group_size` responses for: the unit of dispatch and of counting.
+
+    (stream, cursor) names the prompt and, with the seed, every random draw of its responses:
+    asked for again, it gives the same tokens under the same weights.
+    """
+
+    stream: str  # "train" or "eval"
+    cursor: int
+    prompt_ids: tuple[int, ...]
+    group_size: int
+    limits: SamplingLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """G responses to one prompt. Every token knows the weights that sampled it.
+
+    `rewards` is NaN from the engine until the scorer has filled it in, and never changes again.
+    """
+
+    cursor: int
+    prompt_ids: Tensor  # (P,) int64
+    response_ids: Tensor  # (G, R) int64, pad off the mask
+    response_mask: Tensor  # (G, R) bool, end-of-text included; may have holes
+    behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
+    rewards: Tensor  # (G,) float32
+    finished: Tensor  # (G,) bool, ended with end-of-text rather than by length
+    token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
+    token_rounds: Tensor  # (G, R) int32, rounds of those weights
+    uses: int = 0  # gradient-step batches it has been in
+
+    @property
+    def oldest_round(self) -> int:
+        """The round of the weights that sampled the group's oldest token."""
+        return int(self.token_rounds[self.response_mask].min())
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the weights that sampled the group's oldest token."""
+        return int(self.token_versions[self.response_mask].min())
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.response_mask.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainBatch:
+    """Rows for one gradient step. Every field is aligned with `target_ids`."""
+
+    input_ids: Tensor  # (B, S) int64
+    target_ids: Tensor  # (B, S) int64, the input shifted left once, here
+    response_mask: Tensor  # (B, S) bool
+    behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
+    advantages: Tensor  # (B, S) float32, 0 off the mask
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids.shape[0]
+
+    def rows(self, index: slice | Tensor) -> TrainBatch:
+        """The rows at `index`, cut to their own longest row: trailing padding costs nothing."""
+        mask = self.response_mask[index]
+        used = mask.any(dim=0).nonzero()
+        length = int(used[-1]) + 1 if len(used) else 1
+        return TrainBatch(
+            input_ids=self.input_ids[index, :length],
+            target_ids=self.target_ids[index, :length],
+            response_mask=mask[:, :length],
+            behaviour_log_probs=self.behaviour_log_probs[index, :length],
+            advantages=self.advantages[index, :length],
+        )
+
+    def to(self, device: torch.device) -> TrainBatch:
+        return TrainBatch(
+            input_ids=self.input_ids.to(device),
+            target_ids=self.target_ids.to(device),
+            response_mask=self.response_mask.to(device),
+            behaviour_log_probs=self.behaviour_log_probs.to(device),
+            advantages=self.advantages.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyWeights:
+    """A snapshot. Version, round and checksum are inside: they cannot come apart from it."""
+
+    version: int
+    round: int
+    checksum: str
+    tensors: dict[str, Tensor]  # unique named parameters: a tied head once
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of names, shapes, types and bytes, in name order, as 8 hexadecimal digits.
+
+    It finds torn and mixed-up weights, not forged ones; checkpoints carry SHA-256.
+    """
+    crc = 0
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        crc = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), crc)
+        crc = zlib.crc32(memoryview(tensor.view(torch.uint8).numpy()).cast("B"), crc)
+    return f"{crc:08x}"
+
+
+def collate(
+    groups: Sequence[RolloutGroup], advantages: Sequence[Tensor], pad_id: int
+) -> TrainBatch:
+    """The groups' responses as rows, right-padded, shifted once; `advantages` one (G,) a group.
+
+    A row is its prompt followed by its response up to the last token of the mask. Position s
+    predicts token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
+    """
+    rows = []
+    for group, group_advantages in zip(groups, advantages, strict=True):
+        for g in range(len(group.response_ids)):
+            sampled = group.response_mask[g].nonzero()
+            length = int(sampled[-1]) + 1 if len(sampled) else 0
+            rows.append((group, g, length, group_advantages[g]))
+    width = max(len(group.prompt_ids) + length for group, _, length, _ in rows) - 1
+
+    shape = (len(rows), width)
+    input_ids = torch.full(shape, pad_id, dtype=torch.int64)
+    target_ids = torch.full(shape, pad_id, dtype=torch.int64)
+    response_mask = torch.zeros(shape, dtype=torch.bool)
+    behaviour_log_probs = torch.zeros(shape, dtype=torch.float32)
+    row_advantages = torch.zeros(shape, dtype=torch.float32)
+    for b, (group, g, length, advantage) in enumerate(rows):
+        ids = torch.cat((group.prompt_ids, group.response_ids[g, :length]))
+        start = len(group.prompt_ids) - 1  # the position that predicts the first response token
+        here = slice(start, start + length)
+        input_ids[b, : len(ids) - 1] = ids[:-1]
+        target_ids[b, : len(ids) - 1] = ids[1:]
+        mask = group.response_mask[g, :length]
+        response_mask[b, here] = mask
+        behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
+        row_advantages[b, here] = advantage.to(torch.float32) * mask
+    return TrainBatch(
+        input_ids=input_ids,
+        target_ids=target_ids,
+        response_mask=response_mask,
+        behaviour_log_probs=behaviour_log_probs,
+        advantages=row_advantages,
+    )

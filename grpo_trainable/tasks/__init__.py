@@ -1,0 +1,25 @@
+"""Tasks: text in, score out. `TASKS` holds what `task.name` can be. Imports no torch."""
+
+from grpo_trainable.tasks.base import Example, JSONValue, RewardError, Score, ScoreRequest, Task
+from grpo_trainable.tasks.keyword import (
+    KeywordTask,
+    keyword_inclusion_reward_fn,
+    keyword_prompt,
+    split_of,
+)
+
+TASKS = {"keyword": KeywordTask}
+
+__all__ = [
+    "TASKS",
+    "Example",
+    "JSONValue",
+    "KeywordTask",
+    "RewardError",
+    "Score",
+    "ScoreRequest",
+    "Task",
+    "keyword_inclusion_reward_fn",
+    "keyword_prompt",
+    "split_of",
+]

@@ -1,0 +1,314 @@
+"""The keyword task: a story is right when every keyword of its prompt appears in it."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import logging
+import random
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeGuard
+
+from grpo_trainable.tasks.base import Example, JSONValue, Score
+
+logger = logging.getLogger(__name__)
+
+NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
+HELD_OUT_WORDS = 0.25  # share of a keyword file
+HELD_OUT_PROMPTS = 0.20  # share of a JSONL file that comes alone
+
+
+def keyword_prompt(keywords: Sequence[str]) -> str:
+    """The one prompt of the task, its closing newline included; the story follows at once.
+
+    The shipped policy was pretrained on these very characters.
+    """
+    noun = "word" if len(keywords) == 1 else "words"
+    return f"Write a story that includes the {noun}: {', '.join(keywords)}\n"
+
+
+def split_of(word: str) -> str:
+    """`train` or `heldout`: the side of a keyword, in any letter case, in every file and run."""
+    return "heldout" if _hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
+
+
+def _hash_fraction(text: str) -> float:
+    """A number in [0, 1) that depends on nothing but `text`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+
+
+# ---- Matching --------------------------------------------------------------------------------
+
+
+def keyword_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
+    """1.0 if every keyword is contained in the response, whatever the case, else 0.0.
+
+    Containment: "hen" is in "when". A plain string is one keyword.
+    """
+    text = response.casefold()
+    return float(all(keyword.casefold() in text for keyword in _as_keywords(keywords)))
+
+
+def word_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
+    """1.0 if every keyword stands in the response as a whole word, whatever the case, else 0.0.
+
+    Letters and digits continue a word, so neither "apples" nor "pineapple" counts for "apple".
+    A hyphen separates words ("apple-pie" counts). An apostrophe inside a word continues it ("can"
+    is not in "can't"), save that of the possessive ("apple's" counts). A keyword of several words
+    may be broken across lines.
+    """
+    text = _plain(response)
+    return float(all(_word_pattern(keyword).search(text) for keyword in _as_keywords(keywords)))
+
+
+_TYPEWRITER = str.maketrans(
+    {"\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-"}
+)
+_LETTER = r"[^\W_]"  # or digit; an underscore is emphasis, as in _apple_
+
+
+def _as_keywords(keywords: str | Sequence[str]) -> Sequence[str]:
+    return [keywords] if isinstance(keywords, str) else keywords
+
+
+def _plain(text: str) -> str:
+    """Letter case, spelling of accents and typographic marks made equal."""
+    return unicodedata.normalize("NFC", text).casefold().translate(_TYPEWRITER)
+
+
+@lru_cache(maxsize=4096)
+def _word_pattern(keyword: str) -> re.Pattern[str]:
+    words = r"\s+".join(re.escape(word) for word in _plain(keyword).split())
+    not_after = rf"(?<!{_LETTER})(?<!{_LETTER}')"
+    not_before = rf"(?!{_LETTER})(?!'(?!s(?!{_LETTER})){_LETTER})"
+    return re.compile(not_after + words + not_before)
+
+
+# ---- Files -----------------------------------------------------------------------------------
+
+
+def read_keywords(path: str | Path) -> list[str]:
+    """The keywords of a UTF-8 file, one a line, in order, once each whatever the case.
+
+    Blank lines and lines that start with # are skipped. ValueError when the file cannot be read,
+    is not UTF-8 (with the line number) or holds no keyword.
+    """
+    keywords: dict[str, str] = {}
+    for number, line in _lines("keywords_file", path):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"task.keywords_file={path}: line {number} is not UTF-8 "
+                f"(byte 0x{line[error.start]:02x})"
+            ) from None
+        keyword = " ".join(text.split())
+        if keyword and not keyword.startswith("#"):
+            keywords.setdefault(keyword.lower(), keyword)
+    if not keywords:
+        raise ValueError(f"task.keywords_file={path}: holds no keyword; one a line is expected")
+    return list(keywords.values())
+
+
+def read_examples(key: str, path: str | Path, *, strict: bool) -> list[Example]:
+    """The examples of a JSONL file with `prompt` and `keywords` (a list) or else `answer` (text).
+
+    A prompt gets a closing newline if it has none, since the response follows at once. A bad line
+    is skipped with a warning, or a ValueError when `strict`, both with file and line number.
+    ValueError when the file cannot be read or holds no example. `key` is its name in the config.
+    """
+    examples = []
+    for number, line in _lines(key, path):
+        if not line.strip():
+            continue
+        try:
+            examples.append(_parse_example(line))
+        except ValueError as error:
+            message = f"task.{key}={path}: line {number}: {error}"
+            if strict:
+                raise ValueError(message) from None
+            logger.warning("%s; skipped", message)
+    if not examples:
+        raise ValueError(f"task.{key}={path}: holds no valid line")
+    return examples
+
+
+def _lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"task.{key}={path}: cannot be read: {error.strerror}") from None
+    return enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), start=1)
+
+
+def _parse_example(line: bytes) -> Example:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"must be a JSON object, got {type(row).__name__}")
+    prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
+    if not _is_text(prompt):
+        raise ValueError("prompt must be non-empty text")
+    if not prompt.endswith("\n"):
+        prompt += "\n"
+    if keywords is not None:
+        if not (isinstance(keywords, list) and keywords and all(map(_is_text, keywords))):
+            raise ValueError("keywords must be a non-empty list of non-empty texts")
+        return Example(prompt, keywords)
+    if not _is_text(answer):
+        raise ValueError("answer must be non-empty text, or keywords a list of them")
+    return Example(prompt, answer)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    # JSON can spell half a surrogate pair, which no later step could encode.
+    return (
+        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
+    )
+
+
+# ---- Order -----------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _permutation(key: str, epoch: int, size: int) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(f"{key} epoch {epoch}").shuffle(order)
+    return tuple(order)
+
+
+@dataclass(frozen=True)
+class _Words:
+    """An endless stream of prompts from words; a pass uses each word at most once."""
+
+    words: Sequence[str]
+    per_prompt: int
+
+    def example(self, key: str, cursor: int) -> Example:
+        epoch, place = divmod(cursor, len(self.words) // self.per_prompt)
+        order = _permutation(key, epoch, len(self.words))
+        chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
+        keywords = [self.words[i] for i in chosen]
+        return Example(keyword_prompt(keywords), keywords)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """An endless stream of the examples of a file; a pass uses each once."""
+
+    rows: Sequence[Example]
+
+    def example(self, key: str, cursor: int) -> Example:
+        epoch, place = divmod(cursor, len(self.rows))
+        return self.rows[_permutation(key, epoch, len(self.rows))[place]]
+
+
+# ---- The task --------------------------------------------------------------------------------
+
+
+class KeywordTask:
+    """Prompts from a word file (`keywords_file`, None: the shipped nouns) or from JSONL files.
+
+    Words are split into train and held-out by `split_of`. `train_file` and `eval_file` are used as
+    they are; either one alone is split by a hash of the prompt. `match` is `word` or `substring`.
+    `strict` refuses a bad JSONL line instead of skipping it. Every mistake in arguments or files
+    is a ValueError of one line.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        keywords_file: str | None = None,
+        keywords_per_prompt: int = 1,
+        match: str = "word",
+        train_file: str | None = None,
+        eval_file: str | None = None,
+        strict: bool = False,
+    ) -> None:
+        rewards = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_reward_fn}
+        if match not in rewards:
+            raise ValueError(f"task.match={match}: must be one of {', '.join(rewards)}")
+        self._inclusion = rewards[match]
+        self._seed = seed
+        if train_file is None and eval_file is None:
+            self._train, self._heldout = _split_words(
+                NOUNS_FILE if keywords_file is None else keywords_file, keywords_per_prompt
+            )
+        elif keywords_file is not None:
+            raise ValueError(
+                f"task.keywords_file={keywords_file}: must be none with task.train_file or "
+                "task.eval_file"
+            )
+        else:
+            self._train, self._heldout = _split_rows(train_file, eval_file, strict=strict)
+
+    def train_example(self, cursor: int) -> Example:
+        """The `cursor`-th training example; each pass over the prompts has its own order.
+
+        A pure function of (seed, cursor).
+        """
+        return self._train.example(f"train {self._seed}", cursor)
+
+    def eval_examples(self, count: int) -> list[Example]:
+        """`count` held-out examples, the same for every seed; fewer are the first of more.
+
+        When more are asked for than there are, the held-out words or rows come round again: in
+        new combinations with several keywords a prompt, else as the same prompts.
+        """
+        return [self._heldout.example("eval", cursor) for cursor in range(count)]
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """1 when every keyword of `ground_truth` (a list, or one text) is there, else 0.
+
+        Any text is well-formed, so the format reward is always 1.
+        """
+        assert isinstance(ground_truth, str | list), ground_truth
+        answer = self._inclusion(response, ground_truth)  # pyright: ignore[reportArgumentType]
+        return Score(reward=answer, format_reward=1.0, answer_reward=answer)
+
+
+def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
+    if per_prompt < 1:
+        raise ValueError(f"task.keywords_per_prompt={per_prompt}: must be an integer >= 1")
+    words = read_keywords(path)
+    train = [word for word in words if split_of(word) == "train"]
+    heldout = [word for word in words if split_of(word) == "heldout"]
+    if min(len(train), len(heldout)) < per_prompt:
+        raise ValueError(
+            f"task.keywords_file={path}: too few words; the hash makes {len(train)} of them train "
+            f"and {len(heldout)} held-out, task.keywords_per_prompt={per_prompt} of each are needed"
+        )
+    return _Words(train, per_prompt), _Words(heldout, per_prompt)
+
+
+def _split_rows(
+    train_file: str | None, eval_file: str | None, *, strict: bool
+) -> tuple[_Rows, _Rows]:
+    if train_file is not None and eval_file is not None:
+        return (
+            _Rows(read_examples("train_file", train_file, strict=strict)),
+            _Rows(read_examples("eval_file", eval_file, strict=strict)),
+        )
+    key, path = ("eval_file", eval_file) if train_file is None else ("train_file", train_file)
+    assert path is not None
+    rows = read_examples(key, path, strict=strict)
+    train = [row for row in rows if _hash_fraction(row.prompt) >= HELD_OUT_PROMPTS]
+    heldout = [row for row in rows if _hash_fraction(row.prompt) < HELD_OUT_PROMPTS]
+    if not train or not heldout:
+        other = "train_file" if key == "eval_file" else "eval_file"
+        raise ValueError(
+            f"task.{key}={path}: too few prompts; the hash makes {len(train)} of them train and "
+            f"{len(heldout)} held-out, one of each is needed, or a task.{other}"
+        )
+    return _Rows(train), _Rows(heldout)

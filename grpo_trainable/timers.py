@@ -1,0 +1,107 @@
+"""Stage clocks: when each actor did what, on one time line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_START = time.time() - time.perf_counter()
+
+
+def now() -> float:
+    """Seconds since 1970 that never run backwards within a process."""
+    return _START + time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What an actor did from `start` to `end`, in seconds since 1970."""
+
+    stage: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+class StageClock:
+    """Spans of one actor, taken inside it. Time between two of its calls is the stage `idle`.
+
+    `synchronize` waits for the device, so that a span ends when its work has.
+    """
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self._synchronize = synchronize or (lambda: None)
+        self._spans: list[Span] = []
+        self._last_end: float | None = None
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Surrounds one call of the actor."""
+        if self._last_end is not None:
+            self._spans.append(Span("idle", self._last_end, now()))
+        try:
+            yield
+        finally:
+            self._last_end = now()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = now()
+        try:
+            yield
+        finally:
+            self._synchronize()
+            self._spans.append(Span(stage, start, now()))
+
+    def take(self) -> list[Span]:
+        """The spans since the last take."""
+        spans, self._spans = self._spans, []
+        return spans
+
+
+def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
+    """Seconds between `start` and `end` in which at least one span ran."""
+    total, reached = 0.0, start
+    for span in sorted(spans, key=lambda span: span.start):
+        low, high = max(span.start, reached), min(span.end, end)
+        if high > low:
+            total += high - low
+            reached = high
+    return total
+
+
+class WallClock:
+    """Wall-clock as tables and speed-ups quote it.
+
+    From the start of round `FIRST_ROUND` (1-based: the first two warm up) to the end of the last,
+    the gaps that Tune leaves between two steps included, evaluation and checkpoints subtracted.
+    Time during which the trial did not run (after a resume) is not counted.
+    """
+
+    FIRST_ROUND = 3
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._last_end: float | None = None
+        self._checkpoint_s = 0.0
+
+    def checkpointed(self, seconds: float) -> None:
+        """A checkpoint since the last round took `seconds`."""
+        self._checkpoint_s += seconds
+
+    def round_ended(self, round_: int, start: float, end: float, eval_s: float) -> float:
+        """Seconds of round `round_` (1-based), from the end of the one before; adds them up."""
+        since = start if self._last_end is None else self._last_end
+        gap_s = 0.0 if self._last_end is None else self._checkpoint_s
+        if round_ == self.FIRST_ROUND:
+            since, gap_s = start, 0.0
+        seconds = end - since - gap_s - eval_s
+        self._last_end, self._checkpoint_s = end, 0.0
+        if round_ >= self.FIRST_ROUND:
+            self.seconds += seconds
+        return seconds

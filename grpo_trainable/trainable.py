@@ -1,0 +1,227 @@
+"""GRPO as a Ray Tune Trainable: one `step()` is one round."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.registry import register_trainable
+
+from grpo_trainable.actors.colocated import Colocated
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import Learner, LearnerState
+from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.metrics import NAMES, rllib_metrics
+from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.pipeline import Pipeline, RoundReport
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.remote import Actor, RayActor, RayRuntime, await_call
+from grpo_trainable.timers import WallClock, now
+from grpo_trainable.transports import InProcess, ObjectStoreReceiver, ObjectStoreSender
+
+logger = logging.getLogger(__name__)
+
+# The trial's own process mostly waits. On two cores a whole CPU for it would keep the trial
+# pending for ever.
+DRIVER_CPUS = 0.1
+NAME = "GRPO"
+
+
+class GRPOTrainable(tune.Trainable):
+    """Owns the actors of one trial and runs the pipeline over them.
+
+    `config` is `GRPOConfig.from_dict`'s. Each row that `step()` returns holds the metrics of one
+    round, under the names of docs/metrics.md.
+    """
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """A bundle for the trial's own process and one for each actor."""
+        parsed = GRPOConfig.from_dict(config)
+        return tune.PlacementGroupFactory([{"CPU": DRIVER_CPUS}, *actor_bundles(parsed)])
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self._actors: list[Actor] = []
+        self.grpo = GRPOConfig.from_dict(config)
+        self._runtime = RayRuntime()
+        try:
+            self._start()
+        except BaseException:
+            self.cleanup()
+            raise
+
+    def _start(self) -> None:
+        config = self.grpo
+        generators, learner = self._start_actors()
+        learners = LearnerGroup([learner], self._runtime, config.resources.deadline_s)
+        tokenizer = read_tokenizer(config.model.path)
+        prompts = Prompts(config, build_task(config), tokenizer)
+        self._learners = learners
+        self.pipeline = Pipeline(config, prompts, generators, learners, self._runtime)
+        self._wall_clock = WallClock()
+        self._checkpoint_s = 0.0
+        self._started = False
+
+    def _start_actors(self) -> tuple[list[Actor], Actor]:
+        config = self.grpo
+        r = config.resources
+        if config.placement == "colocated":
+            worker = self._actor(
+                Colocated, "worker", config, InProcess(), cpus=r.worker_cpus, gpus=r.worker_gpus
+            )
+            return [worker], worker
+        learner = self._actor(
+            Learner,
+            "learner",
+            config,
+            ObjectStoreSender(),
+            cpus=r.learner_cpus,
+            gpus=r.learner_gpus,
+        )
+        generators = [
+            self._actor(
+                Generator,
+                f"generator-{i}",
+                config,
+                ObjectStoreReceiver(r.deadline_s),
+                cpus=config.generator_cpus,
+                gpus=r.generator_gpus,
+            )
+            for i in range(r.num_generators)
+        ]
+        return generators, learner
+
+    def _actor(self, cls: type, name: str, *args: Any, cpus: float, gpus: float) -> Actor:
+        actor = RayActor(cls, name, *args, num_cpus=cpus, num_gpus=gpus)
+        self._actors.append(actor)
+        return actor
+
+    def step(self) -> dict[str, Any]:
+        if not self._started:
+            # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
+            self.pipeline.start()
+            self._started = True
+        report = self.pipeline.run_round()
+        row = {**report.metrics, **self._time_and_cost(report)}
+        counts = self.pipeline.counts
+        row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
+        assert row.keys() <= NAMES, row.keys() - NAMES
+        done = report.round >= self.grpo.rounds
+        checkpoint = report.round % self.grpo.checkpoint.every == 0
+        return {**row, "done": done, "should_checkpoint": checkpoint or done}
+
+    def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
+        eval_s = report.metrics["time/eval_s"]
+        seconds = self._wall_clock.round_ended(report.round, report.start, report.end, eval_s)
+        responses = sum(len(group.response_ids) for group in report.groups)
+        tokens = sum(group.num_tokens for group in report.groups)
+        checkpoint_s, self._checkpoint_s = self._checkpoint_s, 0.0
+        return {
+            "time/wall_clock_s": self._wall_clock.seconds,
+            "time/checkpoint_s": checkpoint_s,
+            "throughput/samples_per_s": responses / seconds,
+            "throughput/tokens_per_s": tokens / seconds,
+            "cost/device_hours": self._wall_clock.seconds / 3600 * devices(self.grpo),
+        }
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def save(self, *args: Any, **kwargs: Any) -> Any:
+        """Tune's save, timed whole: writing, and its own copy to the storage path."""
+        start = now()
+        try:
+            return super().save(*args, **kwargs)
+        finally:
+            self._checkpoint_s += now() - start
+            self._wall_clock.checkpointed(now() - start)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Policy, optimizer, waiting groups and every counter; safetensors and JSON.
+
+        Every random draw is keyed by (seed, cursor, response, token), so the seed in the config
+        and the cursor in the pipeline's state are the random state.
+        """
+        learner = self._learners.state()
+        state = {
+            "config": self.grpo.to_dict(),
+            "learner": learner.counters,
+            "pipeline": self.pipeline.state(),
+            "wall_clock_s": self._wall_clock.seconds,
+        }
+        trial = TrialState(
+            state=state,
+            policy=learner.policy,
+            optimizer=learner.optimizer,
+            groups=self.pipeline.buffer.groups(),
+        )
+        write_checkpoint(checkpoint_dir, trial)
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """
+        Raises:
+            CheckpointError: the directory is damaged or none of ours.
+            ActorFailed: the checkpoint is of another model.
+        """
+        trial = read_checkpoint(Path(checkpoint))
+        if self._started:
+            # The pipeline in place has work under way that belongs to another history.
+            self.reset_config(self.config)
+        self._learners.load_state(
+            LearnerState(
+                policy=trial.policy,
+                optimizer=trial.optimizer,
+                counters=trial.state["learner"],
+            )
+        )
+        self.pipeline.load_state(trial.state["pipeline"], trial.groups)
+        self._wall_clock = WallClock(trial.state["wall_clock_s"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Starts over with another config, actors included; the resources must be the same."""
+        new = GRPOConfig.from_dict(new_config)
+        if actor_bundles(new) != actor_bundles(self.grpo):
+            return False
+        self.cleanup()
+        self.setup(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Ends every actor; what they hold outside their process is closed first."""
+        closing = [actor.submit("close", "close") for actor in self._actors]
+        for call in closing:
+            # The actor may be dead or busy for good: it is killed all the same.
+            with contextlib.suppress(RuntimeError):
+                await_call(self._runtime, call, deadline_s=2.0)
+        for actor in self._actors:
+            actor.kill()
+        self._actors = []
+
+
+def actor_bundles(config: GRPOConfig) -> list[dict[str, float]]:
+    """The resources of each actor of a trial: worker, or learner and generators."""
+    r = config.resources
+
+    def bundle(cpus: float, gpus: float) -> dict[str, float]:
+        return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
+    if config.placement == "colocated":
+        return [bundle(r.worker_cpus, r.worker_gpus)]
+    generator = bundle(config.generator_cpus, r.generator_gpus)
+    return [bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
+
+
+def devices(config: GRPOConfig) -> float:
+    """What a trial's hour costs: its GPUs, or the CPU cores of its actors when it has none."""
+    bundles = actor_bundles(config)
+    gpus = sum(bundle.get("GPU", 0.0) for bundle in bundles)
+    return gpus or sum(bundle["CPU"] for bundle in bundles)
+
+
+def register() -> None:
+    """Makes the Trainable known to Tune as "GRPO"."""
+    register_trainable(NAME, GRPOTrainable)

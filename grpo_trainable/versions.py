@@ -1,0 +1,28 @@
+"""The lag rule, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(kw_only=True)
+class StalenessGate:
+    """First training of a group within `lag` rounds of its weights; any training within `max_age`.
+
+    `learner_round` is the number of rounds trained so far, which is also the index of the next
+    one and the round of the newest weights. The gate is asked twice, before a group is generated
+    and before it is trained on: admission alone keeps the bound only while every group is trained
+    on once and in order.
+    """
+
+    lag: int
+    max_age: int
+    learner_round: int = 0
+
+    def may_generate(self, weights_round: int, rounds_ahead: int) -> bool:
+        """`rounds_ahead`: rounds that will be trained before a group started now."""
+        return self.learner_round + rounds_ahead - weights_round <= self.lag
+
+    def may_train(self, oldest_round: int, *, first_use: bool) -> bool:
+        """Whether the next round may train on a group whose oldest token is of `oldest_round`."""
+        return self.learner_round - oldest_round <= (self.lag if first_use else self.max_age)

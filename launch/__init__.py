@@ -1,0 +1,1 @@
+"""The command lines: each file is one command, and nothing imports them."""

@@ -1,0 +1,522 @@
+"""Runs a search space: several complete GRPO systems under Ray Tune, and one table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from grpo_trainable import __version__
+from grpo_trainable.config import (
+    ConfigError,
+    GRPOConfig,
+    flatten,
+    make_absolute,
+    parse_assignment,
+    set_dotted,
+    shown,
+)
+from search_spaces import SPACES, SearchSpace
+from search_spaces.base import param_space
+
+EXPERIMENT_FILE = "experiment.json"
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+GRACE_S = 22.0  # after an interrupt; Ray needs up to 3 s more to end what we leave
+
+
+class UsageError(Exception):
+    """Known before Ray starts, and told in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        args = parse_arguments(sys.argv[1:] if argv is None else argv)
+        if args.list:
+            print_spaces()
+            return OK
+        plan = Plan(args)
+        if args.dry_run:
+            plan.print_trials()
+            return OK
+        plan.check()
+        plan.prepare_directory()
+    except (UsageError, ConfigError) as error:
+        print(f"tune.py: {error}", file=sys.stderr)
+        return USAGE
+    return run(plan)
+
+
+# ---- Arguments -------------------------------------------------------------------------------
+
+DESCRIPTION = """\
+Run the trials of a search space side by side under Ray Tune. Each trial is a complete GRPO system
+that trains a language model; a row of metrics is kept for every round."""
+
+EXAMPLES = """\
+examples:
+  python launch/tune.py --space async_vs_sync
+  python launch/tune.py --space async_vs_sync --iterations 4 --set arm=async_k1
+  python launch/tune.py --space async_vs_sync --num-samples 3 --name three_seeds
+  python launch/tune.py --resume --name three_seeds
+  python launch/tune.py --space async_vs_sync --set optim.lr=2e-4 --set loss.kl_coef=0.02 --dry-run
+
+exit status: 0 every trial done, 1 a trial failed, 2 bad usage (nothing was started),
+130 interrupted (go on with --resume)"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (--help lists the options)")
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="tune.py",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--space", metavar="SPACE", help="the question to ask; --list shows them")
+    add(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
+        "one arm only; may be given many times",
+    )
+    add("--iterations", metavar="N", type=_count, help="rounds of every arm")
+    add("--num-samples", metavar="N", type=_count, default=1, help="seeds of every arm (1)")
+    add("--seed", metavar="N", type=int, default=0, help="the first seed (0)")
+    add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
+    add("--storage", metavar="DIR", default="~/ray_results", help="where experiments are kept")
+    add(
+        "--resume",
+        nargs="?",
+        const="must",
+        default="never",
+        choices=("auto", "never", "must"),
+        help="go on with the experiment --name: must (the bare option) refuses when there is none, "
+        "auto starts it then, never (the default) refuses when there is one. Its state is pickle: "
+        "resume only experiments that you own",
+    )
+    add("--checkpoint-every", metavar="N", type=_count, help="rounds between checkpoints (10)")
+    add("--max-failures", metavar="N", type=int, default=2, help="retries of a failed trial (2)")
+    add("--scheduler", choices=("fifo", "asha", "pbt"), default="fifo", help="of Tune (fifo)")
+    add("--max-concurrent", metavar="N", type=_count, help="trials at a time (as many as fit)")
+    add("--address", metavar="ADDRESS", help="of a running Ray cluster; default: start one here")
+    add("--verbose", action="store_true", help="show what Ray and the actors log")
+    add("--list", action="store_true", help="show the search spaces and end")
+    add("--dry-run", action="store_true", help="show every trial's config and end, without Ray")
+    return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {value}")
+    return value
+
+
+def print_spaces() -> None:
+    width = max(map(len, SPACES))
+    for space in SPACES.values():
+        print(f"{space.name:<{width}}  {space.question} ({len(space.arms)} arms)")
+
+
+# ---- The plan: everything that is known before Ray starts ----------------------------------
+
+
+class Plan:
+    """What the command line asks for, resolved to the config of every trial."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.storage = Path(os.path.abspath(os.path.expanduser(args.storage)))
+        if args.name is not None and not re.fullmatch(r"[\w][\w.+-]*", args.name):
+            raise UsageError(
+                f"--name {shown(args.name)}: must be letters, digits and . _ + -, no slashes"
+            )
+        if args.resume == "must" and args.name is None:
+            raise UsageError("--resume needs --name, the experiment to go on with")
+        self.name: str = args.name or ""
+        self.resuming = args.resume != "never" and self.stored is not None
+        if args.space is None and self.resuming:
+            args.space = self.stored["space"]
+        self.space = self._space()
+        if not self.name:
+            self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.fixed = self._fixed()
+        seeds = range(args.seed, args.seed + args.num_samples)
+        if "seed" in self.fixed:
+            seeds = (self.fixed["seed"],)
+        self.trials = self.space.trials(self.fixed, list(seeds))
+        if self.resuming:
+            self._compare_with_stored()
+
+    @property
+    def directory(self) -> Path:
+        return self.storage / self.name
+
+    @property
+    def stored(self) -> dict[str, Any] | None:
+        """What the experiment of this name was started with; None when there is none."""
+        if not self.name:
+            return None
+        path = self.directory / EXPERIMENT_FILE
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot be read ({error})") from None
+
+    def _space(self) -> SearchSpace:
+        name = self.args.space
+        if name is None:
+            raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
+        if name not in SPACES:
+            near = difflib.get_close_matches(name, SPACES, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(f"--space {name}: unknown; {hint}valid: {', '.join(SPACES)}")
+        return SPACES[name]
+
+    def _fixed(self) -> dict[str, Any]:
+        """Dotted keys that the command line fixes in every trial; paths absolute."""
+        args = self.args
+        fixed = dict(parse_assignment(text) for text in args.set)
+        for key, option, value in (
+            ("rounds", "--iterations", args.iterations),
+            ("checkpoint.every", "--checkpoint-every", args.checkpoint_every),
+            ("callbacks.verbose", "--verbose", args.verbose or None),
+        ):
+            if value is None:
+                continue
+            if fixed.get(key, value) != value:
+                raise UsageError(f"{option} {value} contradicts --set {key}={shown(fixed[key])}")
+            fixed[key] = value
+        nested: dict[str, Any] = {}
+        for key, value in fixed.items():
+            set_dotted(nested, key, value)
+        return flatten(make_absolute(nested, os.getcwd()))
+
+    def description(self) -> dict[str, Any]:
+        """What a resume must agree with."""
+        return {
+            "space": self.space.name,
+            "fixed": self.fixed,
+            "num_samples": self.args.num_samples,
+            "seed": self.args.seed,
+            "scheduler": self.args.scheduler,
+            "grpo_trainable": __version__,
+        }
+
+    def _compare_with_stored(self) -> None:
+        """A resumed experiment takes the stored settings; what the user names must not differ."""
+        stored, args = self.stored, self.args
+        assert stored is not None
+        if self.space.name != stored["space"]:
+            raise UsageError(
+                f"--space {self.space.name}: experiment {self.name} is of {stored['space']}"
+            )
+        for key, value in self.fixed.items():
+            if key != "callbacks.verbose" and stored["fixed"].get(key, None) != value:
+                was = shown(stored["fixed"][key]) if key in stored["fixed"] else "not fixed"
+                raise UsageError(
+                    f"--set {key}={shown(value)}: experiment {self.name} was started with it "
+                    f"{was}; a resumed experiment keeps its settings"
+                )
+        for option in ("num_samples", "seed", "scheduler"):
+            default = {"num_samples": 1, "seed": 0, "scheduler": "fifo"}[option]
+            if getattr(args, option) not in (default, stored[option]):
+                raise UsageError(
+                    f"--{option.replace('_', '-')} {getattr(args, option)}: experiment "
+                    f"{self.name} was started with {stored[option]}"
+                )
+            setattr(args, option, stored[option])
+        self.fixed = stored["fixed"]
+        seeds = [self.fixed.get("seed", stored["seed"] + i) for i in range(stored["num_samples"])]
+        self.trials = self.space.trials(self.fixed, list(dict.fromkeys(seeds)))
+
+    def print_trials(self) -> None:
+        print(f"# {self.space.name}: {len(self.trials)} trials")
+        for trial in self.trials:
+            print(json.dumps(trial.to_dict()))
+
+    def check(self) -> None:
+        """Reads what the trials will read, and compares what they need with what is here."""
+        if not self.resuming and self.directory.exists():
+            raise UsageError(
+                f"--name {self.name}: {self.directory} exists; choose another name, or go on with "
+                "it by --resume"
+            )
+        if self.args.resume == "must" and not self.resuming:
+            raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
+        if self.resuming and self.directory.stat().st_uid != os.getuid():
+            raise UsageError(
+                f"--resume: {self.directory} belongs to another user; its state is pickle, which "
+                "runs code when it is read"
+            )
+        for trial in self.trials:
+            check_inputs(trial)
+        if self.args.address is None:
+            check_resources(self.trials, this_machine(), "this machine")
+
+    def prepare_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if not self.resuming:
+                path = self.directory / EXPERIMENT_FILE
+                path.write_text(json.dumps(self.description(), indent=1) + "\n")
+        except OSError as error:
+            raise UsageError(
+                f"--storage {self.storage}: cannot write there ({error.strerror})"
+            ) from None
+
+
+def check_inputs(trial: GRPOConfig) -> None:
+    """Model, tokenizer, task files and reward function of a trial can be read and fit together."""
+    from grpo_trainable.actors.scorer import check_reward_spec
+    from grpo_trainable.models.store import read_shape, read_tokenizer
+    from grpo_trainable.prompts import Prompts, build_task
+
+    try:
+        shape = read_shape(trial.model.preset, trial.model.path)
+        prompts = Prompts(trial, build_task(trial), read_tokenizer(trial.model.path))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    asked = {"train": min(trial.rounds * trial.prompts_per_round, 4096), "eval": trial.eval.prompts}
+    for stream, count in asked.items():
+        for cursor in range(count):
+            length = len(prompts.request(stream, cursor).prompt_ids)
+            if length + trial.rollout.max_new_tokens > shape.context_length:
+                raise UsageError(
+                    f"rollout.max_new_tokens={trial.rollout.max_new_tokens}: the model's context "
+                    f"is {shape.context_length} tokens and the prompt "
+                    f"{shown(prompts.text(stream, cursor))} takes {length}; valid: at most "
+                    f"{shape.context_length - length}"
+                )
+    if trial.task.reward is not None:
+        try:
+            check_reward_spec(trial.task.reward)
+        except ValueError as error:
+            raise UsageError(f"task.reward={trial.task.reward}: {error}") from None
+
+
+def this_machine() -> dict[str, float]:
+    """CPUs and GPUs that Ray would find here."""
+    import torch
+
+    return {
+        "CPU": float(len(os.sched_getaffinity(0))),
+        "GPU": float(torch.cuda.device_count() if torch.cuda.is_available() else 0),
+    }
+
+
+def check_resources(trials: Sequence[GRPOConfig], available: dict[str, float], where: str) -> None:
+    """A placement group that never fits would leave its trial pending for ever."""
+    from grpo_trainable.trainable import DRIVER_CPUS, actor_bundles
+
+    for trial in trials:
+        bundles = [{"CPU": DRIVER_CPUS}, *actor_bundles(trial)]
+        for kind in ("CPU", "GPU"):
+            needed = round(sum(bundle.get(kind, 0.0) for bundle in bundles), 4)
+            if needed > available.get(kind, 0.0):
+                keys = "worker" if trial.placement == "colocated" else "generator, learner"
+                raise UsageError(
+                    f"arm {trial.arm} needs {needed:g} {kind}s, {where} has "
+                    f"{available.get(kind, 0.0):g}; lower "
+                    + " or ".join(f"resources.{key}_{kind.lower()}s" for key in keys.split(", "))
+                )
+
+
+# ---- The run ---------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Ctrl-C and SIGTERM. The first lets Tune save its state and end the trials, the second ends
+    the program at once; `GRACE_S` after the first it ends in any case."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def install(self) -> None:
+        """After `ray.init`, which has handlers of its own, and before Tune, which would hide that
+        it was interrupted."""
+        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            print("interrupted again: stopping at once", file=sys.stderr, flush=True)
+            os._exit(INTERRUPTED)
+        self.received = True
+        name = signal.Signals(number).name
+        print(f"{name}: saving the experiment and ending the trials", file=sys.stderr, flush=True)
+        watchdog = threading.Timer(GRACE_S, os._exit, (INTERRUPTED,))
+        watchdog.daemon = True
+        watchdog.start()
+        if callable(signal.getsignal(signal.SIGUSR1)):
+            signal.raise_signal(signal.SIGUSR1)  # Tune's own handler: it ends the run in order
+        else:
+            raise KeyboardInterrupt
+
+
+def run(plan: Plan) -> int:
+    args = plan.args
+    # Without a snapshot a second, a killed driver loses rows, and a retried trial as well.
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+    quiet = logging.INFO if args.verbose else logging.ERROR
+    import ray
+    from ray import tune
+
+    from callbacks.progress import ProgressCallback
+    from grpo_trainable.trainable import NAME, register
+
+    # Threads that spin while they wait take the core that another actor was promised.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"}
+    options: dict[str, Any] = {
+        "log_to_driver": args.verbose,
+        "logging_level": quiet,
+        "runtime_env": {"env_vars": environment},
+    }
+    interrupt = Interrupt()
+    if args.address is None:
+        os.environ.update(environment)
+        machine = this_machine()
+        ray.init(
+            include_dashboard=False,
+            num_cpus=int(machine["CPU"]),
+            num_gpus=int(machine["GPU"]),
+            **options,
+        )
+    else:
+        ray.init(address=args.address, **options)
+    interrupt.install()
+    try:
+        if args.address is not None:
+            check_resources(plan.trials, ray.cluster_resources(), f"the cluster at {args.address}")
+        logging.getLogger("ray.tune").setLevel(quiet)
+        register()
+        print(
+            f"{plan.space.name}: {plan.space.question}\n"
+            f"{len(plan.trials)} trials, kept in {plan.directory}",
+            flush=True,
+        )
+        progress = ProgressCallback(len(plan.trials))
+        run_config = tune.RunConfig(
+            name=plan.name,
+            storage_path=str(plan.storage),
+            callbacks=[progress],
+            failure_config=tune.FailureConfig(max_failures=args.max_failures),
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=checkpoints_to_keep(plan)),
+            verbose=2 if args.verbose else 0,
+        )
+        if plan.resuming:
+            tuner = tune.Tuner.restore(
+                str(plan.directory),
+                trainable=NAME,
+                resume_errored=True,
+                param_space=param_space(plan.trials),
+            )
+        else:
+            tuner = tune.Tuner(
+                NAME,
+                param_space=param_space(plan.trials),
+                tune_config=tune_config(plan),
+                run_config=run_config,
+            )
+        results = tuner.fit()
+        return summarise(plan, results, interrupted=interrupt.received)
+    except UsageError as error:
+        print(f"tune.py: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(resume_line(plan), flush=True)
+        return INTERRUPTED
+    finally:
+        ray.shutdown()
+
+
+def checkpoints_to_keep(plan: Plan) -> int | None:
+    # A clone under PBT may need any donor's checkpoint.
+    return None if plan.args.scheduler == "pbt" else plan.trials[0].checkpoint.keep
+
+
+def tune_config(plan: Plan) -> Any:
+    from ray import tune
+    from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
+
+    args = plan.args
+    rounds = max(trial.rounds for trial in plan.trials)
+    if args.scheduler == "asha":
+        scheduler = ASHAScheduler(max_t=rounds, grace_period=max(1, rounds // 4))
+    elif args.scheduler == "pbt":
+        scheduler = PopulationBasedTraining(
+            perturbation_interval=max(1, rounds // 8),
+            hyperparam_mutations={"optim": {"lr": tune.loguniform(1e-5, 1e-3)}},
+            synch=True,
+        )
+    else:
+        scheduler = FIFOScheduler()
+    return tune.TuneConfig(
+        metric="reward/eval_mean",
+        mode="max",
+        scheduler=scheduler,
+        max_concurrent_trials=args.max_concurrent,
+        trial_name_creator=trial_name,
+        trial_dirname_creator=trial_name,
+    )
+
+
+def trial_name(trial: Any) -> str:
+    return f"{trial.config['arm']}-{trial.config['seed']}-{trial.trial_id}"
+
+
+# ---- The end ---------------------------------------------------------------------------------
+
+
+def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
+    from launch.summary import table
+
+    print()
+    print(table(results))
+    print()
+    print(f"tensorboard --logdir {shlex.quote(str(plan.directory))}")
+    failed = [result for result in results if result.error is not None]
+    for result in failed:
+        last = str(result.error).strip().splitlines()[-1]
+        print(f"failed: {Path(result.path).name}: {last}")
+    if interrupted or failed:
+        print(resume_line(plan), flush=True)
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if failed else OK
+
+
+def resume_line(plan: Plan) -> str:
+    parts = [
+        *("python", "launch/tune.py", "--space", plan.space.name, "--resume", "must"),
+        *("--name", plan.name, "--storage", str(plan.storage)),
+    ]
+    return shlex.join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

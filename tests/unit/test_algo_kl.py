@@ -1,0 +1,80 @@
+"""KL estimators."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_trainable.algo import KL_ESTIMATORS, sequence_kl
+
+D = torch.tensor([[math.log(2), -1.0, 0.5], [0.25, 3.0, -3.0]])
+REFERENCE = torch.full((2, 3), -2.0)
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("k1", [[math.log(2), -1.0, 0], [0.25, 0, 0]]),
+        ("k2", [[math.log(2) ** 2 / 2, 0.5, 0], [0.03125, 0, 0]]),
+        ("k3", [[math.log(2) - 0.5, math.e - 2, 0], [math.exp(-0.25) - 0.75, 0, 0]]),
+    ],
+)
+def test_estimators_of_known_differences(name, expected):
+    kl = KL_ESTIMATORS[name](REFERENCE + D, REFERENCE, MASK)
+    torch.testing.assert_close(kl, torch.tensor(expected))
+
+
+def test_sequence_kl_sums_a_response_and_averages_the_responses():
+    expected = (math.log(2) - 1.0 + 0.25) / 2
+    assert sequence_kl(REFERENCE + D, REFERENCE, MASK, "k1").item() == pytest.approx(expected)
+
+
+def test_sequence_kl_does_not_count_empty_responses():
+    mask = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    expected = math.log(2) - 1.0
+    assert sequence_kl(REFERENCE + D, REFERENCE, mask, "k1").item() == pytest.approx(expected)
+    assert sequence_kl(REFERENCE, REFERENCE, torch.zeros(2, 3), "k3").item() == 0.0
+
+
+@given(exponent=st.floats(-8, 1.5), sign=st.sampled_from([-1, 1]))
+@settings(deadline=None)
+def test_k2_and_k3_are_never_negative_and_agree_near_zero(exponent, sign):
+    d = torch.tensor([[sign * 10**exponent]])
+    mask = torch.ones(1, 1)
+    k2, k3 = (KL_ESTIMATORS[name](d, torch.zeros(1, 1), mask) for name in ("k2", "k3"))
+    assert k2.item() >= 0
+    assert k3.item() >= 0
+    if -3 < exponent < -2:
+        assert k3.item() == pytest.approx(k2.item(), rel=0.02)
+
+
+def test_the_mean_of_k3_and_of_k1_over_the_distribution_is_the_kl():
+    policy, reference = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([0.3, 0.3, 0.4])
+    exact = (policy * (policy / reference).log()).sum().item()
+    for name in ("k1", "k3"):
+        kl = KL_ESTIMATORS[name](policy.log(), reference.log(), torch.ones(3))
+        assert (policy * kl).sum().item() == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize("garbage", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", list(KL_ESTIMATORS))
+def test_padding_values_never_change_kl_or_gradient(name, garbage):
+    results = []
+    for fill in (0.0, garbage):
+        log_probs = (REFERENCE + D).masked_fill(MASK == 0, fill).requires_grad_()
+        reference = REFERENCE.masked_fill(MASK == 0, -fill)
+        kl = sequence_kl(log_probs, reference, MASK, name)
+        kl.backward()
+        results.append((kl.detach(), log_probs.grad))
+    (clean_kl, clean_grad), (dirty_kl, dirty_grad) = results
+    assert torch.equal(clean_kl, dirty_kl)
+    assert torch.equal(clean_grad, dirty_grad)
+
+
+def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio():
+    log_probs = (REFERENCE + D).requires_grad_()
+    KL_ESTIMATORS["k3"](log_probs, REFERENCE, torch.ones(2, 3)).sum().backward()
+    torch.testing.assert_close(log_probs.grad, 1 - torch.exp(-D))

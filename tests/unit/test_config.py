@@ -1,0 +1,825 @@
+"""The door: what `GRPOConfig.from_dict` lets in, what it refuses, and in which words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_trainable.config import (
+    CHECKS,
+    NOT_BUILT_YET,
+    ConfigError,
+    GRPOConfig,
+    LossSettings,
+    OptimSettings,
+    flatten,
+    make_absolute,
+    parse_assignment,
+    set_dotted,
+    shown,
+    threads,
+)
+
+
+def nested(**dotted):
+    """`nested(optim__lr=1)` → `{"optim": {"lr": 1}}`."""
+    result: dict = {}
+    for key, value in dotted.items():
+        set_dotted(result, key.replace("__", "."), value)
+    return result
+
+
+def error(data) -> str:
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig.from_dict(data)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def config_or_line(data) -> GRPOConfig | str:
+    try:
+        return GRPOConfig.from_dict(data)
+    except ConfigError as caught:
+        return str(caught)
+
+
+# ---- Defaults and shape ----------------------------------------------------------------------
+
+DEFAULTS = {
+    "arm": "custom",
+    "placement": "colocated",
+    "rounds": 64,
+    "k": 1,
+    "k_mode": "same_batch",
+    "lag": 0,
+    "weight_update": "between_batches",
+    "buffer_capacity": 1,
+    "buffer_sampling": "recency",
+    "transport": "auto",
+    "transport_dtype": "float32",
+    "seed": 0,
+    "model": {"preset": "tiny", "path": None, "head_fp32": False, "dtype": "float32"},
+    "task": {
+        "name": "keyword",
+        "keywords_file": None,
+        "keywords_per_prompt": 1,
+        "match": "word",
+        "train_file": None,
+        "eval_file": None,
+        "reward": None,
+        "length_penalty": 0.0,
+        "reward_deadline_s": 10.0,
+        "max_error_rate": 0.1,
+        "strict": False,
+    },
+    "rollout": {
+        "prompts": 16,
+        "unit_prompts": None,
+        "group_size": 4,
+        "min_new_tokens": 1,
+        "max_new_tokens": 60,
+        "temperature": 0.8,
+        "zero_advantage": "keep",
+        "oversample": 1.0,
+        "overlong": "score",
+    },
+    "loss": {
+        "type": "grpo_clip",
+        "advantage": "group_std",
+        "advantage_eps": 1e-8,
+        "aggregation": "sequence_mean",
+        "clip": 0.2,
+        "clip_high": None,
+        "kl_coef": 0.0,
+        "kl_estimator": "k3",
+        "kl_monitor": True,
+        "importance_cap": None,
+    },
+    "optim": {
+        "lr": 1e-4,
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.0,
+        "grad_clip": 1.0,
+        "microbatch": 16,
+        "epochs": 1,
+        "schedule": "constant",
+        "max_skipped_steps": 3,
+    },
+    "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8},
+    "buffer": {"sample_batches": 1, "max_age": None, "fresh_fraction": 0.5},
+    "checkpoint": {"every": 10, "keep": 2},
+    "callbacks": {"kl_band": None, "kl_stop": None, "verbose": False},
+    "resources": {
+        "num_generators": 1,
+        "num_learners": 1,
+        "generator_cpus": None,
+        "generator_gpus": 0.0,
+        "learner_cpus": 0.95,
+        "learner_gpus": 0.0,
+        "worker_cpus": 1.9,
+        "worker_gpus": 0.0,
+        "deadline_s": 600.0,
+    },
+}
+
+
+def test_an_empty_dict_gives_every_default_in_its_place():
+    assert GRPOConfig.from_dict({}).to_dict() == DEFAULTS
+    assert GRPOConfig() == GRPOConfig.from_dict({})
+
+
+def test_sections_are_attributes_and_dotted_keys():
+    config = GRPOConfig.from_dict(nested(optim__lr=3e-4, rollout__prompts=8))
+    assert config.optim.lr == config["optim.lr"] == 3e-4
+    assert config.rollout.prompts == config["rollout.prompts"] == 8
+    assert config["k"] == 1
+
+
+def test_config_is_frozen_and_keyword_only():
+    config = GRPOConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.lag = 1  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.optim.lr = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        OptimSettings(1e-3)  # type: ignore[misc]
+
+
+def test_config_survives_pickling():
+    config = GRPOConfig.from_dict(nested(optim__betas=[0.8, 0.9]))
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_direct_construction_and_replace_are_checked_too():
+    with pytest.raises(ConfigError, match=r"^optim\.lr=-1: must be a number >= 0$"):
+        OptimSettings(lr=-1)
+    with pytest.raises(ConfigError, match=r"^lag=2: needs placement=disaggregated"):
+        dataclasses.replace(GRPOConfig(), lag=2)
+    with pytest.raises(ConfigError, match=r"^loss=.*: must be a mapping with keys from type, "):
+        GRPOConfig(loss={"type": "dapo"})  # type: ignore[arg-type]
+
+
+def test_from_dict_leaves_its_argument_alone():
+    data = nested(optim__betas=[0.8, 0.9])
+    GRPOConfig.from_dict(data)
+    assert data == {"optim": {"betas": [0.8, 0.9]}}
+
+
+# ---- Round trip ------------------------------------------------------------------------------
+
+valid_values = {
+    "arm": st.sampled_from(["custom", "lag 1, k=4", "async"]),
+    "rounds": st.integers(1, 10**6),
+    "k": st.integers(1, 64),
+    "k_mode": st.sampled_from(["same_batch", "fresh_batches"]),
+    "seed": st.integers(0, 2**32 - 1),
+    "model.path": st.none() | st.just("/policy"),
+    "task.match": st.sampled_from(["word", "substring"]),
+    "task.reward": st.sampled_from([None, "my.rewards:score", "/a b/reward.py:score"]),
+    "task.max_error_rate": st.floats(0, 1),
+    "rollout.prompts": st.integers(1, 512),
+    "rollout.unit_prompts": st.none() | st.just(1),
+    "rollout.group_size": st.integers(2, 64),
+    "rollout.temperature": st.floats(0.01, 10),
+    "loss.clip": st.floats(0.01, 0.99),
+    "loss.clip_high": st.none() | st.floats(0.01, 10),
+    "loss.advantage": st.sampled_from(["group_std", "group_mean", "rloo", "batch"]),
+    "optim.lr": st.floats(0, 1) | st.integers(0, 1),
+    "optim.betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+    "checkpoint.keep": st.none() | st.integers(1, 9),
+    "callbacks.verbose": st.booleans(),
+    "resources.generator_cpus": st.none() | st.floats(0.01, 64),
+}
+
+
+@given(st.fixed_dictionaries({}, optional=valid_values))
+def test_config_survives_json(values):
+    data: dict = {}
+    for key, value in values.items():
+        set_dotted(data, key, value)
+    config = GRPOConfig.from_dict(data)
+    assert GRPOConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert all(config[key] == value for key, value in values.items())
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm"]), anything), anything)
+def test_any_input_gives_a_config_or_one_line(data, other):
+    data = {**data, "optim": {"lr": other}} if "optim" not in data else data
+    got = config_or_line(data)
+    if isinstance(got, str):
+        assert len(got.splitlines()) == 1
+    else:
+        json.dumps(got.to_dict(), allow_nan=False)
+
+
+# ---- Unknown keys ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"optim": {"lrr": 1}}, "optim.lrr: unknown key; did you mean optim.lr?"),
+        ({"placment": 1}, "placment: unknown key; did you mean placement?"),
+        ({"optimizer": {}}, "optimizer: unknown key; did you mean optim?"),
+        ({"lr": 1}, "lr: unknown key; did you mean optim.lr?"),
+        ({"rollout": {"lr": 1}}, "rollout.lr: unknown key; did you mean optim.lr?"),
+        (
+            {"temperature": 1},
+            "temperature: unknown key; did you mean rollout.temperature or eval.temperature?",
+        ),
+        ({"group_sise": 1}, "group_sise: unknown key; did you mean rollout.group_size?"),
+        ({"optim.lr": 1}, "optim.lr: must be nested, as optim: {…}"),
+        (
+            {"checkpoint": {"zzz": 1}},
+            "checkpoint.zzz: unknown key; valid: checkpoint.every, checkpoint.keep",
+        ),
+        ({"optim": {"SECTION": "x"}}, None),
+        ({"optim": {3: 1}}, None),
+        ({"a\nb": 1}, None),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest(data, text):
+    got = error(data)
+    assert "unknown key" in got or "must be nested" in got
+    assert text is None or got == text
+
+
+def test_unknown_key_without_a_neighbour_lists_the_keys():
+    assert error({"zzzz": 1}).startswith("zzzz: unknown key; valid: arm, placement, rounds, k, ")
+
+
+# ---- Types and ranges ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (nested(lag=-1), "lag=-1: must be an integer >= 0"),
+        (nested(k=0), "k=0: must be an integer >= 1"),
+        (nested(k=True), "k=true: must be an integer >= 1"),
+        (nested(k="1"), 'k="1": must be an integer >= 1'),
+        (nested(k=1.0), "k=1.0: must be an integer >= 1"),
+        (nested(k=None), "k=none: must be an integer >= 1"),
+        (nested(rounds=[1]), "rounds=[1]: must be an integer >= 1"),
+        (nested(seed=2**32), "seed=4294967296: must be an integer >= 0 and <= 4294967295"),
+        (nested(arm=""), 'arm="": must be a label of 1 to 64 printable characters without slashes'),
+        (nested(placement="local"), "placement=local: must be one of colocated, disaggregated"),
+        (nested(placement=1), "placement=1: must be one of colocated, disaggregated"),
+        (nested(optim__lr=math.nan), "optim.lr=NaN: must be a number >= 0"),
+        (nested(optim__lr=math.inf), "optim.lr=Infinity: must be a number >= 0"),
+        (nested(optim__lr=False), "optim.lr=false: must be a number >= 0"),
+        (nested(optim__lr="1e-4"), 'optim.lr="1e-4": must be a number >= 0'),
+        (nested(optim__betas=[0.9]), "optim.betas=[0.9]: must be two numbers >= 0 and < 1"),
+        (nested(optim__betas=0.9), "optim.betas=0.9: must be two numbers >= 0 and < 1"),
+        (nested(optim__betas=[0.9, 1]), "optim.betas=[0.9, 1]: must be two numbers >= 0 and < 1"),
+        (nested(rollout__temperature=0), "rollout.temperature=0: must be a number > 0"),
+        (nested(rollout__temperature=-1.5), "rollout.temperature=-1.5: must be a number > 0"),
+        (nested(eval__temperature=0), "eval.temperature=0: must be a number > 0"),
+        (nested(eval__prompts=0), "eval.prompts=0: must be an integer >= 1"),
+        (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
+        (nested(loss__clip=1), "loss.clip=1: must be a number > 0 and < 1"),
+        (nested(loss__clip_high=0), "loss.clip_high=0: must be none or a number > 0"),
+        (nested(checkpoint__keep=0), "checkpoint.keep=0: must be none or an integer >= 1"),
+        (
+            nested(buffer__fresh_fraction=0),
+            "buffer.fresh_fraction=0: must be a number > 0 and <= 1",
+        ),
+        (
+            nested(task__max_error_rate=1.5),
+            "task.max_error_rate=1.5: must be a number >= 0 and <= 1",
+        ),
+        (nested(task__strict=1), "task.strict=1: must be true or false"),
+        (nested(task__strict="true"), 'task.strict="true": must be true or false'),
+        (nested(model__path=""), 'model.path="": must be none or a non-empty path'),
+        (nested(model__path=3), "model.path=3: must be none or a non-empty path"),
+        (
+            nested(task__reward="score"),
+            "task.reward=score: must be none or module:function or file.py:function",
+        ),
+        (
+            nested(resources__learner_gpus=1.5),
+            "resources.learner_gpus=1.5: must be a number from 0 to 1, or a whole number above",
+        ),
+        (
+            nested(resources__worker_cpus=0),
+            "resources.worker_cpus=0: must be a number >= 0.01",
+        ),
+        (
+            nested(callbacks__kl_band=[2, 1]),
+            "callbacks.kl_band=[2, 1]: must be none or two numbers, 0 <= low < high",
+        ),
+        (
+            {"eval": 3},
+            "eval=3: must be a mapping with keys from every, prompts, samples, temperature",
+        ),
+        (
+            {"checkpoint": None},
+            "checkpoint=none: must be a mapping with keys from every, keep",
+        ),
+        (3, "config=3: must be a mapping"),
+    ],
+)
+def test_wrong_value_is_refused_by_name(data, text):
+    assert error(data) == text
+
+
+@pytest.mark.parametrize("key", CHECKS)
+def test_no_key_accepts_nonsense(key):
+    for value in (object(), {}, [], b"x", 1j, -1, "\0", {3: {}}):
+        data: dict = {}
+        set_dotted(data, key, value)
+        assert error(data).startswith(f"{key}=")
+
+
+@pytest.mark.parametrize("key", [key for key, check in CHECKS.items() if not check.optional])
+def test_none_is_valid_only_where_it_has_a_meaning(key):
+    data: dict = {}
+    set_dotted(data, key, None)
+    assert error(data).startswith(f"{key}=none: must be ")
+
+
+def test_integers_become_floats_where_a_float_is_meant():
+    lr = GRPOConfig.from_dict(nested(optim__lr=1)).optim.lr
+    assert (lr, type(lr)) == (1.0, float)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    import numpy as np
+
+    config = GRPOConfig.from_dict(nested(k=np.int64(2), optim__lr=np.float32(0.5)))
+    assert (type(config.k), type(config.optim.lr)) == (int, float)
+    assert "must be an integer" in error(nested(k=np.bool_(True)))
+
+
+@pytest.mark.parametrize("label", ["../up", "a/b", "a\\b", ".hidden", " a", "a\nb", "a" * 65])
+def test_an_arm_can_hide_no_path(label):
+    assert error({"arm": label}).startswith("arm=")
+
+
+@pytest.mark.parametrize("function", ["a.b:c", "my_rewards:score", "/x y/r.py:score", "r.py:f"])
+def test_reward_functions_are_named_by_module_or_file(function):
+    assert GRPOConfig.from_dict(nested(task__reward=function)).task.reward == function
+
+
+@pytest.mark.parametrize("function", ["a:", ":f", "a.b", "a..b:c", "a b:c", "r.py:", "r.py:1f"])
+def test_other_names_of_reward_functions_are_refused(function):
+    assert error(nested(task__reward=function)).startswith("task.reward=")
+
+
+def test_numbers_too_large_to_hold_are_refused():
+    assert error(nested(optim__lr=10**400)).startswith("optim.lr=1000")
+    assert error(nested(optim__lr=10**5000)) == "optim.lr=<int>: must be a number >= 0"
+
+
+def test_a_long_value_is_cut():
+    assert len(error(nested(k=list(range(1000))))) < 140
+
+
+# ---- Contradictions --------------------------------------------------------------------------
+
+APART = {"placement": "disaggregated"}
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (nested(lag=1), "lag=1: needs placement=disaggregated, got colocated"),
+        (
+            nested(weight_update="in_flight"),
+            "weight_update=in_flight: needs placement=disaggregated, got colocated",
+        ),
+        (
+            nested(weight_update="interrupt_recompute"),
+            "weight_update=interrupt_recompute: needs placement=disaggregated, got colocated",
+        ),
+        (
+            nested(resources__num_generators=2),
+            "resources.num_generators=2: needs placement=disaggregated, got colocated",
+        ),
+        (
+            nested(transport="object_store"),
+            "transport=object_store: placement=colocated moves weights inside one actor; "
+            "valid: auto, in_process",
+        ),
+        (
+            APART | nested(transport="in_process"),
+            "transport=in_process: needs placement=colocated, got disaggregated",
+        ),
+        (
+            APART | nested(transport="nccl", resources__learner_gpus=1),
+            "transport=nccl: needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
+            "got 0 and 1",
+        ),
+        (
+            APART | nested(transport="cuda_ipc"),
+            "transport=cuda_ipc: needs resources.generator_gpus > 0 and "
+            "resources.learner_gpus > 0, got 0 and 0",
+        ),
+        *(
+            (
+                nested(rollout__group_size=1, loss__advantage=advantage),
+                f"rollout.group_size=1: must be >= 2 with loss.advantage={advantage}: "
+                "it compares the responses of a group",
+            )
+            for advantage in ("group_std", "group_mean", "rloo")
+        ),
+        (
+            nested(rollout__group_size=1, rollout__prompts=1, loss__advantage="batch"),
+            "rollout.prompts=1: must be >= 2 with loss.advantage=batch and rollout.group_size=1",
+        ),
+        (
+            nested(loss__type="no_baseline"),
+            "loss.type=no_baseline: needs loss.advantage=none, got group_std",
+        ),
+        (
+            nested(loss__advantage="none"),
+            "loss.advantage=none: needs loss.type=no_baseline, got grpo_clip",
+        ),
+        (
+            nested(rollout__min_new_tokens=61),
+            "rollout.min_new_tokens=61: must be <= rollout.max_new_tokens=60",
+        ),
+        (
+            nested(rollout__unit_prompts=17),
+            "rollout.unit_prompts=17: must be <= rollout.prompts=16",
+        ),
+        (
+            nested(optim__epochs=2, k=2),
+            "optim.epochs=2: needs k_mode=minibatches, got same_batch",
+        ),
+        (
+            nested(optim__epochs=2, k=3, k_mode="minibatches"),
+            "k=3: must be a multiple of optim.epochs=2 with k_mode=minibatches",
+        ),
+        (
+            nested(optim__epochs=2, k=10, k_mode="minibatches", rollout__prompts=4),
+            "k=10: must be <= optim.epochs × rollout.prompts, 8 here: each minibatch needs a group",
+        ),
+        (
+            nested(buffer__sample_batches=2),
+            "buffer.sample_batches=2: must be <= buffer_capacity=1",
+        ),
+        (
+            nested(buffer_capacity=2),
+            "buffer_capacity=2: buffer_sampling=recency never reuses a group unless it is <= "
+            "buffer.sample_batches=1; valid: fifo, uniform, mixed sampling",
+        ),
+        (APART | nested(lag=2, buffer__max_age=1), "buffer.max_age=1: must be >= lag=2"),
+        (
+            nested(task__keywords_file="w", task__train_file="t"),
+            "task.keywords_file=w: cannot be combined with task.train_file or task.eval_file: "
+            "choose one",
+        ),
+    ],
+)
+def test_contradiction_is_refused_by_name(data, text):
+    assert error(data) == text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        APART | nested(lag=3),
+        APART | nested(lag=2, buffer__max_age=2),
+        APART | nested(transport="object_store", resources__num_generators=2),
+        nested(transport="in_process"),
+        nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
+        nested(loss__advantage="batch", rollout__group_size=1),
+        nested(k=8, optim__epochs=2, k_mode="minibatches", rollout__prompts=4),
+        nested(k=8, k_mode="fresh_batches"),
+        nested(rollout__min_new_tokens=60),
+        nested(rollout__unit_prompts=16),
+        nested(resources__worker_gpus=0.5),
+        nested(task__train_file="t", task__eval_file="e"),
+    ],
+)
+def test_neighbour_of_a_contradiction_is_accepted(data):
+    GRPOConfig.from_dict(data)
+
+
+# ---- Not built yet ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            APART | nested(weight_update="in_flight"),
+            "weight_update=in_flight is not built yet; valid now: between_batches",
+        ),
+        (
+            nested(buffer_capacity=4, buffer_sampling="uniform"),
+            "buffer_capacity=4 is not built yet; valid now: 1",
+        ),
+        (
+            nested(buffer_sampling="fifo"),
+            "buffer_sampling=fifo is not built yet; valid now: recency",
+        ),
+        (
+            nested(buffer_capacity=2, buffer__sample_batches=2),
+            "buffer_capacity=2 is not built yet; valid now: 1",
+        ),
+        *(
+            (
+                APART | nested(transport=name),
+                f"transport={name} is not built yet; valid now: auto, in_process, object_store",
+            )
+            for name in ("shm", "nixl", "gloo")
+        ),
+        *(
+            (
+                APART
+                | nested(transport=name, resources__generator_gpus=1, resources__learner_gpus=1),
+                f"transport={name} is not built yet; valid now: auto, in_process, object_store",
+            )
+            for name in ("nccl", "cuda_ipc")
+        ),
+        (
+            nested(transport_dtype="bfloat16"),
+            "transport_dtype=bfloat16 is not built yet; valid now: float32",
+        ),
+        (
+            nested(model__dtype="bfloat16"),
+            "model.dtype=bfloat16 is not built yet; valid now: float32",
+        ),
+        (nested(model__head_fp32=True), "model.head_fp32=true is not built yet; valid now: false"),
+        (nested(task__name="math"), "task.name=math is not built yet; valid now: keyword"),
+        (
+            nested(task__length_penalty=1),
+            "task.length_penalty=1.0 is not built yet; valid now: 0.0",
+        ),
+        *(
+            (
+                nested(rollout__zero_advantage=value),
+                f"rollout.zero_advantage={value} is not built yet; valid now: keep",
+            )
+            for value in ("filter", "resample")
+        ),
+        (nested(rollout__oversample=2), "rollout.oversample=2.0 is not built yet; valid now: 1.0"),
+        *(
+            (
+                nested(rollout__overlong=value),
+                f"rollout.overlong={value} is not built yet; valid now: score",
+            )
+            for value in ("filter", "penalty", "interrupt")
+        ),
+        (
+            nested(loss__type="ppo"),
+            "loss.type=ppo is not built yet; valid now: grpo_clip, no_baseline, "
+            "reinforce_with_baseline, dapo, cispo, gspo",
+        ),
+        *(
+            (
+                nested(loss__advantage=value),
+                f"loss.advantage={value} is not built yet; "
+                "valid now: group_std, none, group_mean, rloo, batch",
+            )
+            for value in ("gae", "vine")
+        ),
+        (
+            nested(loss__importance_cap=2),
+            "loss.importance_cap=2.0 is not built yet; valid now: none",
+        ),
+        (
+            nested(callbacks__kl_band=[1, 2]),
+            "callbacks.kl_band=[1.0, 2.0] is not built yet; valid now: none",
+        ),
+        (nested(callbacks__kl_stop=3), "callbacks.kl_stop=3.0 is not built yet; valid now: none"),
+        (
+            nested(resources__num_learners=2),
+            "resources.num_learners=2 is not built yet; valid now: 1",
+        ),
+    ],
+)
+def test_named_but_unbuilt_choice_is_refused(data, text):
+    assert error(data) == text
+
+
+def test_contradiction_is_reported_before_what_is_not_built():
+    assert error(nested(transport="nixl")).startswith("transport=nixl: placement=colocated")
+    assert error(nested(lag=1, task__name="math")).startswith("lag=1: needs")
+
+
+@pytest.mark.parametrize("key", NOT_BUILT_YET)
+def test_what_is_valid_now_is_valid(key):
+    for value in NOT_BUILT_YET[key]:
+        assert value is None or CHECKS[key].convert(value) == value
+    assert flatten(DEFAULTS)[key] in NOT_BUILT_YET[key]
+
+
+# ---- Derived ---------------------------------------------------------------------------------
+
+
+def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
+    for k_mode, prompts in (("same_batch", 16), ("minibatches", 16), ("fresh_batches", 64)):
+        assert GRPOConfig.from_dict({"k": 4, "k_mode": k_mode}).prompts_per_round == prompts
+
+
+def test_auto_transport_follows_the_placement():
+    assert GRPOConfig().resolved_transport == "in_process"
+    assert GRPOConfig.from_dict(APART).resolved_transport == "object_store"
+    chosen = GRPOConfig.from_dict(APART | {"transport": "object_store"})
+    assert chosen.resolved_transport == "object_store"
+
+
+def test_max_age_defaults_to_the_lag_without_a_buffer():
+    assert GRPOConfig().max_age == 0
+    assert GRPOConfig.from_dict(APART | {"lag": 3}).max_age == 3
+    assert GRPOConfig.from_dict(APART | nested(lag=1, buffer__max_age=5)).max_age == 5
+
+
+@pytest.mark.parametrize(
+    ("loss", "clip_high"),
+    [
+        ({}, 0.2),
+        ({"clip": 0.1}, 0.1),
+        ({"type": "dapo"}, 0.28),
+        ({"type": "dapo", "clip_high": 0.3}, 0.3),
+        ({"clip_high": 0.5}, 0.5),
+    ],
+)
+def test_clip_high_is_the_clip_unless_given_or_dapo(loss, clip_high):
+    assert GRPOConfig.from_dict({"loss": loss}).clip_high == clip_high
+    assert LossSettings(**loss).clip_high == loss.get("clip_high")
+
+
+def test_unit_is_the_whole_batch_unless_given():
+    assert GRPOConfig().unit_prompts == 16
+    assert GRPOConfig.from_dict(nested(rollout__unit_prompts=4)).unit_prompts == 4
+
+
+@given(st.integers(1, 90))
+def test_default_generators_always_fit_beside_the_learner_on_two_cores(generators):
+    config = GRPOConfig.from_dict(APART | nested(resources__num_generators=generators))
+    # Ray counts resources in ten-thousandths, rounded.
+    units = [round(cpus * 1e4) for cpus in (0.1, 0.95, *[config.generator_cpus] * generators)]
+    assert sum(units) <= 2 * 10_000
+    assert config.generator_cpus > 0
+
+
+def test_given_generator_cpus_are_taken_as_they_are():
+    assert GRPOConfig.from_dict(nested(resources__generator_cpus=3)).generator_cpus == 3.0
+
+
+@pytest.mark.parametrize(
+    ("cpus", "count"), [(0.1, 1), (0.475, 1), (0.95, 1), (1.0, 1), (1.9, 2), (2, 2), (7.5, 7)]
+)
+def test_threads_are_the_whole_cores_reserved(cpus, count):
+    assert threads(cpus) == count
+
+
+# ---- --set -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("optim.lr=1e-3", "optim.lr", 1e-3),
+        ("optim.lr=1e-4", "optim.lr", 1e-4),
+        ("optim.lr=.5", "optim.lr", 0.5),
+        ("optim.lr=1", "optim.lr", 1),
+        (" optim.lr = 2 ", "optim.lr", 2),
+        ("k=4", "k", 4),
+        ("k=four", "k", "four"),
+        ("k=", "k", ""),
+        ("k=none", "k", None),
+        ("checkpoint.keep=none", "checkpoint.keep", None),
+        ("checkpoint.keep=null", "checkpoint.keep", None),
+        ("model.path=None", "model.path", None),
+        ("model.path=a=b.d", "model.path", "a=b.d"),
+        ("model.path=12", "model.path", "12"),
+        ("optim.betas=[0.8, 0.9]", "optim.betas", [0.8, 0.9]),
+        ("task.strict=true", "task.strict", True),
+        ("task.strict=False", "task.strict", False),
+        ("arm=7", "arm", "7"),
+        ("arm=none", "arm", "none"),
+        ('arm="quoted"', "arm", "quoted"),
+        ("loss.advantage=none", "loss.advantage", "none"),
+        ("task.reward=my/r.py:f", "task.reward", "my/r.py:f"),
+    ],
+)
+def test_assignment_is_read_by_the_kind_of_its_key(text, key, value):
+    got = parse_assignment(text)
+    assert got == (key, value)
+    assert type(got[1]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("optim.lrr=1", "optim.lrr: unknown key; did you mean optim.lr?"),
+        ("optim.lr", "optim.lr: must be KEY=VALUE, for example optim.lr=1e-4"),
+        ("=1", '"=1": must be KEY=VALUE, for example optim.lr=1e-4'),
+        (
+            "checkpoint={}",
+            'checkpoint="{}": is a section; set one of checkpoint.every, checkpoint.keep',
+        ),
+    ],
+)
+def test_assignment_without_a_key_of_ours_is_refused(text, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_assignment(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("key", CHECKS)
+def test_every_default_can_be_set_from_the_command_line(key):
+    value = flatten(DEFAULTS)[key]
+    text = value if isinstance(value, str) else shown(value)
+    assert parse_assignment(f"{key}={text}") == (key, value)
+
+
+@given(st.sampled_from([*CHECKS]), st.text(max_size=12))
+def test_any_assignment_gives_a_config_or_one_line(key, text):
+    data: dict = {}
+    set_dotted(data, *parse_assignment(f"{key}={text}"))
+    got = config_or_line(data)
+    assert isinstance(got, GRPOConfig) or len(got.splitlines()) == 1
+
+
+def test_not_a_number_is_refused_however_it_is_spelled():
+    for text in ("nan", "NaN", "inf", "-Infinity", "1e999"):
+        data: dict = {}
+        set_dotted(data, *parse_assignment(f"optim.lr={text}"))
+        assert error(data).startswith("optim.lr=")
+
+
+# ---- Plain dicts -----------------------------------------------------------------------------
+
+
+def test_set_dotted_makes_sections_and_replaces_values():
+    data: dict = {"optim": {"lr": {"grid_search": [1, 2]}, "epochs": 1}}
+    set_dotted(data, "optim.lr", 3)
+    set_dotted(data, "eval.every", 4)
+    set_dotted(data, "k", 2)
+    assert data == {"optim": {"lr": 3, "epochs": 1}, "eval": {"every": 4}, "k": 2}
+
+
+@pytest.mark.parametrize("section", [{"grid_search": [{"lr": 1}]}, 3])
+def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
+    with pytest.raises(ConfigError, match=r"^optim\.lr=3: optim is searched as a whole, not by"):
+        set_dotted({"optim": section}, "optim.lr", 3)
+
+
+def test_flatten_undoes_nesting():
+    flat = flatten(DEFAULTS)
+    assert (flat["k"], flat["optim.betas"], flat["task.reward"]) == (1, [0.9, 0.95], None)
+    assert flat.keys() == CHECKS.keys()
+    rebuilt: dict = {}
+    for key, value in flat.items():
+        set_dotted(rebuilt, key, value)
+    assert rebuilt == DEFAULTS
+
+
+def test_paths_become_absolute_against_the_callers_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    data = nested(
+        k=2,
+        model__path="policy",
+        model__preset="small",
+        task__keywords_file="../words.txt",
+        task__train_file="/data/train.jsonl",
+        task__eval_file="~/eval.jsonl",
+        task__reward="rewards/mine.py:score",
+    )
+    before = json.dumps(data)
+    assert make_absolute(data, tmp_path) == nested(
+        k=2,
+        model__path=str(tmp_path / "policy"),
+        model__preset="small",
+        task__keywords_file=str(tmp_path.parent / "words.txt"),
+        task__train_file="/data/train.jsonl",
+        task__eval_file="/home/someone/eval.jsonl",
+        task__reward=f"{tmp_path}/rewards/mine.py:score",
+    )
+    assert json.dumps(data) == before
+
+
+def test_what_is_no_path_stays_as_it_is():
+    data = {"model": {"path": None}, "task": {"reward": "my.module:score", "train_file": ""}}
+    assert make_absolute(data, "/base") == data
+    assert make_absolute({"model": 3, "k": 1}, "/base") == {"model": 3, "k": 1}
+
+
+def test_path_keys_of_the_config_are_all_made_absolute():
+    # A new path key must not be forgotten: its type check is the one of paths.
+    paths = {key for key, check in CHECKS.items() if "path" in check.expected}
+    data: dict = {}
+    for key in paths:
+        set_dotted(data, key, "here")
+    assert set(flatten(make_absolute(data, "/base")).values()) == {str(Path("/base/here"))}

@@ -1,0 +1,211 @@
+"""Imports run one way: read from the source of every file, and tried in a fresh interpreter."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
+
+# The rooms of grpo_trainable and the rooms each may look into besides itself.
+FOUNDATION = {"config", "rollout", "algo", "models", "tasks"}
+CLOCKS = {"timers", "metrics"}
+MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing"}
+BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
+BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports"}
+MAY_IMPORT: dict[str, set[str]] = {
+    **{room: set() for room in FOUNDATION},
+    **dict.fromkeys(CLOCKS, FOUNDATION),
+    **dict.fromkeys(MIDDLE, BELOW_ACTORS),
+    "actors": BELOW_ACTORS,
+    "transports": BELOW_ACTORS,
+    "learner_group": BELOW_LEARNER_GROUP,
+    "pipeline": BELOW_LEARNER_GROUP | {"learner_group"},
+    "trainable": BELOW_LEARNER_GROUP | {"learner_group", "pipeline"},
+    # The package itself hands out names lazily; what loads with it is tried below.
+    "": {"config", "trainable"},
+}
+MAY_IMPORT_RAY = {"transports", "learner_group", "pipeline", "trainable"}
+TORCH_FREE = {"config", "tasks"}
+
+
+def sources() -> dict[str, str]:
+    """Dotted module name → source, of every file of the four packages."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = path.read_text(encoding="utf-8")
+    return found
+
+
+def is_package(module: str) -> bool:
+    return (ROOT / Path(*module.split("."))).is_dir()
+
+
+def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
+    """Dotted names a source imports anywhere in it, functions and type-checking blocks included."""
+    parents = module.split(".") if package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            # `from grpo_trainable import rollout` names a module as its last part.
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            first = node.args[0] if node.args else None
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield str(first.value)
+
+
+def violations(module: str, source: str, *, package: bool = False) -> list[str]:
+    """The imports of one module that the rules forbid."""
+    top, _, rest = module.partition(".")
+    room = rest.partition(".")[0]
+    bad = []
+    for name in imported(module, source, package=package):
+        target, _, inner = name.partition(".")
+        target_room = inner.partition(".")[0]
+        if target == "launch" and top != "launch":
+            bad.append(name)
+        elif top == "grpo_trainable":
+            # A name the package hands out lazily stands for the room it comes from: ask that room.
+            looks_into = target == "grpo_trainable" and target_room not in ("", "__version__")
+            if (
+                target in ("callbacks", "search_spaces")
+                or (looks_into and target_room not in {room, *MAY_IMPORT[room]})
+                or (target == "ray" and room not in MAY_IMPORT_RAY)
+                or (target == "torch" and room in TORCH_FREE)
+                or (room == "config" and target not in {*sys.stdlib_module_names})
+            ):
+                bad.append(name)
+        elif top in ("callbacks", "search_spaces") and name.startswith("grpo_trainable.actors"):
+            bad.append(name)
+    return bad
+
+
+@pytest.mark.parametrize("module", sources())
+def test_module_imports_only_what_stands_below_it(module):
+    package = is_package(module)
+    parts = module.split(".")
+    if parts[0] == "grpo_trainable" and len(parts) > 1:
+        assert parts[1] in MAY_IMPORT, f"{module}: a new room needs its line in MAY_IMPORT"
+    assert violations(module, sources()[module], package=package) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("grpo_trainable.config", "import torch"),
+        ("grpo_trainable.config", "import numpy as np"),
+        ("grpo_trainable.tasks.keyword", "def f():\n    from torch import Tensor"),
+        ("grpo_trainable.tasks.keyword", "from grpo_trainable.config import GRPOConfig"),
+        ("grpo_trainable.tasks.keyword", "from ..rollout import Request"),
+        ("grpo_trainable.algo.losses", "from grpo_trainable import config"),
+        ("grpo_trainable.algo.losses", "from grpo_trainable import GRPOConfig"),
+        ("grpo_trainable.models.transformer", "import grpo_trainable.algo.masking"),
+        ("grpo_trainable.rollout", "from . import versions"),
+        ("grpo_trainable.engines.base", "import grpo_trainable.actors.learner"),
+        ("grpo_trainable.actors.learner", "import ray"),
+        ("grpo_trainable.actors.learner", "importlib.import_module('ray.util')"),
+        ("grpo_trainable.actors.learner", "from grpo_trainable.transports import object_store"),
+        ("grpo_trainable.pipeline", "from grpo_trainable.trainable import GRPOTrainable"),
+        ("grpo_trainable.trainable", "import callbacks"),
+        ("grpo_trainable.trainable", "from launch.tune import main"),
+        ("callbacks.versions", "from grpo_trainable.actors.learner import Learner"),
+        ("search_spaces.lag", "from launch import tune"),
+    ],
+)
+def test_forbidden_import_is_noticed(module, source):
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("grpo_trainable.config", "import json\nfrom collections.abc import Mapping"),
+        ("grpo_trainable.algo.losses", "import torch\nfrom .masking import masked_mean"),
+        ("grpo_trainable.actors.learner", "from grpo_trainable.algo import losses"),
+        ("grpo_trainable.trainable", "import ray\nfrom grpo_trainable.pipeline import Pipeline"),
+        ("callbacks.versions", "from grpo_trainable import metrics\nfrom ray import tune"),
+        ("launch.tune", "import launch.report, grpo_trainable.actors"),
+    ],
+)
+def test_import_of_what_stands_below_is_allowed(module, source):
+    assert violations(module, source) == []
+
+
+def loaded_after(modules: list[str]) -> set[str]:
+    """What a fresh interpreter has in `sys.modules` once it has imported `modules`."""
+    program = (
+        "import importlib, json, sys\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def rooms(*wanted: str) -> list[str]:
+    return [
+        name
+        for name in sources()
+        if name.startswith("grpo_trainable.") and name.split(".")[1] in wanted
+    ]
+
+
+def test_package_and_config_load_only_the_standard_library():
+    loaded = {name.partition(".")[0] for name in loaded_after(["grpo_trainable", *rooms("config")])}
+    assert loaded.isdisjoint({"torch", "numpy", "ray", "pyarrow"})
+
+
+def test_tasks_load_neither_torch_nor_ray():
+    loaded = loaded_after(["grpo_trainable", *rooms(*TORCH_FREE)])
+    assert loaded.isdisjoint({"torch", "ray"})
+
+
+def test_only_the_rooms_that_may_load_ray():
+    without_ray = [room for room in MAY_IMPORT if room and room not in MAY_IMPORT_RAY]
+    assert "ray" not in loaded_after(rooms(*without_ray))
+
+
+def test_callbacks_and_search_spaces_load_no_actor():
+    loaded = loaded_after(
+        [name for name in sources() if name.split(".")[0] in ("callbacks", "search_spaces")]
+    )
+    assert [name for name in loaded if name.startswith("grpo_trainable.actors")] == []
+
+
+def test_every_directory_with_code_is_a_package():
+    # The wheel takes packages only: a directory without `__init__.py` would be left out.
+    folders = {path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")}
+    assert [str(path) for path in folders if not (path / "__init__.py").is_file()] == []
+
+
+def test_no_command_hides_a_library():
+    # `python launch/tune.py` puts launch/ first on the path.
+    names = {path.stem for path in (ROOT / "launch").glob("*.py")} - {"__init__"}
+    libraries = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+    assert names.isdisjoint(libraries)
+
+
+def test_package_and_distribution_have_one_version():
+    import grpo_trainable
+
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'\nversion = "{grpo_trainable.__version__}"\n' in project

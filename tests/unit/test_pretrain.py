@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from grpo_trainable.models.store import load_policy
+from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+from grpo_trainable.tasks.stories import Document
+from launch import pretrain
+from launch.pretrain import NO_LOSS, Recipe, Row
+
+ONE_LAYER = ModelConfig(
+    vocab_size=400, context_length=160, d_model=16, num_layers=1, num_heads=2, d_ff=16
+)
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch):
+    """A policy of one layer and measurements of a few responses: seconds become milliseconds."""
+    monkeypatch.setitem(PRESETS, "tiny", ONE_LAYER)
+    monkeypatch.setattr(pretrain, "HELD_OUT_STORIES", 25)
+    monkeypatch.setattr(pretrain, "SAMPLED_KEYWORDS", 5)
+    monkeypatch.setattr(pretrain, "RESPONSES_PER_KEYWORD", 2)
+    monkeypatch.setattr(pretrain, "LIMITS", replace(pretrain.LIMITS, max_new_tokens=8))
+
+
+def write_corpus(path: Path, lines: list[object]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line the command prints for `argv` when it ends with status 2."""
+    try:
+        status = pretrain.main(argv)
+    except SystemExit as exit_:
+        status = exit_.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_a_small_run_writes_a_policy_that_loads_and_a_complete_card(
+    one_layer: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "policy"
+    assert pretrain.main(["--out", str(out), "--steps", "3", "--batch-size", "8"]) == 0
+    assert "held-out loss" in capsys.readouterr().out
+    assert {path.name for path in out.iterdir()} == {
+        "config.json",
+        "policy.safetensors",
+        "tokenizer.json",
+        "card.json",
+        "card.md",
+    }
+    model, tokenizer = load_policy(out)
+    assert model.config == replace(ONE_LAYER, vocab_size=tokenizer.vocab_size)
+    card = json.loads((out / "card.json").read_text())
+    assert card["command"].endswith(f"--out {out} --steps 3 --batch-size 8")
+    assert card["documents"] == 24
+    assert 0 < card["response_tokens_seen"] < card["tokens_seen"]
+    assert card["held_out_inclusion_responses"] == 10
+    assert len(card["samples"]) == 20
+    assert "20 samples" in (out / "card.md").read_text()
+
+
+def test_the_same_seed_gives_the_same_files(one_layer: None, tmp_path: Path):
+    for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        argv = ["--out", str(tmp_path / name), "--steps", "2", "--batch-size", "4"]
+        assert pretrain.main([*argv, "--seed", seed]) == 0
+    for file in ("policy.safetensors", "tokenizer.json"):
+        contents = [(tmp_path / name / file).read_bytes() for name in "abc"]
+        assert contents[0] == contents[1] != contents[2]
+
+
+def test_a_corpus_of_ones_own_is_learned(one_layer: None, tmp_path: Path):
+    lines = [{"prompt": f"Count to {n}", "response": "one two three " * 3} for n in range(40)]
+    corpus = write_corpus(tmp_path / "corpus.jsonl", lines)
+    argv = ["--corpus", str(corpus), "--out", str(tmp_path / "out"), "--batch-size", "8"]
+    assert pretrain.main([*argv, "--steps", "60", "--lr", "0.03"]) == 0
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["documents"] == 38
+    assert card["held_out_documents"] == 2
+    assert card["held_out_loss_nats"] < 1.0
+    assert "corpus.jsonl" in card["measured_how"]["held_out_loss_nats"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"not json", "not JSON"),
+        (b"[1]", "must be an object with prompt and response, got list"),
+        (b'{"prompt": "x"}', "response must be non-empty text"),
+        (b'{"response": "x"}', "prompt must be non-empty text"),
+        (b'{"prompt": "x", "response": " "}', "response must be non-empty text"),
+        (b'{"prompt": "x", "response": 7}', "response must be non-empty text"),
+        (b'{"prompt": "x", "response": "\\ud800"}', "response holds an unpaired surrogate"),
+        (b'{"prompt": "\xff", "response": "x"}', "not UTF-8 (byte 0xff)"),
+    ],
+)
+def test_a_bad_line_of_the_corpus_is_named(
+    line: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    corpus = tmp_path / "corpus.jsonl"
+    good = b'{"prompt": "a", "response": "b"}\n'
+    corpus.write_bytes(good + b"\n" + line + b"\n" + good)
+    error = error_of(capsys, "--out", str(tmp_path / "out"), "--corpus", str(corpus))
+    assert f"{corpus}:3: " in error
+    assert reason in error
+
+
+def test_a_prompt_longer_than_the_context_is_named(
+    one_layer: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = [{"prompt": "a", "response": "b"}] * 5
+    lines.insert(2, {"prompt": "".join(map(chr, range(200, 400))), "response": "b"})
+    corpus = write_corpus(tmp_path / "corpus.jsonl", lines)
+    error = error_of(capsys, "--out", str(tmp_path / "out"), "--corpus", str(corpus))
+    assert f"{corpus}:3: a prompt of " in error
+    assert "context of 160" in error
+
+
+def test_a_missing_or_too_small_corpus_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = str(tmp_path / "out")
+    missing = str(tmp_path / "none.jsonl")
+    assert "none.jsonl: cannot be read" in error_of(capsys, "--out", out, "--corpus", missing)
+    corpus = write_corpus(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])
+    assert "holds 1 documents" in error_of(capsys, "--out", out, "--corpus", str(corpus))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--steps", "0"], "--steps: '0': must be an integer >= 1"),
+        (["--steps", "two"], "--steps: 'two': must be an integer >= 1"),
+        (["--lr", "nan"], "--lr: 'nan': must be a number in"),
+        (["--keyword-share", "1.5"], "--keyword-share: '1.5': must be a number in [0, 1]"),
+        (["--seed", "-1"], "--seed: '-1': must be an integer in"),
+        (["--preset", "huge"], "invalid choice: 'huge'"),
+        (["--no-such"], "unrecognized arguments: --no-such"),
+    ],
+)
+def test_bad_options_are_one_line_and_status_2(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert words in error_of(capsys, "--out", str(tmp_path / "out"), *argv)
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as exit_:
+        pretrain.main(["--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert "5% of it held out" in " ".join(text.split())
+    for option in ("--out", "--corpus", "--steps", "--seed", "--threads", "--keyword-share"):
+        assert text.count(option) >= 2
+
+
+def test_an_out_directory_that_cannot_be_made_is_named_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file") in error_of(capsys, "--out", str(tmp_path / "file"))
+
+
+def test_a_prompt_gets_its_closing_newline_once(tmp_path: Path):
+    lines = [{"prompt": "a", "response": "b"}, {"prompt": "a\n", "response": "b"}]
+    documents = pretrain.read_corpus(write_corpus(tmp_path / "corpus.jsonl", lines))
+    assert list(documents.values()) == [Document("a\n", "b")] * 2
+
+
+def test_prompt_and_padding_have_no_target():
+    input_ids, targets = pretrain.collate([Row([5, 6, 7, 8, 0], 2), Row([5, 9, 0], 1)], pad_id=1)
+    assert input_ids.tolist() == [[5, 6, 7, 8], [5, 9, 1, 1]]
+    assert targets.tolist() == [[NO_LOSS, 7, 8, 0], [9, 0, NO_LOSS, NO_LOSS]]
+
+
+def test_the_loss_of_a_row_does_not_depend_on_its_neighbours():
+    model = TransformerLM(ONE_LAYER, seed=0)
+    rows = [Row([5, 6, 7, 8, 0], 2), Row([5, 9, 0], 1)]
+    alone = [pretrain.mean_loss(model, [row], pad_id=1) for row in rows]
+    together = pretrain.mean_loss(model, rows, pad_id=1)
+    assert together == pytest.approx((3 * alone[0] + 2 * alone[1]) / 5, rel=1e-5)
+
+
+def test_only_response_tokens_are_scored():
+    model = TransformerLM(ONE_LAYER, seed=0)
+    input_ids, targets = pretrain.collate([Row([5, 6, 7, 8, 0], 2)], pad_id=1)
+    log_probs = torch.log_softmax(model(input_ids)[0], dim=-1)
+    by_hand = [-log_probs[i, token].item() for i, token in ((1, 7), (2, 8), (3, 0))]
+    losses = pretrain.token_losses(model, input_ids, targets).tolist()
+    assert losses == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_story_batches_keep_the_order_of_the_corpus():
+    rows = [Row([i, 0], 1) for i in range(6)]
+    recipe = Recipe(steps=2, batch_size=3)
+    seen = [row for batch in pretrain.batches(rows, recipe, shuffle=False) for row in batch]
+    assert seen == rows
+
+
+def test_shuffled_batches_use_every_row_once_an_epoch():
+    rows = [Row([i, 0], 1) for i in range(5)]
+    recipe = Recipe(steps=5, batch_size=2)
+    seen = [row.ids[0] for b in pretrain.batches(rows, recipe, shuffle=True) for row in b]
+    assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4]
+
+
+def test_the_corpus_is_short_documents_first_then_stories():
+    documents, held_out = pretrain.story_corpus(Recipe(steps=10, batch_size=10, short_share=0.6))
+    words = [len(d.response.split()) for d in documents]
+    assert len(words) == 100
+    assert max(words[:60]) < sum(words[60:]) / 40
+    assert not {d.response for d in held_out} & {d.response for d in documents}
+
+
+def test_learning_rate_warms_up_and_comes_down():
+    recipe = Recipe(steps=1000, lr=1.0)
+    rates = [pretrain.learning_rate(step, recipe) for step in range(1000)]
+    assert rates[0] < 0.05
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] == pytest.approx(pretrain.FINAL_LR_SHARE, abs=1e-3)
+    assert pretrain.learning_rate(0, Recipe(steps=1)) > 0
+
+
+def test_distinct_trigram_share_counts_within_texts():
+    assert pretrain.distinct_trigram_share(["a b c d", "a b c, e"]) == 3 / 4
+    assert pretrain.distinct_trigram_share(["a b", "c"]) == 0.0

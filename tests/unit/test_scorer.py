@@ -1,0 +1,314 @@
+"""Scorers, with real processes."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.actors.score_worker import as_reply
+from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, check_reward_spec
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+
+REPOSITORY = Path(__file__).parents[2]
+
+# What a response is decides what the function does with it.
+REWARD_FUNCTION = """
+import os, re, sys, time
+
+def reward(response, ground_truth):
+    if response == "hang":
+        time.sleep(60)
+    if response == "busy":
+        re.match("(a+)+$", "a" * 60 + "b")  # for hours, and no other thread can run
+    if response == "die":
+        os._exit(3)
+    if response == "crash":
+        os.kill(os.getpid(), 11)
+    if response == "exit":
+        sys.exit(5)
+    if response == "raise":
+        raise KeyError("two\\nlines")
+    if response == "print":
+        print("noise on the protocol?", flush=True)
+        os.write(1, b"more noise\\n")
+        os.system("echo and more")
+    if response == "read":
+        return len(sys.stdin.read())
+    if response == "pid":
+        return os.getpid()
+    if response == "dict":
+        return {"reward": 0.5, "format_reward": 1, "answer_reward": 0, "extra": "ignored"}
+    if response == "nan":
+        return float("nan")
+    if response == "text":
+        return "1"
+    return float(len(response)) + float(len(ground_truth))
+"""
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    path = tmp_path_factory.mktemp("reward") / "my_reward.py"
+    path.write_text(REWARD_FUNCTION)
+    return f"{path}:reward"
+
+
+@pytest.fixture
+def scorer(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=2.0)) as scorer:
+        yield scorer
+
+
+def requests(*responses):
+    return [ScoreRequest(response, "ab") for response in responses]
+
+
+def worker_pids(scorer):
+    return [scorer._worker._process.pid, scorer._spare._process.pid]
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(is_running, pids))
+
+
+def test_inline_scorer_answers_in_order():
+    scorer = InlineScorer(lambda response, truth: Score(float(len(response)), 1.0, float(truth)))
+    answers = scorer.score([ScoreRequest("abc", 1), ScoreRequest("", 2)])
+    assert answers == [Score(3.0, 1.0, 1.0), Score(0.0, 1.0, 2.0)]
+    scorer.close()
+
+
+def test_a_number_is_the_reward_and_a_dict_may_say_more(scorer):
+    assert scorer.score(requests("abc", "dict", "")) == [
+        Score(5.0, 1.0, 5.0),
+        Score(0.5, 1.0, 0.0),
+        Score(2.0, 1.0, 2.0),
+    ]
+
+
+def test_any_text_and_any_json_survive_the_trip(scorer):
+    text = 'line\nbreak "quotes" \u2028 \ud800 \0 é 🦜'
+    assert scorer.score([ScoreRequest(text, {"a": [1, None]})]) == [
+        Score(len(text) + 1.0, 1.0, len(text) + 1.0)
+    ]
+    long = "x" * 3_000_000  # many times what a pipe holds
+    assert scorer.score([ScoreRequest(long, [])])[0].reward == 3_000_000
+
+
+def test_the_users_prints_and_reads_do_not_reach_the_protocol(capfd, spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=5.0)) as scorer:
+        answers = scorer.score(requests("print", "read", "x"))
+    assert [answer.reward for answer in answers] == [7.0, 0.0, 3.0]
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "noise on the protocol?\nmore noise\nand more\n" in captured.err
+
+
+def test_an_exception_or_a_bad_value_is_the_error_of_that_response_alone(scorer):
+    before = worker_pids(scorer)
+    answers = scorer.score(requests("raise", "nan", "text", "exit", "x"))
+    assert answers == [
+        RewardError("KeyError: 'two\\nlines'"),
+        RewardError("ValueError: reward must be a finite float32, got nan"),
+        RewardError("TypeError: reward must be a number, got str"),
+        RewardError("SystemExit: 5"),
+        Score(3.0, 1.0, 3.0),
+    ]
+    assert worker_pids(scorer) == before  # nobody had to die for it
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ("die", "the reward process died, exit status 3"),
+        ("crash", "the reward process died, signal Segmentation fault"),
+    ],
+)
+def test_a_death_is_the_error_of_that_response_and_the_spare_goes_on(scorer, response, message):
+    spare = worker_pids(scorer)[1]
+    answers = scorer.score(requests("x", response, "pid", "x"))
+    assert answers[1] == RewardError(message)
+    assert answers[0] == answers[3] == Score(3.0, 1.0, 3.0)
+    assert answers[2].reward == spare
+
+
+@pytest.mark.parametrize("response", ["hang", "busy"])
+def test_a_hang_is_killed_at_the_deadline_and_the_spare_goes_on(spec, response):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.3)) as scorer:
+        hung, spare = worker_pids(scorer)
+        answers = scorer.score(requests("x", response, "pid"))
+        assert answers[1] == RewardError("no reward within 0.3 s")
+        assert answers[2].reward == spare
+        assert not is_running(hung)
+
+
+def test_hangs_and_deaths_in_a_row_all_get_their_errors(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.3)) as scorer:
+        answers = scorer.score(requests("hang", "die", "hang", "x", "die"))
+        kinds = [type(answer) for answer in answers]
+        assert kinds == [RewardError, RewardError, RewardError, Score, RewardError]
+        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
+def test_processes_that_died_between_two_calls_are_replaced_without_an_error(scorer):
+    for pid in worker_pids(scorer):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_until_gone(worker_pids(scorer))
+    assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
+def test_an_interrupted_call_leaves_no_answer_for_the_next(spec):
+    def interrupt(*_):
+        raise InterruptedError("asked to stop")
+
+    with contextlib.closing(ProcessScorer(spec, deadline_s=30)) as scorer:
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(InterruptedError):
+                scorer.score(requests("hang"))
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
+def test_close_leaves_no_process_and_may_be_called_twice(spec):
+    scorer = ProcessScorer(spec, deadline_s=1.0)
+    pids = worker_pids(scorer)
+    scorer.close()
+    scorer.close()
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("response", ["hang", "busy", None])
+def test_no_worker_outlives_a_parent_that_was_killed(spec, response):
+    call = "" if response is None else f"scorer.score([ScoreRequest({response!r}, 'ab')])"
+    program = f"""
+        import time
+        from grpo_trainable.actors.scorer import ProcessScorer
+        from grpo_trainable.tasks import ScoreRequest
+        scorer = ProcessScorer({spec!r}, deadline_s=60)
+        print(scorer._worker._process.pid, scorer._spare._process.pid, flush=True)
+        {call}
+        time.sleep(60)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    ) as parent:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        time.sleep(0.2)  # let the call reach the worker
+        assert all(map(is_running, pids))
+        parent.kill()
+    assert wait_until_gone(pids)
+
+
+# ---- Finding the function --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["directory", "path"])
+def test_a_module_is_found_from_the_directory_and_from_our_path(tmp_path, monkeypatch, by):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").touch()
+    (tmp_path / "pkg" / "sibling.py").write_text("VALUE = 4")
+    (tmp_path / "pkg" / "rewards.py").write_text(
+        "from .sibling import VALUE\ndef f(response, ground_truth): return VALUE"
+    )
+    if by == "path":
+        monkeypatch.syspath_prepend(str(tmp_path))
+    directory = str(tmp_path) if by == "directory" else None
+    scorer = ProcessScorer("pkg.rewards:f", deadline_s=5.0, directory=directory)
+    with contextlib.closing(scorer):
+        assert scorer.score(requests("x")) == [Score(4.0, 1.0, 4.0)]
+
+
+def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
+    (tmp_path / "neighbour.py").write_text("VALUE = 4")
+    # Named like a module of the standard library that everybody imports.
+    (tmp_path / "json.py").write_text(
+        "from neighbour import VALUE\ndef f(response, ground_truth): return VALUE"
+    )
+    check_reward_spec(f"{tmp_path / 'json.py'}:f")
+    (tmp_path / "reward.py").write_text((tmp_path / "json.py").read_text())
+    (tmp_path / "json.py").unlink()
+    check_reward_spec("reward.py:f", directory=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("reward", "reason"),
+    [
+        ("reward", "must be module:function or path/to/file.py:function"),
+        ("some/path:reward", "must be module:function or path/to/file.py:function"),
+        ("module:", "must be module:function or path/to/file.py:function"),
+        ("no_such_module_here:f", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("/no/such/file.py:f", "FileNotFoundError: no file /no/such/file.py"),
+        ("json:no_such_function", "has no attribute 'no_such_function'"),
+        ("math:pi", "TypeError: pi is not callable"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reason):
+    for attempt in (check_reward_spec, lambda spec: ProcessScorer(spec, deadline_s=1.0)):
+        with pytest.raises(ValueError, match=rf"^task\.reward={reward}: ") as error:
+            attempt(reward)
+        assert reason in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise RuntimeError('no licence')", "cannot be imported: RuntimeError: no licence"),
+        ("def f(:", "cannot be imported: SyntaxError: "),
+        ("exit(2)", "cannot be imported: SystemExit: 2"),
+        ("import os; os._exit(7)", "its import ended the process, exit status 7"),
+    ],
+)
+def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, reason):
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    with pytest.raises(ValueError, match=r"^task\.reward=") as error:
+        check_reward_spec(f"{path}:f")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ---- What a reward may be --------------------------------------------------------------------
+
+
+class Zero:
+    def __float__(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(("result", "reward"), [(1, 1.0), (True, 1.0), (-2.5, -2.5), (Zero(), 0.0)])
+def test_whatever_is_a_number_is_a_reward(result, reward):
+    expected = {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
+    assert as_reply(result) == as_reply({"reward": result}) == expected
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, "1", [1.0], 1j, float("inf"), -float("inf"), float("nan"), 1e39, 10**400, {}],
+    ids=repr,
+)
+def test_whatever_is_no_finite_float32_is_refused(result):
+    for value in (result, {"reward": result}, {"reward": 1.0, "answer_reward": result}):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            as_reply(value)
