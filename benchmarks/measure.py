@@ -1,7 +1,8 @@
-"""What the benchmarks share: fresh processes, the machine's peaks, spread, provenance.
+"""What the benchmarks share: the workload, fresh processes, the machine's peaks, provenance.
 
-The part of a benchmark that computes runs in a process of its own for each number of threads, so
-that nothing a thread pool or an allocator has kept from one measurement reaches the next.
+What is measured runs in a process of its own for each number of threads, so that nothing a thread
+pool or an allocator keeps of one measurement reaches the next. The workload: the `small` preset
+with random weights, 8 prompts of 10 to 14 tokens, 8 responses each, 48 new tokens, float32.
 """
 
 from __future__ import annotations
@@ -12,52 +13,271 @@ import json
 import os
 import platform
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo_trainable.engines.torch_engine import TorchEngine
+    from grpo_trainable.rollout import Request
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 THREADS = (1, 2)
-_PEAK_SIZE = 2048  # of the square matrices whose product is the peak
-_COPY_BYTES = 256 << 20
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
+
+PRESET = "small"
+PROMPTS, GROUP_SIZE, NEW_TOKENS = 8, 8, 48
+RESPONSES = PROMPTS * GROUP_SIZE
+
+PEAK_SIZE = 2048  # of the square matrices whose product is the peak
+COPY_BYTES = 256 << 20
 
 
-# ---- In the process that computes ------------------------------------------------------------
+# ---- The workload ----------------------------------------------------------------------------
 
 
-def seconds_of(work: Callable[[], object], *, repeats: int, warm_up: int) -> list[float]:
-    """Seconds of each of `repeats` calls, after `warm_up` calls that are not counted."""
-    taken = []
+def prompt_lengths(seed: int) -> list[int]:
+    import numpy as np
+
+    return np.random.default_rng(seed).integers(10, 15, PROMPTS).tolist()
+
+
+def sample_requests(seed: int) -> list[Request]:
+    import numpy as np
+
+    from grpo_trainable.models.transformer import PRESETS
+    from grpo_trainable.rollout import Request, SamplingLimits
+
+    rng = np.random.default_rng(seed + 1)
+    limits = SamplingLimits(min_new_tokens=1, max_new_tokens=NEW_TOKENS, temperature=0.8)
+    return [
+        Request(
+            stream="train",
+            cursor=cursor,
+            prompt_ids=tuple(rng.integers(2, PRESETS[PRESET].vocab_size, length).tolist()),
+            group_size=GROUP_SIZE,
+            limits=limits,
+        )
+        for cursor, length in enumerate(prompt_lengths(seed))
+    ]
+
+
+def endless_engine(seed: int) -> TorchEngine:
+    """An engine whose end-of-text is no token of the vocabulary: every response has its length."""
+    from grpo_trainable.engines.torch_engine import TorchEngine
+    from grpo_trainable.models.transformer import PRESETS, TransformerLM
+
+    model = TransformerLM(PRESETS[PRESET], seed)
+    return TorchEngine(model, eos_id=model.config.vocab_size, pad_id=1, seed=seed)
+
+
+# ---- Inside the process that is measured -----------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Wall-clock and CPU seconds of each repeat."""
+
+    wall_s: list[float]
+    cpu_s: list[float]
+
+
+def repeated(work: Callable[[], object], *, repeats: int, warm_up: int) -> Timing:
+    """Times `repeats` calls, after `warm_up` calls that are not counted."""
+    timing = Timing(wall_s=[], cpu_s=[])
     for call in range(warm_up + repeats):
-        start = time.perf_counter()
+        cpu, wall = time.process_time(), time.perf_counter()
         work()
         if call >= warm_up:
-            taken.append(time.perf_counter() - start)
-    return taken
+            timing.wall_s.append(time.perf_counter() - wall)
+            timing.cpu_s.append(time.process_time() - cpu)
+    return timing
 
 
 def machine_peaks() -> dict[str, float]:
-    """GFLOP/s of the best of five 2048³ float32 products, GB/s of the best of five large copies.
+    """The best of five float32 products of two 2048 × 2048 matrices, and of five large copies.
 
-    A copy's bytes count once, as they do in the copy benchmarks of others; they are read and
-    written.
+    A copy of n bytes counts as n, although n are read and n are written.
     """
     import torch
 
-    left, right = (torch.randn(_PEAK_SIZE, _PEAK_SIZE) for _ in range(2))
+    left, right = (torch.randn(PEAK_SIZE, PEAK_SIZE) for _ in range(2))
     product = torch.empty_like(left)
-    matmul_s = min(
-        seconds_of(lambda: torch.mm(left, right, out=product), repeats=5, warm_up=1)
-    )
-    source = torch.ones(_COPY_BYTES // 4)
+    matmul = repeated(lambda: torch.mm(left, right, out=product), repeats=5, warm_up=1)
+    source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
-    copy_s = min(seconds_of(lambda: target.copy_(source), repeats=5, warm_up=1))
+    copy = repeated(lambda: target.copy_(source), repeats=5, warm_up=1)
     return {
-        "matmul_gflop_per_s": 2 * _PEAK_SIZE**3 / matmul_s / 1e9,
-        "copy_gb_per_s": _COPY_BYTES / copy_s / 1e9,
+        "matmul_gflop_per_s": 2 * PEAK_SIZE**3 / min(matmul.wall_s) / 1e9,
+        "copy_gb_per_s": COPY_BYTES / min(copy.wall_s) / 1e9,
     }
+
+
+def resident_mb() -> dict[str, float]:
+    """Resident memory of this process now and at its highest, in units of 10⁶ bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "resident_mb": pages * resource.getpagesize() / 1e6,
+        "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+    }
+
+
+def measured(
+    work: Callable[[], object], *, flop: int, tokens: int, threads: int, repeats: int
+) -> dict[str, Any]:
+    """One row of a result: `work` beside the floor that the machine's peak sets it."""
+    warm_up = 3
+    # The peaks' large matrices would count as the workload's memory: it is read first.
+    repeated(work, repeats=0, warm_up=warm_up)
+    memory = resident_mb()
+    peaks = machine_peaks()
+    timing = repeated(work, repeats=repeats, warm_up=1)
+    median = statistics.median(timing.wall_s)
+    floor = flop / peaks["matmul_gflop_per_s"] / 1e9
+    return {
+        "threads": threads,
+        "seconds": {
+            "median": median,
+            "min": min(timing.wall_s),
+            "max": max(timing.wall_s),
+            "all": timing.wall_s,
+        },
+        "cpu_seconds_median": statistics.median(timing.cpu_s),
+        "tokens_per_s": tokens / median,
+        "flop": flop,
+        "gflop_per_s": flop / median / 1e9,
+        "peak": peaks,
+        "floor_s": floor,
+        "share_of_floor": floor / median,
+        "warm_up": warm_up + 1,
+        "repeats": repeats,
+        **memory,
+    }
+
+
+# ---- Around it -------------------------------------------------------------------------------
+
+
+def arguments(description: str, result: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="calls that are timed, at least 10 (default: 20)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and draws")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=RESULTS / result,
+        help="where the JSON goes (default: benchmarks/results/%s)" % result,  # noqa: UP031
+    )
+    parser.add_argument("--inside", metavar="PART", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.repeats < 10:
+        parser.error(f"--repeats {args.repeats}: must be at least 10")
+    return args
+
+
+def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[str, Any]:
+    """What `part` of this script prints as JSON, run with `threads` from its first import on."""
+    command = [sys.executable, sys.argv[0], "--inside", part, "--threads", str(threads)]
+    command += ["--repeats", str(args.repeats), "--seed", str(args.seed)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        # As the launcher sets it for every actor.
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{shlex.join(command)}: exit status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def provenance(args: argparse.Namespace) -> dict[str, Any]:
+    """Command, commit, hardware, versions, seed: what a figure needs to be checked."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(ROOT), *words], stdout=subprocess.PIPE, text=True, check=True
+        ).stdout.strip()
+
+    # What a benchmark writes does not change what it measures.
+    changed = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": git("rev-parse", "HEAD"),
+        "dirty": bool(changed),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "hardware": {
+            "cpu": _cpu_model(),
+            "cores": len(os.sched_getaffinity(0)),
+            "machine": platform.machine(),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            # Above 0 before we start, others were computing too.
+            "load_average_1_min": os.getloadavg()[0],
+        },
+        "packages": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in PACKAGES},
+        },
+        "seed": args.seed,
+        "workload": {
+            "preset": PRESET,
+            "dtype": "float32",
+            "prompts": PROMPTS,
+            "responses_per_prompt": GROUP_SIZE,
+            "new_tokens": NEW_TOKENS,
+            "prompt_lengths": prompt_lengths(args.seed),
+        },
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\nwritten to {path}")
+
+
+def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """One line per number of threads."""
+    print(title)
+    names = ("threads", "median s", "min", "max", "cpu s", "tokens/s", "floor s", "share of floor")
+    names += ("matmul GFLOP/s", "copy GB/s", "resident MB")
+    lines = [names]
+    for row in rows:
+        seconds, peak = row["seconds"], row["peak"]
+        lines.append(
+            (
+                str(row["threads"]),
+                f"{seconds['median']:.3f}",
+                f"{seconds['min']:.3f}",
+                f"{seconds['max']:.3f}",
+                f"{row['cpu_seconds_median']:.3f}",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['floor_s']:.3f}",
+                f"{row['share_of_floor']:.0%}",
+                f"{peak['matmul_gflop_per_s']:.1f}",
+                f"{peak['copy_gb_per_s']:.1f}",
+                f"{row['peak_resident_mb']:.0f}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))

@@ -37,7 +37,7 @@ class ProgressCallback(Callback):
         self._print(trial, f"done in {seconds:.0f} s ({self._ended} of {self._total} trials)")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._print(trial, f"failed; see {trial.error_file}")
+        self._print(trial, "failed")
 
     def _print(self, trial: Any, text: str) -> None:
         label = f"{trial.config['arm']}/{trial.config['seed']}"

@@ -131,7 +131,11 @@ def _unpack_groups(
     tensors: Mapping[str, Tensor], fields: Sequence[Mapping[str, int]]
 ) -> list[RolloutGroup]:
     return [
-        RolloutGroup(**{name: tensors[f"{i}/{name}"] for name in _GROUP_TENSORS}, **row)
+        RolloutGroup(
+            cursor=row["cursor"],
+            uses=row["uses"],
+            **{name: tensors[f"{i}/{name}"] for name in _GROUP_TENSORS},
+        )
         for i, row in enumerate(fields)
     ]
 

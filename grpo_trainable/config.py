@@ -634,6 +634,29 @@ class GRPOConfig(_Settings):
         # cores, and a placement group that does not fit waits for ever.
         return math.floor(0.95 / self.resources.num_generators * 1e4) / 1e4
 
+    def bundles(self) -> list[dict[str, float]]:
+        """Resources of the trial's own process, then of each actor: worker, or learner and
+        generators."""
+        r = self.resources
+        # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
+        # trial pending for ever.
+        driver = {"CPU": 0.1}
+        if self.placement == "colocated":
+            return [driver, _bundle(r.worker_cpus, r.worker_gpus)]
+        generator = _bundle(self.generator_cpus, r.generator_gpus)
+        return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
+
+    @property
+    def devices(self) -> float:
+        """What an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
+        _, *actors = self.bundles()
+        gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
+        return gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
 
 _DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(GRPOConfig)}
 _SECTIONS: dict[str, Any] = {

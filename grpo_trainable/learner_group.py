@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_trainable.actors.learner import LearnerState, Published, Updated
-from grpo_trainable.remote import Actor, Call, Runtime, await_call
+from grpo_trainable.calls import Actor, Call, Runtime, await_call
 from grpo_trainable.rollout import RolloutGroup
 
 

@@ -4,7 +4,7 @@ Synchronous is `lag = 0`: the gate then admits a round's rollouts only once the 
 round before stand in the generators. With `lag >= 1` the generators are already at work on the
 next rounds while the learner trains, across calls of `run_round`.
 
-Nothing here imports Ray: actors, calls and waiting come in from outside.
+Nothing here imports Ray: actors, calls, waiting and the time come in from outside.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from grpo_trainable.actors.generator import Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Updated
+from grpo_trainable.calls import Actor, ActorFailed, Runtime, no_answer
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
-from grpo_trainable.remote import Actor, ActorFailed, Runtime, no_answer
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import Span, covered_seconds, now
@@ -92,8 +92,6 @@ class _Round:
     """What accumulates while a round runs."""
 
     spans: list[ActorSpan] = field(default_factory=list)
-    format_rewards: list[float] = field(default_factory=list)
-    answer_rewards: list[float] = field(default_factory=list)
     sync_bytes: int = 0
 
 
@@ -111,7 +109,9 @@ class Pipeline:
         generators: Sequence[Actor],
         learners: LearnerGroup,
         runtime: Runtime,
+        clock: Callable[[], float] = now,
     ) -> None:
+        """`clock` tells the time of the actors' spans: seconds since 1970."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.buffer = ReplayBuffer(config.rollout.prompts)
@@ -121,13 +121,16 @@ class Pipeline:
         self._generators = [_Generator(actor=actor) for actor in generators]
         self._learners = learners
         self._runtime = runtime
+        self._clock = clock
         self._open: dict[Any, Callable[[Any], None]] = {}  # what to do with each call's value
         self._weights_round = 0  # of the weights last submitted to the generators
         self._version = 0
         self._next_unit = 0
         self._again: list[int] = []  # units to request again after a restore
         self._outstanding: set[int] = set()
-        self._horizon = -1  # the last round that may be dispatched for
+        self._holding = True  # whether units that the gate would admit are held back
+        # Mean (format, answer) rewards of the groups in the buffer, by cursor.
+        self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._round = _Round()
 
     # ---- The round ---------------------------------------------------------------------------
@@ -144,9 +147,9 @@ class Pipeline:
         Raises:
             ActorFailed: an actor died, raised, or did not answer in time.
         """
-        start = now()
+        start = self._clock()
         round_ = self.gate.learner_round
-        self._horizon = round_ + self.config.lag
+        self._holding = False
         if self.evaluation is None:
             self._evaluate()
         self._dispatch()
@@ -159,14 +162,15 @@ class Pipeline:
         self._version = updated.version
         self.gate.learner_round += 1
         self._publish()
+        # In a synchronous run nothing outlives the round; in no run is an evaluation kept waiting.
+        self._holding = True
         if self.config.lag == 0:
-            # In a synchronous run nothing outlives the round.
             self._finish_everything()
         last = self.gate.learner_round == self.config.rounds
         if last or self.gate.learner_round % self.config.eval.every == 0:
             self._evaluate()
         if self.config.lag > 0:
-            self._horizon += 1
+            self._holding = False
             self._dispatch()
         if last:
             self._finish_everything()
@@ -242,12 +246,12 @@ class Pipeline:
 
     def _dispatch(self) -> None:
         """Submits every unit that the gate admits and that a generator has room for."""
-        while True:
+        while not self._holding:
             unit = self._again[0] if self._again else self._next_unit
             round_ = unit // self._units_per_round
-            if round_ > self._horizon or round_ >= self.config.rounds:
-                return
             ahead = round_ - self.gate.learner_round
+            if round_ >= self.config.rounds:
+                return
             if not self.gate.may_generate(self._weights_round, ahead):
                 return
             generator = self._least_busy()
@@ -293,8 +297,10 @@ class Pipeline:
         self.counts.dropped_reward += len(scored.unscored)
         self.counts.sampled_responses += sum(len(g.response_ids) for g in scored.groups)
         self.counts.sampled_tokens += sum(group.num_tokens for group in scored.groups)
-        self._round.format_rewards += scored.format_rewards
-        self._round.answer_rewards += scored.answer_rewards
+        rewards = zip(scored.groups, scored.format_rewards, scored.answer_rewards, strict=True)
+        self._partial_rewards.update(
+            {g.cursor: (format_, answer) for g, format_, answer in rewards}
+        )
 
     def _count_reward_errors(self, scored: ScoredUnit, responses: int) -> None:
         self.counts.reward_errors += scored.reward_errors
@@ -327,8 +333,8 @@ class Pipeline:
         rewards = [float(g.rewards.mean()) for scored in done for g in scored.groups]
         if not rewards:
             raise ActorFailed("eval: the reward function failed on every held-out prompt")
-        # Sorted: several generators may answer in any order, and a float sum depends on it.
-        mean = sum(sorted(rewards)) / len(rewards)
+        # fsum is exact, so the order in which generators answered does not matter.
+        mean = math.fsum(rewards) / len(rewards)
         first = mean if self.evaluation is None else self.evaluation.first
         self.evaluation = Evaluation(first=first, mean=mean, round=self.gate.learner_round)
 
@@ -364,6 +370,9 @@ class Pipeline:
         evaluation = self.evaluation
         assert evaluation is not None
         steps = updated.steps
+        partial = [self._partial_rewards[group.cursor] for group in groups]
+        kept = (group.cursor for group in self.buffer.groups())
+        self._partial_rewards = {cursor: self._partial_rewards[cursor] for cursor in kept}
         # A mean over a round's gradient steps; the largest ratio is the largest of all.
         row.update(
             {
@@ -374,8 +383,8 @@ class Pipeline:
                 "optim/grad_norm": _mean([step.grad_norm for step in steps]),
                 "optim/lr": steps[-1].lr,
                 "optim/skipped_steps": float(updated.skipped_steps),
-                "reward/format_mean": _mean(this.format_rewards),
-                "reward/answer_mean": _mean(this.answer_rewards),
+                "reward/format_mean": _mean([format_ for format_, _ in partial]),
+                "reward/answer_mean": _mean([answer for _, answer in partial]),
                 "reward/eval_mean": evaluation.mean,
                 "reward/eval_first": evaluation.first,
                 "eval/round": float(evaluation.round),
@@ -394,7 +403,7 @@ class Pipeline:
         row["count/waiting"] = float(len(self.buffer))
         row["count/in_flight"] = float(self.groups_in_flight)
 
-        end = now()
+        end = self._clock()
         row.update(stage_seconds(this.spans))
         busy = [item.span for item in this.spans if item.span.stage != "idle"]
         row["time/step_s"] = end - start
@@ -420,6 +429,7 @@ class Pipeline:
             "in_flight_units": sorted({*self._outstanding, *self._again}),
             "counts": vars(self.counts).copy(),
             "evaluation": None if self.evaluation is None else vars(self.evaluation).copy(),
+            "partial_rewards": [[c, *pair] for c, pair in sorted(self._partial_rewards.items())],
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
@@ -431,9 +441,12 @@ class Pipeline:
         self.counts = Counts(**state["counts"])
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
+        self._partial_rewards = {
+            c: (format_, answer) for c, format_, answer in state["partial_rewards"]
+        }
         self.buffer.add(groups)
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN for none."""
-    return sum(values) / len(values) if values else math.nan
+    """Sorted: several generators answer in any order, and a sum of floats depends on it."""
+    return sum(sorted(values)) / len(values)

@@ -4,52 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-
-class ActorFailed(RuntimeError):
-    """An actor died, raised or did not answer; the message names stage and actor.
-
-    Never Ray's own `RayActorError`: leaving `step()`, Tune would take that for the death of the
-    Trainable itself and skip its `cleanup()`.
-    """
-
-
-class Call(Protocol):
-    """A submitted call that has not been collected yet."""
-
-    @property
-    def actor(self) -> str: ...
-
-    @property
-    def stage(self) -> str: ...
-
-
-class Actor(Protocol):
-    """Something that works through its calls in the order they were submitted."""
-
-    @property
-    def name(self) -> str: ...
-
-    def submit(self, stage: str, method: str, *args: Any) -> Call: ...
-
-    def kill(self) -> None: ...
-
-
-class Runtime(Protocol):
-    """How calls are awaited."""
-
-    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Those of `calls` that are done, at least one unless the time is over; never waits longer
-        than until the first."""
-        ...
-
-    def result(self, call: Any) -> Any:
-        """The value of a call that is done. ActorFailed when there is none."""
-        ...
+from grpo_trainable.calls import ActorFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +36,7 @@ class RayActor:
         return RayCall(self._name, stage, getattr(self._handle, method).remote(*args))
 
     def kill(self) -> None:
-        ray.kill(self._handle)
+        ray.kill(self._handle)  # pyright: ignore[reportArgumentType]
 
 
 class RayRuntime:
@@ -92,29 +52,24 @@ class RayRuntime:
         try:
             return ray.get(call.ref, timeout=60.0)
         except RayActorError as error:
-            raise ActorFailed(f"{call.stage}: {call.actor} died ({_one_line(error)})") from error
+            # Ray's last line is the reason, the end of a traceback when the actor never started.
+            reason = str(error).strip().splitlines()[-1]
+            raise ActorFailed(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise ActorFailed(
-                f"{call.stage}: {call.actor} failed with {type(cause).__name__}: {_one_line(cause)}"
+                f"{call.stage}: {call.actor} failed with {type(cause).__name__}: "
+                f"{_one_line(str(cause))}"
             ) from error
         except GetTimeoutError as error:
             raise ActorFailed(
                 f"{call.stage}: the answer of {call.actor} could not be fetched in 60 s"
             ) from error
+        except RayError as error:
+            raise ActorFailed(
+                f"{call.stage}: the answer of {call.actor} is lost ({_one_line(str(error))})"
+            ) from error
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
-    """The value of one call. ActorFailed names stage and actor when it takes too long."""
-    if not runtime.wait([call], deadline_s):
-        raise no_answer([call], deadline_s)
-    return runtime.result(call)
-
-
-def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorFailed:
-    waiting = ", ".join(sorted({f"{call.actor} ({call.stage})" for call in calls}))
-    return ActorFailed(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

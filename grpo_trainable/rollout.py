@@ -127,7 +127,7 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         crc = zlib.crc32(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode(), crc)
-        crc = zlib.crc32(memoryview(tensor.view(torch.uint8).numpy()).cast("B"), crc)
+        crc = zlib.crc32(memoryview(tensor.flatten().view(torch.uint8).numpy()), crc)  # pyright: ignore[reportArgumentType]
     return f"{crc:08x}"
 
 

@@ -13,6 +13,7 @@ from ray.tune.registry import register_trainable
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner, LearnerState
+from grpo_trainable.calls import Actor, await_call
 from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
@@ -20,15 +21,12 @@ from grpo_trainable.metrics import NAMES, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.remote import Actor, RayActor, RayRuntime, await_call
+from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.timers import WallClock, now
 from grpo_trainable.transports import InProcess, ObjectStoreReceiver, ObjectStoreSender
 
 logger = logging.getLogger(__name__)
 
-# The trial's own process mostly waits. On two cores a whole CPU for it would keep the trial
-# pending for ever.
-DRIVER_CPUS = 0.1
 NAME = "GRPO"
 
 
@@ -42,8 +40,7 @@ class GRPOTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """A bundle for the trial's own process and one for each actor."""
-        parsed = GRPOConfig.from_dict(config)
-        return tune.PlacementGroupFactory([{"CPU": DRIVER_CPUS}, *actor_bundles(parsed)])
+        return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
     def setup(self, config: dict[str, Any]) -> None:
         self._actors: list[Actor] = []
@@ -126,7 +123,7 @@ class GRPOTrainable(tune.Trainable):
             "time/checkpoint_s": checkpoint_s,
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,
-            "cost/device_hours": self._wall_clock.seconds / 3600 * devices(self.grpo),
+            "cost/device_hours": self._wall_clock.seconds / 3600 * self.grpo.devices,
         }
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -184,7 +181,7 @@ class GRPOTrainable(tune.Trainable):
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts over with another config, actors included; the resources must be the same."""
         new = GRPOConfig.from_dict(new_config)
-        if actor_bundles(new) != actor_bundles(self.grpo):
+        if new.bundles() != self.grpo.bundles():
             return False
         self.cleanup()
         self.setup(new_config)
@@ -200,26 +197,6 @@ class GRPOTrainable(tune.Trainable):
         for actor in self._actors:
             actor.kill()
         self._actors = []
-
-
-def actor_bundles(config: GRPOConfig) -> list[dict[str, float]]:
-    """The resources of each actor of a trial: worker, or learner and generators."""
-    r = config.resources
-
-    def bundle(cpus: float, gpus: float) -> dict[str, float]:
-        return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-
-    if config.placement == "colocated":
-        return [bundle(r.worker_cpus, r.worker_gpus)]
-    generator = bundle(config.generator_cpus, r.generator_gpus)
-    return [bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
-
-
-def devices(config: GRPOConfig) -> float:
-    """What a trial's hour costs: its GPUs, or the CPU cores of its actors when it has none."""
-    bundles = actor_bundles(config)
-    gpus = sum(bundle.get("GPU", 0.0) for bundle in bundles)
-    return gpus or sum(bundle["CPU"] for bundle in bundles)
 
 
 def register() -> None:

@@ -3,9 +3,10 @@
     python launch/pretrain.py --out DIR                   the story policy, about 6 minutes
     python launch/pretrain.py --out DIR --corpus FILE     one of your own texts
 
-The story corpus comes in two parts, and their order is what makes it work: short documents that
-always hold their keyword teach copying, and only then come stories that hold it half of the time.
-Stories alone give a fluent policy that never copies, from which GRPO learns nothing.
+The story corpus comes in an order, and the order is what makes it work: short documents that
+always hold their keyword teach copying; then come stories, all of which hold it at first and fewer
+and fewer later on. Stories alone give a fluent policy that never copies, from which GRPO learns
+nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +47,13 @@ from grpo_trainable.tasks.stories import Document, Storyteller
 
 NO_LOSS = -100  # target of prompt and padding positions
 WARMUP_SHARE = 0.03
-FINAL_LR_SHARE = 0.05
+DECAY_SHARE = 0.4
+FINAL_LR_SHARE = 0.03
+FALL_SHARE = 0.6  # of the stories, over which the share with keywords falls from 1
 GRAD_CLIP = 1.0
 WEIGHT_DECAY = 0.1
-TOKENIZER_DOCUMENTS = 20_000  # enough for 2048 merges; all of the corpus would only be slower
+TOKENIZER_DOCUMENTS = 20_000  # as good as all of them, and sooner done
+TOKENIZER_STORIES = 2000
 HELD_OUT_STORIES = 1000
 HELD_OUT_SHARE = 0.05  # of the lines of --corpus, at most HELD_OUT_STORIES of them
 SAMPLED_KEYWORDS = 250
@@ -66,8 +70,8 @@ class Recipe:
     steps: int = 2000
     batch_size: int = 32
     lr: float = 3e-3
-    short_share: float = 0.6  # of the documents, in front of the stories
-    keyword_share: float = 0.5  # of the stories, that hold their keywords
+    short_share: float = 0.35  # of the documents, in front of the stories
+    keyword_share: float = 0.6  # of the later stories, that hold their keywords
     seed: int = 0
     preset: str = "tiny"
 
@@ -90,7 +94,10 @@ def story_corpus(recipe: Recipe) -> tuple[list[Document], list[Document]]:
     shorts = round(count * recipe.short_share)
     teller = Storyteller(nouns, Random(f"corpus {recipe.seed}"))
     documents = [teller.short_document() for _ in range(shorts)]
-    documents += [teller.story_document(recipe.keyword_share) for _ in range(count - shorts)]
+    for i in range(count - shorts):
+        # A sudden change to stories that mostly lack their keyword would undo the copying.
+        fallen = min(1.0, i / (FALL_SHARE * (count - shorts)))
+        documents.append(teller.story_document(1 - fallen * (1 - recipe.keyword_share)))
     fresh = Storyteller(nouns, Random(f"held-out {recipe.seed}"))
     return documents, [fresh.story_document(recipe.keyword_share) for _ in range(HELD_OUT_STORIES)]
 
@@ -202,13 +209,10 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """A short linear warm-up, then a cosine down to a small share."""
-    warmup = max(1, round(WARMUP_SHARE * recipe.steps))
-    if step < warmup:
-        return recipe.lr * (step + 1) / warmup
-    progress = (step - warmup) / max(1, recipe.steps - warmup)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return recipe.lr * (FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine)
+    """Up, level, and down in a line to a small share: the stories come late and need the level."""
+    up = (step + 1) / max(1, round(WARMUP_SHARE * recipe.steps))
+    down = (recipe.steps - step) / (DECAY_SHARE * recipe.steps)
+    return recipe.lr * min(1.0, up, FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * down)
 
 
 def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Tensor:
@@ -462,13 +466,15 @@ def pretrain(out: Path, recipe: Recipe, corpus: str | None, command: str) -> dic
     if corpus is None:
         documents, held_out = story_corpus(recipe)
         lines = {}
+        # Prompts name every noun equally often: many of them and few stories make more nouns one
+        # token, and a noun that is one token is easier to copy.
+        texts = [d.prompt for d in documents[:TOKENIZER_DOCUMENTS]]
+        texts += [d.response for d in documents[-TOKENIZER_STORIES:]]
     else:
         lines = read_corpus(corpus)
         documents, held_out = split_corpus(list(lines.values()), recipe.seed)
-    seen = Random(f"tokenizer {recipe.seed}").sample(
-        documents, min(len(documents), TOKENIZER_DOCUMENTS)
-    )
-    tokenizer = Tokenizer.train((d.prompt + d.response for d in seen), preset.vocab_size)
+        texts = [d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]]
+    tokenizer = Tokenizer.train(texts, preset.vocab_size)
     check_prompts(tokenizer, lines, preset.context_length)
     config = replace(preset, vocab_size=tokenizer.vocab_size)
     rows = [encode(tokenizer, document, config.context_length) for document in documents]
@@ -563,7 +569,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_number(float, 1e-8, 1),
         default=default.lr,
         metavar="X",
-        help=f"peak learning rate (default {default.lr:g}); warm-up, then a cosine",
+        help=f"peak learning rate (default {default.lr:g}); it falls over the last "
+        f"{DECAY_SHARE:.0%}% of the steps",
     )
     parser.add_argument(
         "--short-share",
@@ -578,8 +585,8 @@ def _parser() -> argparse.ArgumentParser:
         type=_number(float, 0, 1),
         default=default.keyword_share,
         metavar="X",
-        help="share of the stories that hold their keywords: it sets the inclusion rate that GRPO "
-        f"starts from (default {default.keyword_share:g})",
+        help="share of the later stories that hold their keywords: it sets the inclusion rate that "
+        f"GRPO starts from (default {default.keyword_share:g})",
     )
     parser.add_argument(
         "--preset",

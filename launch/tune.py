@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -99,9 +99,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
         "one arm only; may be given many times",
     )
-    add("--iterations", metavar="N", type=_count, help="rounds of every arm")
-    add("--num-samples", metavar="N", type=_count, default=1, help="seeds of every arm (1)")
-    add("--seed", metavar="N", type=int, default=0, help="the first seed (0)")
+    add("--iterations", metavar="N", type=_at_least(1), help="rounds of every arm")
+    add("--num-samples", metavar="N", type=_at_least(1), default=1, help="seeds of every arm (1)")
+    add("--seed", metavar="N", type=_at_least(0), default=0, help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
     add("--storage", metavar="DIR", default="~/ray_results", help="where experiments are kept")
     add(
@@ -114,10 +114,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "auto starts it then, never (the default) refuses when there is one. Its state is pickle: "
         "resume only experiments that you own",
     )
-    add("--checkpoint-every", metavar="N", type=_count, help="rounds between checkpoints (10)")
-    add("--max-failures", metavar="N", type=int, default=2, help="retries of a failed trial (2)")
+    add(
+        "--checkpoint-every", metavar="N", type=_at_least(1), help="rounds between checkpoints (10)"
+    )
+    add(
+        "--max-failures",
+        metavar="N",
+        type=_at_least(0),
+        default=2,
+        help="retries of a failed trial (2)",
+    )
     add("--scheduler", choices=("fifo", "asha", "pbt"), default="fifo", help="of Tune (fifo)")
-    add("--max-concurrent", metavar="N", type=_count, help="trials at a time (as many as fit)")
+    add(
+        "--max-concurrent", metavar="N", type=_at_least(1), help="trials at a time (as many as fit)"
+    )
     add("--address", metavar="ADDRESS", help="of a running Ray cluster; default: start one here")
     add("--verbose", action="store_true", help="show what Ray and the actors log")
     add("--list", action="store_true", help="show the search spaces and end")
@@ -125,11 +135,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {value}")
-    return value
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {shown(text)}")
+        return int(text)
+
+    return read
 
 
 def print_spaces() -> None:
@@ -154,7 +166,9 @@ class Plan:
         if args.resume == "must" and args.name is None:
             raise UsageError("--resume needs --name, the experiment to go on with")
         self.name: str = args.name or ""
-        self.resuming = args.resume != "never" and self.stored is not None
+        stored = self._read_stored()
+        self.stored: dict[str, Any] = stored or {}
+        self.resuming = args.resume != "never" and stored is not None
         if args.space is None and self.resuming:
             args.space = self.stored["space"]
         self.space = self._space()
@@ -172,8 +186,7 @@ class Plan:
     def directory(self) -> Path:
         return self.storage / self.name
 
-    @property
-    def stored(self) -> dict[str, Any] | None:
+    def _read_stored(self) -> dict[str, Any] | None:
         """What the experiment of this name was started with; None when there is none."""
         if not self.name:
             return None
@@ -228,17 +241,18 @@ class Plan:
     def _compare_with_stored(self) -> None:
         """A resumed experiment takes the stored settings; what the user names must not differ."""
         stored, args = self.stored, self.args
-        assert stored is not None
         if self.space.name != stored["space"]:
             raise UsageError(
                 f"--space {self.space.name}: experiment {self.name} is of {stored['space']}"
             )
         for key, value in self.fixed.items():
             if key != "callbacks.verbose" and stored["fixed"].get(key, None) != value:
-                was = shown(stored["fixed"][key]) if key in stored["fixed"] else "not fixed"
+                was = (
+                    f"fixed at {shown(stored['fixed'][key])}" if key in stored["fixed"] else "free"
+                )
                 raise UsageError(
-                    f"--set {key}={shown(value)}: experiment {self.name} was started with it "
-                    f"{was}; a resumed experiment keeps its settings"
+                    f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
+                    "started; a resumed experiment keeps its settings"
                 )
         for option in ("num_samples", "seed", "scheduler"):
             default = {"num_samples": 1, "seed": 0, "scheduler": "fifo"}[option]
@@ -271,10 +285,14 @@ class Plan:
                 f"--resume: {self.directory} belongs to another user; its state is pickle, which "
                 "runs code when it is read"
             )
-        for trial in self.trials:
-            check_inputs(trial)
         if self.args.address is None:
-            check_resources(self.trials, this_machine(), "this machine")
+            check_resources(self.trials, this_machine(self.trials), "this machine")
+        seen = set()
+        for trial in self.trials:
+            inputs = (trial.model, trial.task, trial.rollout, trial.eval, trial.seed)
+            if inputs not in seen:
+                check_inputs(trial)
+            seen.add(inputs)
 
     def prepare_directory(self) -> None:
         try:
@@ -291,50 +309,49 @@ class Plan:
 def check_inputs(trial: GRPOConfig) -> None:
     """Model, tokenizer, task files and reward function of a trial can be read and fit together."""
     from grpo_trainable.actors.scorer import check_reward_spec
-    from grpo_trainable.models.store import read_shape, read_tokenizer
+    from grpo_trainable.models.store import build_policy
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        shape = read_shape(trial.model.preset, trial.model.path)
-        prompts = Prompts(trial, build_task(trial), read_tokenizer(trial.model.path))
+        model, tokenizer = build_policy(trial.model.preset, trial.model.path, trial.seed)
+    except ValueError as error:
+        raise UsageError(f"model.path={error}") from None
+    try:
+        prompts = Prompts(trial, build_task(trial), tokenizer)
+        if trial.task.reward is not None:
+            check_reward_spec(trial.task.reward)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    context = model.config.context_length
     asked = {"train": min(trial.rounds * trial.prompts_per_round, 4096), "eval": trial.eval.prompts}
     for stream, count in asked.items():
         for cursor in range(count):
             length = len(prompts.request(stream, cursor).prompt_ids)
-            if length + trial.rollout.max_new_tokens > shape.context_length:
+            if length + trial.rollout.max_new_tokens > context:
                 raise UsageError(
                     f"rollout.max_new_tokens={trial.rollout.max_new_tokens}: the model's context "
-                    f"is {shape.context_length} tokens and the prompt "
-                    f"{shown(prompts.text(stream, cursor))} takes {length}; valid: at most "
-                    f"{shape.context_length - length}"
+                    f"is {context} tokens and the prompt {shown(prompts.text(stream, cursor))} "
+                    f"takes {length}; valid: at most {context - length}"
                 )
-    if trial.task.reward is not None:
-        try:
-            check_reward_spec(trial.task.reward)
-        except ValueError as error:
-            raise UsageError(f"task.reward={trial.task.reward}: {error}") from None
 
 
-def this_machine() -> dict[str, float]:
-    """CPUs and GPUs that Ray would find here."""
-    import torch
+def this_machine(trials: Sequence[GRPOConfig]) -> dict[str, float]:
+    """CPUs here, and GPUs when a trial asks for any."""
+    machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": 0.0}
+    if any("GPU" in bundle for trial in trials for bundle in trial.bundles()):
+        import torch
 
-    return {
-        "CPU": float(len(os.sched_getaffinity(0))),
-        "GPU": float(torch.cuda.device_count() if torch.cuda.is_available() else 0),
-    }
+        machine["GPU"] = float(torch.cuda.device_count())
+    return machine
 
 
-def check_resources(trials: Sequence[GRPOConfig], available: dict[str, float], where: str) -> None:
+def check_resources(
+    trials: Sequence[GRPOConfig], available: Mapping[str, float], where: str
+) -> None:
     """A placement group that never fits would leave its trial pending for ever."""
-    from grpo_trainable.trainable import DRIVER_CPUS, actor_bundles
-
     for trial in trials:
-        bundles = [{"CPU": DRIVER_CPUS}, *actor_bundles(trial)]
         for kind in ("CPU", "GPU"):
-            needed = round(sum(bundle.get(kind, 0.0) for bundle in bundles), 4)
+            needed = round(sum(bundle.get(kind, 0.0) for bundle in trial.bundles()), 4)
             if needed > available.get(kind, 0.0):
                 keys = "worker" if trial.placement == "colocated" else "generator, learner"
                 raise UsageError(
@@ -399,7 +416,7 @@ def run(plan: Plan) -> int:
     interrupt = Interrupt()
     if args.address is None:
         os.environ.update(environment)
-        machine = this_machine()
+        machine = this_machine(plan.trials)
         ray.init(
             include_dashboard=False,
             num_cpus=int(machine["CPU"]),
@@ -412,7 +429,9 @@ def run(plan: Plan) -> int:
     try:
         if args.address is not None:
             check_resources(plan.trials, ray.cluster_resources(), f"the cluster at {args.address}")
-        logging.getLogger("ray.tune").setLevel(quiet)
+        if not args.verbose:
+            # A failed trial's traceback is in its error.txt; the last line is printed at the end.
+            logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         register()
         print(
             f"{plan.space.name}: {plan.space.question}\n"
@@ -502,7 +521,7 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
     failed = [result for result in results if result.error is not None]
     for result in failed:
         last = str(result.error).strip().splitlines()[-1]
-        print(f"failed: {Path(result.path).name}: {last}")
+        print(f"failed: {last}\n        see {Path(result.path) / 'error.txt'}")
     if interrupted or failed:
         print(resume_line(plan), flush=True)
     if interrupted:

@@ -146,13 +146,14 @@ class Learner:
                 references = [self._reference_log_probs(batch) for batch in batches]
                 nll = self._reference_nll(batches, references)
             with clock("optimize"):
-                steps = [
-                    self._gradient_step(
-                        batches[b].rows(rows),
-                        None if references[b] is None else references[b][rows],
+                steps = []
+                for b, rows in self._plan(batches):
+                    reference = references[b]
+                    steps.append(
+                        self._gradient_step(
+                            batches[b].rows(rows), None if reference is None else reference[rows]
+                        )
                     )
-                    for b, rows in self._plan(batches)
-                ]
             self.round += 1
             spans = clock.take()
         return Updated(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
@@ -84,14 +83,13 @@ class TorchEngine:
         limits = _common_limits(requests)
         batch = _Batch(self, requests)
         for t in range(limits.max_new_tokens):
+            # Before the forward pass, so that a token is stamped with the weights that it is
+            # sampled from even when new ones are loaded here.
             between_tokens()
-            logits = batch.logits / limits.temperature
-            if t < limits.min_new_tokens - 1:
-                logits[:, self.eos_id] = -torch.inf
-            tokens = batch.drop_finished(batch.sample(t, logits, self._version, self._round))
-            if len(tokens) == 0 or t + 1 == limits.max_new_tokens:
+            batch.advance(t)
+            batch.sample(t, self._version, self._round)
+            if batch.drop_finished():
                 break
-            batch.advance(t, tokens)
         return batch.groups()
 
 
@@ -100,7 +98,9 @@ def _common_limits(requests: Sequence[Request]) -> SamplingLimits:
         raise ValueError("nothing to generate: no requests")
     limits = {request.limits for request in requests}
     if len(limits) > 1:
-        raise ValueError(f"requests of one call must share their limits, got {sorted(limits)}")
+        raise ValueError(
+            f"requests of one call must share their limits, got {sorted(map(str, limits))}"
+        )
     return limits.pop()
 
 
@@ -110,11 +110,13 @@ class _Batch:
     def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
         self.model = engine.model
         self.requests = requests
-        self.eos_id = engine.eos_id
+        self.eos_id, self.pad_id = engine.eos_id, engine.pad_id
+        self.limits = limits = requests[0].limits
         device = self.model.embedding.weight.device
-        limits = requests[0].limits
         prompt_lengths = torch.tensor([len(r.prompt_ids) for r in requests], device=device)
         longest = int(prompt_lengths.max())
+        if int(prompt_lengths.min()) == 0:
+            raise ValueError("a prompt has no tokens")
         if longest + limits.max_new_tokens > self.model.config.context_length:
             raise ValueError(
                 f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit "
@@ -132,74 +134,86 @@ class _Batch:
             for response in range(r.group_size)
         ]
 
+        self.prompt_ids = prompt_ids.to(device)  # (prompts, P)
+        self.prompt_lengths = prompt_lengths  # (prompts,)
+        self.fan_out = fan_out  # (B,) which prompt
+
         shape = (len(fan_out), limits.max_new_tokens)
         self.ids = torch.full(shape, engine.pad_id, device=device)
         self.mask = torch.zeros(shape, dtype=torch.bool, device=device)
         self.log_probs = torch.zeros(shape, device=device)
-        self.versions = torch.zeros(shape, dtype=torch.int32, device=device)
-        self.rounds = torch.zeros(shape, dtype=torch.int32, device=device)
         self.finished = torch.zeros(len(fan_out), dtype=torch.bool, device=device)
+        self.versions: list[int] = []  # of the weights that sampled token t, in every row
+        self.rounds: list[int] = []
 
         self.rows = torch.arange(len(fan_out), device=device)  # (A,) which of the B
         self.uniforms = torch.from_numpy(np.stack(draws)).to(device)  # (A, R)
         self.next_positions = prompt_lengths[fan_out]  # (A,)
-        self.prompt_columns = longest
-        columns = longest + limits.max_new_tokens
-        hidden, self.cache = prefill(
-            self.model, prompt_ids.to(device), prompt_lengths, fan_out, columns
-        )
-        last = hidden[torch.arange(len(requests), device=device), prompt_lengths - 1]
-        self.logits = self._head(last)[fan_out]  # (A, V)
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.model.head_weight)
+    def advance(self, t: int) -> None:
+        """Runs the prompts, or feeds token t - 1 of every row: `logits` (A, V) of token t."""
+        longest = self.prompt_ids.shape[1]
+        if t == 0:
+            hidden, self.cache = prefill(
+                self.model,
+                self.prompt_ids,
+                self.prompt_lengths,
+                self.fan_out,
+                columns=longest + self.limits.max_new_tokens,
+            )
+            prompts = torch.arange(len(hidden), device=hidden.device)
+            last = hidden[prompts, self.prompt_lengths - 1]
+            self.logits = F.linear(last, self.model.head_weight)[self.fan_out]
+            return
+        tokens = self.ids[self.rows, t - 1]
+        hidden = decode(self.model, tokens, self.next_positions, self.cache, longest + t - 1)
+        self.next_positions = self.next_positions + 1
+        self.logits = F.linear(hidden, self.model.head_weight)
 
-    def sample(self, t: int, logits: Tensor, version: int, round_: int) -> Tensor:
-        """Draws token t of every row and records it where the row has not ended: (A,)."""
+    def sample(self, t: int, version: int, round_: int) -> None:
+        """Draws token t of every row and records it where the row has not ended."""
+        logits = self.logits.div_(self.limits.temperature)
+        if t < self.limits.min_new_tokens - 1:
+            logits[:, self.eos_id] = -torch.inf
         tokens, log_probs = sample_tokens(logits, self.uniforms[:, t])
         running = ~self.finished[self.rows]
-        rows = self.rows[running]
-        self.ids[rows, t] = tokens[running]
-        self.mask[rows, t] = True
-        self.log_probs[rows, t] = log_probs[running]
-        self.versions[rows, t] = version
-        self.rounds[rows, t] = round_
-        self.finished[rows] = tokens[running] == self.eos_id
-        return tokens
+        self.ids[self.rows, t] = tokens.where(running, self.pad_id)
+        self.mask[self.rows, t] = running
+        self.log_probs[self.rows, t] = log_probs.where(running, 0.0)
+        self.finished[self.rows] = (tokens == self.eos_id).logical_or_(~running)
+        self.versions.append(version)
+        self.rounds.append(round_)
 
-    def advance(self, t: int, tokens: Tensor) -> None:
-        """Feeds token t of every row; `logits` are those of token t + 1 afterwards."""
-        column = self.prompt_columns + t
-        hidden = decode(self.model, tokens, self.next_positions, self.cache, column)
-        self.next_positions = self.next_positions + 1
-        self.logits = self._head(hidden)
-
-    def drop_finished(self, tokens: Tensor) -> Tensor:
-        """The tokens of the rows that stay in the batch, none when every response has ended."""
+    def drop_finished(self) -> bool:
+        """Whether every response has ended; drops rows that have, once they are many."""
         running = ~self.finished[self.rows]
         left = int(running.sum())
-        if left >= COMPACT_BELOW * len(running) and left > 0:
-            return tokens
-        keep = running.nonzero()[:, 0]
-        self.rows = self.rows[keep]
-        self.uniforms = self.uniforms[keep]
-        self.next_positions = self.next_positions[keep]
-        self.cache.keep(keep)
-        return tokens[keep]
+        if 0 < left < COMPACT_BELOW * len(running):
+            keep = running.nonzero()[:, 0]
+            self.rows = self.rows[keep]
+            self.uniforms = self.uniforms[keep]
+            self.next_positions = self.next_positions[keep]
+            self.cache.keep(keep)
+        return left == 0
 
     def groups(self) -> list[RolloutGroup]:
         """One group a request, on the CPU, cut to its own longest response."""
         groups, start = [], 0
-        fields = [
-            field.cpu()
-            for field in (self.ids, self.mask, self.log_probs, self.versions, self.rounds)
-        ]
+        sampled = len(self.versions)
+        mask = self.mask[:, :sampled].cpu()
+        fields = (
+            self.ids[:, :sampled].cpu(),
+            mask,
+            self.log_probs[:, :sampled].cpu(),
+            torch.tensor(self.versions, dtype=torch.int32) * mask,
+            torch.tensor(self.rounds, dtype=torch.int32) * mask,
+        )
         finished = self.finished.cpu()
         for request in self.requests:
             rows = slice(start, start + request.group_size)
             start += request.group_size
-            longest = int(fields[1][rows].sum(dim=1).max())
-            ids, mask, log_probs, versions, rounds = (
+            longest = int(mask[rows].sum(dim=1).max())
+            ids, response_mask, log_probs, versions, rounds = (
                 field[rows, :longest].clone() for field in fields
             )
             groups.append(
@@ -207,7 +221,7 @@ class _Batch:
                     cursor=request.cursor,
                     prompt_ids=torch.tensor(request.prompt_ids),
                     response_ids=ids,
-                    response_mask=mask,
+                    response_mask=response_mask,
                     behaviour_log_probs=log_probs,
                     rewards=torch.full((request.group_size,), torch.nan),
                     finished=finished[rows].clone(),

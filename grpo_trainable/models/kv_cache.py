@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_trainable.models.transformer import TransformerLM, rotate
@@ -21,8 +22,8 @@ STEP = 16
 class KVCache:
     """Keys and values of every layer and row; columns fill left to right.
 
-    The storage for all `columns` is taken once. Only the columns in use, rounded up to `STEP`, are
-    laid out in it, contiguously; `bias` hides those that hold no token.
+    Each layer's storage has room for all `columns` from the start. Only the columns in use,
+    rounded up to `STEP`, are laid out in it, contiguously; `bias` hides those that hold no token.
     """
 
     def __init__(
@@ -34,54 +35,46 @@ class KVCache:
         columns: int,
         device: torch.device,
     ) -> None:
-        self.columns = columns
-        self._shape = (num_layers, rows, num_heads, head_dim)
-        size = num_layers * rows * num_heads * columns * head_dim
-        # Zeros: a column without a token has weight 0, and 0 x NaN would still be NaN.
-        self._storage = torch.zeros(2, size, device=device)
-        self.keys = self.values = self._lay_out(0)  # (layers, B, N, C, H)
+        self._columns = columns
+        self._num_heads, self._head_dim = num_heads, head_dim
+        size = 2 * rows * num_heads * columns * head_dim
+        self._storage = torch.empty(num_layers, size, device=device)
         self.bias = torch.zeros(rows, 1, 1, 0, device=device)  # 0 for a token, -inf for none
+        self._lay_out()
 
-    def _lay_out(self, capacity: int) -> Tensor:
-        num_layers, rows, num_heads, head_dim = self._shape
-        used = num_layers * rows * num_heads * capacity * head_dim
-        return self._storage[:, :used].view(2, num_layers, rows, num_heads, capacity, head_dim)
+    def _lay_out(self) -> None:
+        """Views of the storage for the rows and columns that `bias` has."""
+        rows, _, _, capacity = self.bias.shape
+        shape = (2, rows, self._num_heads, capacity, self._head_dim)
+        used = self._storage[:, : math.prod(shape)]
+        self._layers = used.view(len(used), *shape)  # (layers, 2, B, N, C, H)
 
     def reserve(self, columns: int) -> None:
         """Lays out room for at least `columns` columns, keeping what is there."""
         held = self.bias.shape[-1]
         if columns <= held:
             return
-        capacity = min(self.columns, math.ceil(columns / STEP) * STEP)
-        before = self._lay_out(held).clone()
-        after = self._lay_out(capacity)
-        after[..., held:, :] = 0
-        after[..., :held, :] = before
-        self.keys, self.values = after
-        more = self.bias.new_full((*self.bias.shape[:-1], capacity - held), -torch.inf)
-        self.bias = torch.cat((self.bias, more), dim=-1)
-
-    def fill(self, layer: int, keys_BNSH: Tensor, values_BNSH: Tensor) -> None:
-        """Writes the prompt's columns of one layer."""
-        columns = keys_BNSH.shape[2]
-        self.keys[layer, :, :, :columns] = keys_BNSH
-        self.values[layer, :, :, :columns] = values_BNSH
-
-    def append(self, layer: int, column: int, keys_BNH: Tensor, values_BNH: Tensor) -> None:
-        """Writes one column of one layer."""
-        self.keys[layer, :, :, column] = keys_BNH
-        self.values[layer, :, :, column] = values_BNH
+        capacity = min(self._columns, math.ceil(columns / STEP) * STEP)
+        before = self._layers
+        self.bias = F.pad(self.bias, (0, capacity - held), value=-torch.inf)
+        self._lay_out()
+        for old, new in zip(before, self._layers, strict=True):
+            # The two share storage. Zeros: a column without a token has weight 0, and 0 x NaN
+            # would still be NaN.
+            new.copy_(F.pad(old, (0, 0, 0, capacity - held)))
 
     def keep(self, rows: Tensor) -> None:
         """Forgets all rows but `rows`."""
-        capacity = self.bias.shape[-1]
-        kept = self._lay_out(capacity)[:, :, rows]
-        num_layers, _, num_heads, head_dim = self._shape
-        self._shape = (num_layers, len(rows), num_heads, head_dim)
-        after = self._lay_out(capacity)
-        after.copy_(kept)
-        self.keys, self.values = after
+        before = self._layers
         self.bias = self.bias[rows]
+        self._lay_out()
+        for old, new in zip(before, self._layers, strict=True):
+            new.copy_(old[:, rows])
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer to read and to write, each (B, N, C, H)."""
+        keys, values = self._layers[index]
+        return keys, values
 
 
 def prefill(
@@ -108,7 +101,8 @@ def prefill(
     x = model.embedding(prompt_ids)
     for layer, block in enumerate(model.blocks):
         qk, values = block.attention.project(block.attention_norm(x), cos, sin)
-        cache.fill(layer, qk[1][fan_out], values[fan_out])
+        for cached, computed in zip(cache.layer(layer), (qk[1], values), strict=True):
+            cached[:, :, :length] = computed[fan_out]
         x = x + block.attention.attend(qk, values)
         x = x + block.mlp(block.mlp_norm(x))
     return model.final_norm(x), cache
@@ -133,10 +127,12 @@ def decode(
         qkv = block.attention.qkv(block.attention_norm(x))
         qkv = qkv.view(rows, 3, config.num_heads, config.head_dim)
         qk = rotate(qkv[:, :2], cos, sin)
-        cache.append(layer, column, qk[:, 1], qkv[:, 2])
+        keys, values = cache.layer(layer)
+        keys[:, :, column] = qk[:, 1]
+        values[:, :, column] = qkv[:, 2]
         query = qk[:, 0, :, None] * scale  # (B, N, 1, H)
-        scores = (query @ cache.keys[layer].transpose(2, 3)).add_(cache.bias)
-        mixed = scores.softmax(dim=-1) @ cache.values[layer]
+        scores = (query @ keys.transpose(2, 3)).add_(cache.bias)
+        mixed = scores.softmax(dim=-1) @ values
         x = x + block.attention.out(mixed.view(rows, config.d_model))
         x = x + block.mlp(block.mlp_norm(x))
     return model.final_norm(x)

@@ -83,11 +83,6 @@ def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerL
     return TransformerLM(PRESETS[preset], seed), read_tokenizer(None)
 
 
-def read_shape(preset: str, path: str | None) -> ModelConfig:
-    """The shape of the policy that `build_policy` builds from the same arguments."""
-    return PRESETS[preset] if path is None else read_config(path)
-
-
 def read_tokenizer(path: str | None) -> Tokenizer:
     """The tokenizer of the policy that `build_policy` builds from the same path."""
     return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")

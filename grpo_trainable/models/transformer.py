@@ -32,8 +32,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: must be an integer >= 1")
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r}: must be an integer >= 1")
+        if type(self.rope_theta) not in (int, float) or not self.rope_theta > 0:
+            raise ValueError(f"rope_theta={self.rope_theta!r}: must be a number > 0")
+        if type(self.tied_head) is not bool:
+            raise ValueError(f"tied_head={self.tied_head!r}: must be true or false")
         if self.d_model % (2 * self.num_heads):
             raise ValueError(
                 f"d_model={self.d_model}: must be a multiple of 2 x num_heads={self.num_heads}"
@@ -86,20 +91,20 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x frequency, each (context_length, head_dim / 2), float32."""
+    """What `rotate` takes, each (context_length, head_dim) float32: (cos, cos) and (-sin, sin)."""
     half = config.head_dim // 2
     frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
-    return angle.cos().float(), angle.sin().float()
+    cos, sin = angle.cos().float(), angle.sin().float()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding (arXiv 2104.09864): pairs (i, i + H/2) of the last axis are turned.
 
-    x (..., H); cos and sin broadcast to (..., H/2).
+    x (..., H); cos and sin, rows of `rope_tables`, broadcast to it.
     """
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):

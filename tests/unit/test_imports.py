@@ -18,22 +18,24 @@ PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
 FOUNDATION = {"config", "rollout", "algo", "models", "tasks"}
 CLOCKS = {"timers", "metrics"}
-MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing"}
+MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
-BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports"}
+BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls"}
 MAY_IMPORT: dict[str, set[str]] = {
     **{room: set() for room in FOUNDATION},
-    **dict.fromkeys(CLOCKS, FOUNDATION),
+    **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
     **dict.fromkeys(MIDDLE, BELOW_ACTORS),
     "actors": BELOW_ACTORS,
     "transports": BELOW_ACTORS,
+    "calls": set(),
+    "remote": {"calls"},
     "learner_group": BELOW_LEARNER_GROUP,
     "pipeline": BELOW_LEARNER_GROUP | {"learner_group"},
-    "trainable": BELOW_LEARNER_GROUP | {"learner_group", "pipeline"},
+    "trainable": BELOW_LEARNER_GROUP | {"learner_group", "pipeline", "remote"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},
 }
-MAY_IMPORT_RAY = {"transports", "learner_group", "pipeline", "trainable"}
+MAY_IMPORT_RAY = {"transports", "remote", "trainable"}
 TORCH_FREE = {"config", "tasks"}
 
 

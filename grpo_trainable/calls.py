@@ -1,0 +1,60 @@
+"""Calls of actors: submitted, worked through in order, awaited with a deadline. No Ray here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class ActorFailed(RuntimeError):
+    """An actor died, raised or did not answer; the message names stage and actor.
+
+    Never Ray's own `RayActorError`: leaving `step()`, Tune would take that for the death of the
+    Trainable itself and skip its `cleanup()`.
+    """
+
+
+class Call(Protocol):
+    """A submitted call that has not been collected yet."""
+
+    @property
+    def actor(self) -> str: ...
+
+    @property
+    def stage(self) -> str: ...
+
+
+class Actor(Protocol):
+    """Something that works through its calls in the order they were submitted."""
+
+    @property
+    def name(self) -> str: ...
+
+    def submit(self, stage: str, method: str, *args: Any) -> Call: ...
+
+    def kill(self) -> None: ...
+
+
+class Runtime(Protocol):
+    """How calls are awaited."""
+
+    def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
+        """Those of `calls` that are done, at least one unless the time is over; never waits longer
+        than until the first."""
+        ...
+
+    def result(self, call: Any) -> Any:
+        """The value of a call that is done. ActorFailed when there is none."""
+        ...
+
+
+def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
+    """The value of one call. ActorFailed names stage and actor when it takes too long."""
+    if not runtime.wait([call], deadline_s):
+        raise no_answer([call], deadline_s)
+    return runtime.result(call)
+
+
+def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorFailed:
+    waiting = ", ".join(sorted({f"{call.actor} ({call.stage})" for call in calls}))
+    return ActorFailed(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

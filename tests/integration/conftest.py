@@ -1,0 +1,92 @@
+"""One Ray session a test module, small trials, and what is left of them afterwards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray import tune
+
+from grpo_trainable.trainable import GRPOTrainable
+
+# Read by Ray when it starts: idle worker processes would compete for the two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0")
+
+
+@pytest.fixture(scope="module")
+def ray_session() -> Iterator[None]:
+    # More than this machine may have: the trials are tiny, and two of them run at once.
+    ray.init(num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def trial_config(**values: Any) -> dict[str, Any]:
+    """A trial of seconds: disaggregated, each side on one thread, unless it says otherwise."""
+    data: dict[str, Any] = {
+        "placement": "disaggregated",
+        "rounds": 4,
+        "seed": 7,
+        "rollout": {"prompts": 4, "unit_prompts": 2, "group_size": 4, "max_new_tokens": 12},
+        "optim": {"lr": 1e-3, "schedule": "linear"},
+        "task": {"match": "substring"},
+        "eval": {"every": 3, "prompts": 6, "samples": 2},
+        "checkpoint": {"every": 3, "keep": None},
+        "resources": {"worker_cpus": 0.95, "deadline_s": 120.0},
+    }
+    for name, value in values.items():
+        data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+    return data
+
+
+def actor_processes() -> list[str]:
+    """Names of our actors' processes under this one, Ray's idle workers not counted."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = " ".join(process.cmdline())
+        except psutil.Error:
+            continue  # ended meanwhile
+        if any(f"ray::{role}" in title for role in ("Generator", "Learner", "Colocated", "GRPO")):
+            found.append(title)
+    return found
+
+
+def assert_no_actor_left(seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := actor_processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.fixture
+def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Builds Trainables outside Tune, and ends them."""
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
+    built = []
+
+    def build(config: dict[str, Any]) -> GRPOTrainable:
+        built.append(GRPOTrainable(config))
+        return built[-1]
+
+    yield build
+    for trainable in built:
+        trainable.stop()
+
+
+def fit(space: dict[str, Any], storage: Path, **options: Any) -> tune.ResultGrid:
+    return tune.Tuner(
+        GRPOTrainable,
+        param_space=space,
+        run_config=tune.RunConfig(
+            name="experiment", storage_path=str(storage), verbose=0, **options
+        ),
+    ).fit()

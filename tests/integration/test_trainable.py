@@ -1,0 +1,254 @@
+"""Real trials under Ray Tune, and the Trainable driven by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import actor_processes, assert_no_actor_left, fit, trial_config
+from ray import tune
+
+from grpo_trainable.calls import ActorFailed
+from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.metrics import NAMES
+from grpo_trainable.trainable import GRPOTrainable
+
+ARMS = {
+    "colocated": trial_config(arm="colocated", placement="colocated"),
+    "sync": trial_config(arm="sync"),
+    "async": trial_config(arm="async", lag=1),
+    "two-generators": trial_config(
+        arm="two-generators", resources={"num_generators": 2, "generator_cpus": 0.95}
+    ),
+}
+TIMED = ("time/", "throughput/", "cost/", "sync/")
+
+
+@pytest.fixture(scope="module")
+def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tune.Result]:
+    """One trial of each arm, run to its end."""
+    grid = fit(
+        {
+            "arm": tune.grid_search(list(ARMS)),
+            **{
+                key: tune.sample_from(lambda spec, key=key: ARMS[spec.config.arm][key])
+                for key in ("placement", "resources")
+            },
+            "lag": tune.sample_from(lambda spec: ARMS[spec.config.arm].get("lag", 0)),
+            **{
+                key: value
+                for key, value in trial_config().items()
+                if key not in ("placement", "resources")
+            },
+        },
+        tmp_path_factory.mktemp("results"),
+    )
+    assert [str(error) for error in grid.errors] == []
+    assert_no_actor_left()
+    return {result.config["arm"]: result for result in grid}
+
+
+def rows(result: tune.Result) -> list[dict[str, Any]]:
+    lines = (Path(result.path) / "result.json").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def untimed(row: dict[str, Any]) -> dict[str, float]:
+    """What a row tells of the training, Tune's own keys left out."""
+    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
+
+
+def checkpoints(result: tune.Result) -> list[Path]:
+    return sorted(Path(result.path).glob("checkpoint_*"))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_trial_ends_itself_after_its_rounds(results: dict[str, tune.Result], arm: str) -> None:
+    history = rows(results[arm])
+    assert [row["training_iteration"] for row in history] == [1, 2, 3, 4]
+    assert [row["done"] for row in history] == [False, False, False, True]
+    assert len(checkpoints(results[arm])) == 2  # after round 3 and at the end
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_result_json_has_every_metric_as_a_finite_float(
+    results: dict[str, tune.Result], arm: str
+) -> None:
+    for row in rows(results[arm]):
+        assert row.keys() >= NAMES
+        odd = {n: row[n] for n in NAMES if type(row[n]) is not float or not math.isfinite(row[n])}
+        assert not odd
+
+
+def test_lag_is_bounded_and_reached(results: dict[str, tune.Result]) -> None:
+    for arm, config in ARMS.items():
+        lags = [row["lag/max"] for row in rows(results[arm])]
+        assert max(lags) == config.get("lag", 0)
+
+
+def test_first_step_on_fresh_rollouts_has_ratio_one(results: dict[str, tune.Result]) -> None:
+    for arm in ("colocated", "sync", "two-generators"):
+        for row in rows(results[arm]):
+            assert row["loss/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+            assert row["optim/grad_norm"] > 0 or row["group/zero_advantage_fraction"] == 1
+
+
+@pytest.mark.parametrize("arm", ["sync", "two-generators"])
+def test_placement_and_number_of_generators_never_change_a_synchronous_run(
+    results: dict[str, tune.Result], arm: str
+) -> None:
+    expected, got = results["colocated"], results[arm]
+    assert [untimed(row) for row in rows(got)] == [untimed(row) for row in rows(expected)]
+    for ours, theirs in zip(checkpoints(got), checkpoints(expected), strict=True):
+        for part in ("policy", "optimizer", "buffer"):
+            name = f"{part}-00001-of-00001.safetensors"
+            assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+
+def test_policy_has_moved(results: dict[str, tune.Result]) -> None:
+    before, after = (read_checkpoint(path).policy for path in checkpoints(results["sync"]))
+    assert any(not before[name].equal(after[name]) for name in before)
+
+
+def test_evaluation_runs_first_when_due_and_last(results: dict[str, tune.Result]) -> None:
+    for arm in ARMS:
+        history = rows(results[arm])
+        assert [row["eval/round"] for row in history] == [0, 0, 3, 4]
+        assert len({row["reward/eval_first"] for row in history}) == 1
+
+
+def test_counts_close_in_every_row(results: dict[str, tune.Result]) -> None:
+    for arm in ARMS:
+        for row in rows(results[arm]):
+            parts = ("trained", "dropped", "waiting", "in_flight")
+            assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
+        assert row["count/trained"] == 16
+        assert row["env_runners/num_episodes_lifetime"] == 64
+
+
+@pytest.mark.parametrize("arm", ["colocated", "sync"])
+def test_seconds_of_a_synchronous_round_add_up(results: dict[str, tune.Result], arm: str) -> None:
+    stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
+    for row in rows(results[arm]):
+        total = sum(row[f"time/{stage}_s"] for stage in stages)
+        assert total == pytest.approx(row["time/step_s"], rel=1e-3)
+        assert row["time/other_s"] >= 0
+
+
+@pytest.mark.parametrize("arm", ["colocated", "sync"])
+def test_resumed_synchronous_run_equals_uninterrupted_run(
+    results: dict[str, tune.Result], trainable: Any, arm: str, tmp_path: Path
+) -> None:
+    resumed = trainable(ARMS[arm])
+    resumed.restore(str(checkpoints(results[arm])[0]))
+    row = resumed.step()
+    assert row["done"]
+    assert untimed(row) == untimed(rows(results[arm])[-1])
+    resumed.save_checkpoint(str(tmp_path / "again"))
+    again, last = read_checkpoint(tmp_path / "again"), read_checkpoint(checkpoints(results[arm])[1])
+    assert again.policy.keys() == last.policy.keys()
+    assert all(again.policy[name].equal(last.policy[name]) for name in last.policy)
+    assert all(again.optimizer[name].equal(last.optimizer[name]) for name in last.optimizer)
+
+
+def test_resumed_asynchronous_run_trains_every_prompt(
+    results: dict[str, tune.Result], trainable: Any
+) -> None:
+    resumed = trainable(ARMS["async"])
+    resumed.restore(str(checkpoints(results["async"])[0]))
+    row = resumed.step()
+    assert row["done"]
+    assert row["lag/max"] <= 1
+    assert row["count/requested"] == row["count/trained"] + row["count/dropped"] == 16
+
+
+def test_running_trainable_takes_a_checkpoint_of_another_history(
+    results: dict[str, tune.Result], trainable: Any
+) -> None:
+    running = trainable(ARMS["async"])
+    running.step()
+    running.restore(str(checkpoints(results["async"])[0]))
+    assert running.step()["version/learner"] == 4.0
+
+
+def test_dead_generator_is_an_error_that_names_it(trainable: Any) -> None:
+    running = trainable(trial_config(lag=1, rounds=50))
+    running.step()
+    generator = next(actor for actor in running._actors if actor.name == "generator-0")
+    generator.kill()
+    with pytest.raises(ActorFailed, match=r"(rollout|sync): generator-0 died"):
+        run_to_the_end(running)
+
+
+def run_to_the_end(trainable: GRPOTrainable) -> None:
+    while not trainable.step()["done"]:
+        pass
+
+
+MURDEROUS_REWARD = """
+import os, signal, sys, pathlib
+calls = pathlib.Path({file!r})
+
+def reward(response, ground_truth):
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size > {allowed}:
+        os.kill(os.getppid(), signal.SIGKILL)
+    return 1.0
+"""
+
+
+def test_generator_killed_in_mid_run_fails_the_trial_and_leaves_no_actor(
+    ray_session: None, tmp_path: Path
+) -> None:
+    # The first evaluation asks for 12 rewards, a round for 16: the third round's rollout dies.
+    reward = tmp_path / "murder.py"
+    reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
+    config = trial_config(task={"reward": f"{reward}:reward"})
+    (result,) = fit(config, tmp_path)
+    assert "ActorFailed: rollout: generator-0 died" in str(result.error)
+    assert result.metrics["training_iteration"] == 2
+    assert_no_actor_left()
+
+
+def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> None:
+    # The launcher refuses this before Ray starts.
+    running = trainable(trial_config(task={"reward": "no_such_module:reward"}))
+    with pytest.raises(ActorFailed, match=r"sync: generator-0 .*No module named 'no_such_module'"):
+        running.step()
+
+
+def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no policy here|cannot read the tokenizer"):
+        trainable(trial_config(model={"path": str(tmp_path / "nowhere")}))
+    assert_no_actor_left()
+
+
+def test_a_bundle_for_the_trial_and_for_each_actor() -> None:
+    request = GRPOTrainable.default_resource_request
+    assert request(trial_config(placement="colocated")).bundles == [{"CPU": 0.1}, {"CPU": 0.95}]
+    assert request(trial_config()).bundles == [{"CPU": 0.1}, {"CPU": 0.95}, {"CPU": 0.95}]
+    two = trial_config(resources={"num_generators": 2, "generator_gpus": 0.5, "learner_gpus": 1.0})
+    assert request(two).bundles == [
+        {"CPU": 0.1},
+        {"CPU": 0.95, "GPU": 1.0},
+        {"CPU": 0.475, "GPU": 0.5},
+        {"CPU": 0.475, "GPU": 0.5},
+    ]
+
+
+def test_default_trial_fits_two_cores() -> None:
+    for placement in ("colocated", "disaggregated"):
+        bundles = GRPOTrainable.default_resource_request({"placement": placement}).bundles
+        assert sum(bundle["CPU"] for bundle in bundles) <= 2
+
+
+def test_actors_end_with_the_trainable(trainable: Any) -> None:
+    running = trainable(trial_config(lag=1))
+    running.step()
+    assert len(actor_processes()) == 2
+    running.stop()
+    assert_no_actor_left()

@@ -1,0 +1,393 @@
+"""A runtime in virtual time: actors that take a random while, and answers that cost nothing.
+
+Time goes in ticks of 1/64 second, so sums of durations are exact in floating point.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from grpo_trainable.actors.generator import Loaded, ScoredUnit
+from grpo_trainable.actors.learner import GradientStep, LearnerState, Published, Updated
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.pipeline import Pipeline, RoundReport
+from grpo_trainable.calls import ActorFailed
+from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.timers import Span
+
+TICK = 1 / 64
+
+Durations = Callable[[str], int]  # stage -> ticks, at least one
+
+
+def constant_durations(**ticks: int) -> Durations:
+    """The ticks given for a stage, one for any other."""
+    return lambda stage: ticks.get(stage, 1)
+
+
+def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
+    """Log-normal around the stage's scale in ticks: now and then ten times as long."""
+    rng = random.Random(seed)
+    return lambda stage: 1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))
+
+
+@dataclass(eq=False)
+class FakeCall:
+    actor: str
+    stage: str
+    start: float
+    end: float
+    value: Any = None
+    error: str | None = None
+
+
+class FakeRuntime:
+    """Waiting moves the clock to the next answer. What is ready then comes in any order, and now
+    and then only in part."""
+
+    def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = 20_000) -> None:
+        self.time = 0.0
+        self.latency = latency  # from a call's submission to its earliest start
+        self.uncollected: set[FakeCall] = set()
+        self._rng = random.Random(seed)
+        self._waits_left = max_waits
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, calls: Sequence[FakeCall], timeout_s: float) -> list[FakeCall]:
+        self._waits_left -= 1
+        assert self._waits_left > 0, "waits for ever"
+        assert calls, "waits for nothing"
+        first = min(call.end for call in calls)
+        if first > self.time + timeout_s:
+            self.time += timeout_s
+            return []
+        self.time = max(self.time, first)
+        ready = [call for call in calls if call.end <= self.time]
+        return self._rng.sample(ready, self._rng.randint(1, len(ready)))
+
+    def result(self, call: FakeCall) -> Any:
+        assert call.end <= self.time, "collected before it was done"
+        self.uncollected.remove(call)
+        if call.error is not None:
+            raise ActorFailed(f"{call.stage}: {call.actor} failed with {call.error}")
+        return call.value
+
+
+class FakeActor:
+    """Works through its calls in the order they were submitted, one at a time.
+
+    `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
+    n)` says whether the n-th call of a stage is never answered.
+    """
+
+    def __init__(
+        self,
+        runtime: FakeRuntime,
+        name: str,
+        role: Any,
+        durations: Durations,
+        hangs: Callable[[str, int], bool] = lambda stage, n: False,
+    ) -> None:
+        self.name = name
+        self.killed = False
+        self._runtime = runtime
+        self._role = role
+        self._durations = durations
+        self._hangs = hangs
+        self._submitted: dict[str, int] = {}
+        self._free_at = 0.0
+
+    def submit(self, stage: str, method: str, *args: Any) -> FakeCall:
+        n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
+        start = max(self._runtime.time + self._runtime.latency, self._free_at)
+        end = start + self._durations(stage) * TICK
+        if self._hangs(stage, n):
+            end = math.inf
+        self._free_at = end
+        call = FakeCall(self.name, stage, start, end)
+        if end < math.inf:
+            # An answer depends on the actor's own calls alone, so it may be known already.
+            try:
+                call.value = getattr(self._role, method)(start, end, *args)
+            except RuntimeError as error:
+                call.error = f"{type(error).__name__}: {error}"
+        self._runtime.uncollected.add(call)
+        return call
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class FakeRequests:
+    """Requests of one-token prompts. Keeps what was asked for."""
+
+    def __init__(self, config: GRPOConfig) -> None:
+        self.config = config
+        self.asked: list[tuple[str, int]] = []
+
+    def request(self, stream: str, cursor: int) -> Request:
+        config = self.config
+        limit = config.rounds * config.prompts_per_round
+        assert 0 <= cursor < (limit if stream == "train" else config.eval.prompts), (stream, cursor)
+        self.asked.append((stream, cursor))
+        size = config.rollout.group_size if stream == "train" else config.eval.samples
+        limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0)
+        return Request(
+            stream=stream, cursor=cursor, prompt_ids=(1,), group_size=size, limits=limits
+        )
+
+
+def one_token_group(
+    cursor: int,
+    *,
+    rewards: Sequence[float] = (0.0, 1.0),
+    version: int = 0,
+    round_: int = 0,
+    uses: int = 0,
+) -> RolloutGroup:
+    """A group of one-token responses."""
+    shape = (len(rewards), 1)
+    return RolloutGroup(
+        cursor=cursor,
+        prompt_ids=torch.tensor([1]),
+        response_ids=torch.zeros(shape, dtype=torch.int64),
+        response_mask=torch.ones(shape, dtype=torch.bool),
+        behaviour_log_probs=torch.zeros(shape),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+        finished=torch.ones(len(rewards), dtype=torch.bool),
+        token_versions=torch.full(shape, version, dtype=torch.int32),
+        token_rounds=torch.full(shape, round_, dtype=torch.int32),
+        uses=uses,
+    )
+
+
+@dataclass(frozen=True)
+class GeneratorCall:
+    actor: str
+    stream: str
+    cursors: tuple[int, ...]
+    weights_round: int
+    start: float
+    end: float
+
+
+class FakeGenerator:
+    """Rewards are a function of (cursor, weights): what the real one promises."""
+
+    def __init__(
+        self,
+        name: str,
+        record: list[GeneratorCall],
+        reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
+    ) -> None:
+        self._name = name
+        self._record = record
+        self._reward_fails = reward_fails
+        self._version = self._round = -1  # nothing was loaded yet
+        self._idle_since: float | None = None
+
+    def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
+        self._version, self._round = handle
+        return Loaded(
+            version=self._version,
+            round=self._round,
+            bytes=1000,
+            at=end,
+            spans=[*self._idle(start, end), Span("sync", start, end)],
+        )
+
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
+        assert self._round >= 0, "samples before it has weights"
+        stream = requests[0].stream
+        cursors = tuple(request.cursor for request in requests)
+        self._record.append(GeneratorCall(self._name, stream, cursors, self._round, start, end))
+        groups, format_rewards, answer_rewards, unscored = [], [], [], []
+        for request in requests:
+            if self._reward_fails(stream, request.cursor):
+                unscored.append((request.cursor, "KeyError: 'apple'"))
+                continue
+            rng = random.Random(f"{stream}/{request.cursor}/{self._round}")
+            # Held-out rewards of many magnitudes: their float sum depends on its order.
+            scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
+            rewards = [scale * rng.random() for _ in range(request.group_size)]
+            groups.append(
+                one_token_group(
+                    request.cursor, rewards=rewards, version=self._version, round_=self._round
+                )
+            )
+            format_rewards.append(rng.random())
+            answer_rewards.append(sum(rewards) / len(rewards))
+        rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
+        middle = start + (end - start) / 2
+        return ScoredUnit(
+            groups=groups,
+            format_rewards=format_rewards,
+            answer_rewards=answer_rewards,
+            unscored=unscored,
+            reward_errors=len(unscored) * requests[0].group_size,
+            spans=[
+                *self._idle(start, end),
+                Span(rollout, start, middle),
+                Span(reward, middle, end),
+            ],
+        )
+
+    def _idle(self, start: float, end: float) -> list[Span]:
+        since, self._idle_since = self._idle_since, end
+        return [] if since is None else [Span("idle", since, start)]
+
+    def close(self, start: float, end: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """One `update`, by the learner's own record."""
+
+    round: int  # rounds trained before it
+    start: float
+    end: float
+    cursors: tuple[tuple[int, ...], ...]  # of each rollout batch
+    group_rounds: tuple[tuple[int, ...], ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def all_cursors(self) -> list[int]:
+        return [cursor for batch in self.cursors for cursor in batch]
+
+
+class FakeLearner:
+    def __init__(self, k: int, record: list[TrainingCall]) -> None:
+        self._k = k
+        self._record = record
+        self._version = 0
+        self._round = 0
+
+    def update(
+        self, start: float, end: float, rollout_batches: Sequence[Sequence[RolloutGroup]]
+    ) -> Updated:
+        groups = [group for batch in rollout_batches for group in batch]
+        self._record.append(
+            TrainingCall(
+                round=self._round,
+                start=start,
+                end=end,
+                cursors=tuple(tuple(g.cursor for g in batch) for batch in rollout_batches),
+                group_rounds=tuple(tuple(g.oldest_round for g in b) for b in rollout_batches),
+                rewards=tuple(float(g.rewards.sum()) for g in groups),
+            )
+        )
+        self._round += 1
+        self._version += self._k
+        step = GradientStep(
+            loss=0.5,
+            grad_norm=1.0,
+            entropy_nats=2.0,
+            clip_fraction=0.0,
+            ratio_max=1.0,
+            lr=1e-4,
+            skipped=False,
+        )
+        middle = start + (end - start) / 2
+        return Updated(
+            round=self._round,
+            version=self._version,
+            steps=[step] * self._k,
+            skipped_steps=0,
+            reference_nll_nats=1.2,
+            at=end,
+            spans=[Span("reference", start, middle), Span("optimize", middle, end)],
+        )
+
+    def publish(self, start: float, end: float) -> Published:
+        return Published(
+            handle=(self._version, self._round),
+            version=self._version,
+            round=self._round,
+            checksum="",
+            spans=[Span("sync", start, end)],
+        )
+
+    def state(self, start: float, end: float) -> LearnerState:
+        counters = {"version": self._version, "round": self._round}
+        return LearnerState(policy={}, optimizer={}, counters=counters)
+
+    def load_state(self, start: float, end: float, state: LearnerState) -> None:
+        self._version, self._round = state.counters["version"], state.counters["round"]
+
+    def close(self, start: float, end: float) -> None:
+        pass
+
+
+class FakeColocated:
+    """Both roles in one actor."""
+
+    def __init__(self, generator: FakeGenerator, learner: FakeLearner) -> None:
+        self.generate, self.load = generator.generate, generator.load
+        self.update, self.publish = learner.update, learner.publish
+        self.state, self.load_state = learner.state, learner.load_state
+
+
+@dataclass
+class World:
+    """A pipeline over fake actors, and what these have seen."""
+
+    config: GRPOConfig
+    runtime: FakeRuntime
+    pipeline: Pipeline
+    learners: LearnerGroup
+    requests: FakeRequests
+    trained: list[TrainingCall] = field(default_factory=list)
+    generated: list[GeneratorCall] = field(default_factory=list)
+
+    def run(self, rounds: int) -> list[RoundReport]:
+        """Starts and runs so many rounds."""
+        self.pipeline.start()
+        return [self.pipeline.run_round() for _ in range(rounds)]
+
+    def of_stream(self, stream: str) -> list[GeneratorCall]:
+        return [call for call in self.generated if call.stream == stream]
+
+
+def world(
+    config: GRPOConfig,
+    *,
+    durations: Durations | None = None,
+    seed: int = 0,
+    latency: float = 0.0,
+    reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
+    hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+) -> World:
+    """`hangs(actor, stage, n)`: whether an actor's n-th call of a stage is never answered."""
+    durations = durations or constant_durations()
+    runtime = FakeRuntime(seed=seed, latency=latency)
+    trained: list[TrainingCall] = []
+    generated: list[GeneratorCall] = []
+
+    def actor(name: str, role: Any) -> FakeActor:
+        return FakeActor(runtime, name, role, durations, lambda stage, n: hangs(name, stage, n))
+
+    learner_role = FakeLearner(config.k, trained)
+    if config.placement == "colocated":
+        role = FakeColocated(FakeGenerator("worker", generated, reward_fails), learner_role)
+        learner = actor("worker", role)
+        generators = [learner]
+    else:
+        learner = actor("learner", learner_role)
+        generators = [
+            actor(f"generator-{i}", FakeGenerator(f"generator-{i}", generated, reward_fails))
+            for i in range(config.resources.num_generators)
+        ]
+    learners = LearnerGroup([learner], runtime, config.resources.deadline_s)
+    requests = FakeRequests(config)
+    pipeline = Pipeline(config, requests, generators, learners, runtime, runtime.now)
+    return World(config, runtime, pipeline, learners, requests, trained, generated)

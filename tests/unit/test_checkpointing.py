@@ -1,0 +1,216 @@
+"""A checkpoint counts only when it is whole, and says which file is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_trainable.checkpointing import (
+    MANIFEST,
+    STATE,
+    CheckpointError,
+    TrialState,
+    part_file,
+    read_checkpoint,
+    write_checkpoint,
+)
+from grpo_trainable.rollout import RolloutGroup
+
+FILES = (MANIFEST, STATE, *(part_file(part) for part in ("policy", "optimizer", "buffer")))
+
+
+def group(cursor: int) -> RolloutGroup:
+    """Two responses; a hole in a mask, tokens of two versions."""
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    return RolloutGroup(
+        cursor=cursor,
+        prompt_ids=torch.tensor([5, 6, 7]),
+        response_ids=torch.tensor([[1, 2, 3], [4, 5, 0]]),
+        response_mask=mask,
+        behaviour_log_probs=torch.tensor([[-0.1, 0.0, -0.3], [-1e-30, -5.0, 0.0]]),
+        rewards=torch.tensor([0.1, 1 / 3]),
+        finished=torch.tensor([True, False]),
+        token_versions=torch.tensor([[3, 0, 4], [3, 4, 0]], dtype=torch.int32),
+        token_rounds=torch.tensor([[1, 0, 2], [1, 2, 0]], dtype=torch.int32),
+        uses=cursor % 2,
+    )
+
+
+def trial(seed: int = 0) -> TrialState:
+    rng = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(3, 2, generator=rng) for name in ("a.weight", "b.weight")}
+    return TrialState(
+        state={"learner": {"version": seed}, "pipeline": {"counts": [1, 2]}, "config": {"lag": 1}},
+        policy=weights,
+        optimizer={"a.weight/step": torch.tensor(7.0), "a.weight/exp_avg": weights["a.weight"].t()},
+        groups=[group(4), group(9)],
+    )
+
+
+def assert_equal(ours: TrialState, theirs: TrialState) -> None:
+    assert ours.state == theirs.state
+    for a, b in ((ours.policy, theirs.policy), (ours.optimizer, theirs.optimizer)):
+        assert a.keys() == b.keys()
+        assert all(a[name].equal(b[name]) and a[name].dtype == b[name].dtype for name in a)
+    assert len(ours.groups) == len(theirs.groups)
+    for x, y in zip(ours.groups, theirs.groups, strict=True):
+        assert (x.cursor, x.uses) == (y.cursor, y.uses)
+        for name in RolloutGroup.__dataclass_fields__:
+            if name not in ("cursor", "uses"):
+                left, right = getattr(x, name), getattr(y, name)
+                assert left.equal(right), name
+                assert left.dtype == right.dtype, name
+
+
+def test_what_was_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "new" / "directory", trial())
+    assert_equal(read_checkpoint(tmp_path / "new" / "directory"), trial())
+
+
+def test_checkpoint_without_groups_or_optimizer_state(tmp_path: Path) -> None:
+    first = replace(trial(), groups=[], optimizer={})
+    write_checkpoint(tmp_path, first)
+    assert_equal(read_checkpoint(tmp_path), first)
+
+
+def test_live_parameters_and_shared_storage_are_stored_by_value(tmp_path: Path) -> None:
+    storage = torch.arange(6.0)
+    parameter = torch.nn.Parameter(storage[:3])
+    write_checkpoint(
+        tmp_path, replace(trial(), policy={"a": parameter, "b": storage[3:], "c": storage[::2]})
+    )
+    policy = read_checkpoint(tmp_path).policy
+    assert policy["a"].tolist() == [0, 1, 2]
+    assert policy["b"].tolist() == [3, 4, 5]
+    assert policy["c"].tolist() == [0, 2, 4]
+
+
+def test_directory_holds_safetensors_and_json_and_no_pickle(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, trial())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    for path in tmp_path.iterdir():
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            json.loads(content)
+        else:
+            header = int.from_bytes(content[:8], "little")
+            json.loads(content[8 : 8 + header])
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    assert manifest["format_version"] == 1
+    assert manifest["world_size"] == 1
+    assert sorted(manifest["files"]) == sorted(FILES[1:])
+
+
+def test_numbers_that_are_not_json_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, trial())
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_checkpoint(tmp_path, replace(trial(1), state={"mean": float("nan")}))
+    assert_equal(read_checkpoint(tmp_path), trial())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, trial())
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}: cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_truncated_file_is_named(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, trial())
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=f"{name}: (damaged|not JSON)"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_flipped_bit_is_named(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, trial())
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path / "checkpoint", trial())
+    inside, outside = tmp_path / "checkpoint" / name, tmp_path / "outside"
+    shutil.move(inside, outside)
+    inside.symlink_to(outside)
+    with pytest.raises(CheckpointError, match=f"{name}: cannot be read"):
+        read_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "reason"),
+    [
+        ([], "not a JSON object"),
+        ({}, "format version None"),
+        ({"format_version": 2, "shards": 4}, "format version 2, this program reads 1"),
+        ({"format_version": 1}, "does not list"),
+        ({"format_version": 1, "files": {"model.bin": "00"}}, "does not list"),
+        ({"format_version": 1, "files": {"../state.json": "00"}}, "does not list"),
+    ],
+)
+def test_foreign_directory_is_refused(tmp_path: Path, manifest: Any, reason: str) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=f"{MANIFEST}: {reason}"):
+        read_checkpoint(tmp_path)
+
+
+def test_no_directory_and_no_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_checkpoint(tmp_path / "nowhere")
+    (tmp_path / MANIFEST).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match=f"{MANIFEST}: not JSON"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("fails_at", range(1, len(FILES) + 1))
+def test_rewriting_that_is_interrupted_never_passes_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
+) -> None:
+    write_checkpoint(tmp_path, trial(0))
+    renamed = 0
+    rename = os.replace
+
+    def interrupted(source: Any, target: Any) -> None:
+        nonlocal renamed
+        renamed += 1
+        if renamed == fails_at:
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(OSError, match="No space left"):
+        write_checkpoint(tmp_path, trial(1))
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        read_checkpoint(tmp_path)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+    monkeypatch.setattr(os, "replace", rename)
+    write_checkpoint(tmp_path, trial(1))
+    assert_equal(read_checkpoint(tmp_path), trial(1))
+
+
+@pytest.mark.parametrize("kept", FILES[1:])
+def test_old_and_new_files_together_never_pass_for_a_checkpoint(tmp_path: Path, kept: str) -> None:
+    # As when a copy of the directory is interrupted. The groups of both are the same.
+    write_checkpoint(tmp_path / "old", trial(0))
+    write_checkpoint(tmp_path / "new", replace(trial(1), groups=[group(5)]))
+    changed = (tmp_path / "old" / kept).read_bytes() != (tmp_path / "new" / kept).read_bytes()
+    (tmp_path / "new" / kept).write_bytes((tmp_path / "old" / kept).read_bytes())
+    assert changed
+    with pytest.raises(CheckpointError, match=f"{kept}: damaged"):
+        read_checkpoint(tmp_path / "new")

@@ -1,0 +1,216 @@
+"""The generator on the shipped policy, and the colocated worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from grpo_trainable.actors.colocated import Colocated
+from grpo_trainable.actors.generator import Generator, ScoredUnit
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import Request
+from grpo_trainable.tasks import keyword_inclusion_reward_fn
+from grpo_trainable.transports import InProcess
+
+
+def config_of(**values: Any) -> GRPOConfig:
+    data: dict[str, Any] = {
+        "rollout": {"prompts": 4, "group_size": 3, "max_new_tokens": 16},
+        "eval": {"prompts": 3, "samples": 2},
+        "task": {"match": "substring"},
+        "resources": {"worker_cpus": 2.0, "generator_cpus": 1.0},
+    }
+    for name, value in values.items():
+        data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+    return GRPOConfig.from_dict(data)
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def prompts_of(config: GRPOConfig) -> Prompts:
+    return Prompts(config, build_task(config), read_tokenizer(None))
+
+
+def requests_of(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> list[Request]:
+    prompts = prompts_of(config)
+    return [prompts.request(stream, cursor) for cursor in cursors]
+
+
+def sample(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> ScoredUnit:
+    generator = Generator(config, InProcess())
+    try:
+        return generator.generate(requests_of(config, stream, cursors))
+    finally:
+        generator.close()
+
+
+def texts_of(unit: ScoredUnit) -> list[list[str]]:
+    decode = read_tokenizer(None).decode
+    return [
+        [decode(i[m].tolist()) for i, m in zip(g.response_ids, g.response_mask, strict=True)]
+        for g in unit.groups
+    ]
+
+
+def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
+    config = config_of()
+    unit = sample(config, "train", [5, 2, 9])
+    assert [group.cursor for group in unit.groups] == [5, 2, 9]
+    prompts = prompts_of(config)
+    for group, texts in zip(unit.groups, texts_of(unit), strict=True):
+        truth = prompts.ground_truth("train", group.cursor)
+        expected = [keyword_inclusion_reward_fn(text, truth["keywords"]) for text in texts]
+        assert group.rewards.tolist() == expected
+        assert group.rewards.dtype == torch.float32
+        assert group.uses == 0
+    means = [float(group.rewards.mean()) for group in unit.groups]
+    assert unit.answer_rewards == pytest.approx(means)
+    assert len(unit.format_rewards) == 3
+    assert (unit.unscored, unit.reward_errors) == ([], 0)
+
+
+def test_evaluation_is_one_stage_with_sizes_of_its_own() -> None:
+    config = config_of(eval={"temperature": 0.5})
+    unit = sample(config, "eval", [0, 1, 2])
+    assert [len(group.response_ids) for group in unit.groups] == [2, 2, 2]
+    assert [span.stage for span in unit.spans] == ["eval", "eval"]
+    assert requests_of(config, "eval", [0])[0].limits.temperature == 0.5
+
+
+def test_training_and_held_out_prompts_never_share_a_draw() -> None:
+    config = config_of(eval={"samples": 3})
+    train, held_out = sample(config, "train", [0]), sample(config, "eval", [0])
+    assert prompts_of(config).text("train", 0) != prompts_of(config).text("eval", 0)
+    assert texts_of(train) != texts_of(held_out)
+
+
+def test_the_same_unit_gives_the_same_bits_in_any_generator() -> None:
+    config = config_of()
+    first, again = sample(config, "train", [3, 4]), sample(config, "train", [3, 4])
+    for a, b in zip(first.groups, again.groups, strict=True):
+        assert a.response_ids.equal(b.response_ids)
+        assert a.behaviour_log_probs.equal(b.behaviour_log_probs)
+        assert a.rewards.equal(b.rewards)
+
+
+def test_spans_are_what_the_generator_did_in_order() -> None:
+    config = config_of()
+    generator = Generator(config, InProcess())
+    requests = requests_of(config, "train", [0])
+    first, second = generator.generate(requests).spans, generator.generate(requests).spans
+    assert [span.stage for span in first] == ["rollout", "reward"]
+    assert [span.stage for span in second] == ["idle", "rollout", "reward"]
+    times = [time for span in (*first, *second) for time in (span.start, span.end)]
+    assert times == sorted(times)
+    assert second[1].seconds > 0
+
+
+# ---- A user's reward ---------------------------------------------------------------------------
+
+USER_REWARD = """
+def length(response, ground_truth):
+    return float(len(response))
+
+def parts(response, ground_truth):
+    return {"reward": 2.0, "format_reward": 1.0, "answer_reward": 0.5}
+
+def picky(response, ground_truth):
+    # Fails on every response to some prompts and on one response to some others.
+    if len(response) % 3 == 0:
+        raise KeyError("no such word")
+    return 1.0
+"""
+
+
+@pytest.fixture
+def user_reward(tmp_path: Path) -> Any:
+    file = tmp_path / "my_reward.py"
+    file.write_text(USER_REWARD)
+    return lambda function: config_of(task={"reward": f"{file}:{function}"})
+
+
+def test_reward_of_a_users_file(user_reward: Any) -> None:
+    unit = sample(user_reward("length"), "train", [0, 1])
+    assert [group.rewards.tolist() for group in unit.groups] == [
+        [float(len(text)) for text in texts] for texts in texts_of(unit)
+    ]
+
+
+def test_users_format_and_answer_rewards(user_reward: Any) -> None:
+    unit = sample(user_reward("parts"), "train", [0])
+    assert unit.groups[0].rewards.tolist() == [2.0] * 3
+    assert (unit.format_rewards, unit.answer_rewards) == ([1.0], [0.5])
+
+
+def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
+    cursors = list(range(8))
+    texts = texts_of(sample(config_of(), "train", cursors))
+    failing = [sum(len(text) % 3 == 0 for text in group) for group in texts]
+    assert 0 in failing
+    assert any(0 < count < 3 for count in failing)
+
+    unit = sample(user_reward("picky"), "train", cursors)
+    kept = [cursor for cursor in cursors if failing[cursor] == 0]
+    assert [group.cursor for group in unit.groups] == kept
+    assert len(unit.format_rewards) == len(unit.answer_rewards) == len(kept)
+    assert [cursor for cursor, _ in unit.unscored] == [c for c in cursors if failing[c]]
+    assert all("no such word" in reason for _, reason in unit.unscored)
+    assert unit.reward_errors == sum(failing)
+
+
+def test_reward_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    config = config_of(task={"reward": f"{tmp_path}/missing.py:reward"})
+    with pytest.raises(ValueError, match=r"task\.reward=.*missing\.py:reward"):
+        Generator(config, InProcess())
+
+
+# ---- Colocated ---------------------------------------------------------------------------------
+
+
+def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
+    config = config_of(optim={"lr": 1e-3})
+    worker = Colocated(config, InProcess())
+    assert worker.load(worker.publish().handle).version == 0
+    unit = worker.generate(requests_of(config, "train", range(4)))
+    updated = worker.update([unit.groups])
+    assert (updated.version, updated.round) == (1, 1)
+    assert updated.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
+
+    # Until the next load it samples with the weights it has.
+    again = worker.generate(requests_of(config, "train", range(4)))
+    assert all(
+        a.response_ids.equal(b.response_ids) for a, b in zip(unit.groups, again.groups, strict=True)
+    )
+    assert worker.load(worker.publish().handle).version == 1
+    groups = worker.generate(requests_of(config, "train", range(4))).groups
+    assert {group.oldest_round for group in groups} == {1}
+
+    state = worker.state()
+    other = Colocated(config, InProcess())
+    other.load_state(state)
+    assert other.publish().checksum == worker.publish().checksum
+    worker.close()
+    other.close()
+
+
+def test_each_role_of_a_colocated_worker_has_its_own_threads() -> None:
+    config = config_of(resources={"worker_cpus": 3.0, "generator_cpus": 1.0})
+    worker = Colocated(config, InProcess())
+    worker.load(worker.publish().handle)
+    assert torch.get_num_threads() == 1
+    unit = worker.generate(requests_of(config, "train", [0, 1]))
+    assert torch.get_num_threads() == 1
+    worker.update([unit.groups])
+    assert torch.get_num_threads() == 3
+    worker.close()

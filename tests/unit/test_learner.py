@@ -1,0 +1,431 @@
+"""The learner by itself: real policy, real rollouts, no Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import GradientStep, Learner
+from grpo_trainable.algo import KL_ESTIMATORS
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.parameters import unique_parameters
+from grpo_trainable.models.store import read_tokenizer, save_policy
+from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import RolloutGroup, TrainBatch, checksum
+from grpo_trainable.transports import InProcess
+
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy that is quick to train: random weights, the shipped tokenizer."""
+    tokenizer = read_tokenizer(None)
+    shape = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        context_length=48,
+        d_model=32,
+        num_layers=1,
+        num_heads=2,
+        d_ff=64,
+    )
+    directory = tmp_path_factory.mktemp("policy")
+    save_policy(directory, TransformerLM(shape, seed=3), tokenizer, torch.float32)
+    return str(directory)
+
+
+class Pair:
+    """A learner and a generator on one transport, and the next rollouts."""
+
+    def __init__(self, policy_path: str, **values: Any) -> None:
+        data: dict[str, Any] = {
+            "rounds": 10,
+            "model": {"path": policy_path},
+            "rollout": {
+                "prompts": 4,
+                "group_size": 3,
+                "min_new_tokens": 3,
+                "max_new_tokens": 10,
+                "temperature": 0.7,
+            },
+            "optim": {"lr": 1e-2},
+            "resources": {"worker_cpus": 1.0},
+        }
+        for name, value in values.items():
+            data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+        self.config = GRPOConfig.from_dict(data)
+        transport = InProcess()
+        self.learner = Learner(self.config, transport)
+        self.generator = Generator(self.config, transport)
+        self.prompts = Prompts(
+            self.config, build_task(self.config), read_tokenizer(self.config.model.path)
+        )
+        self.cursor = 0
+
+    def sync(self) -> None:
+        self.generator.load(self.learner.publish().handle)
+
+    def rollouts(self) -> list[RolloutGroup]:
+        """A fresh rollout batch under the weights the generator has; rewards that differ."""
+        count = self.config.rollout.prompts
+        cursors = range(self.cursor, self.cursor + count)
+        self.cursor += count
+        unit = self.generator.generate([self.prompts.request("train", c) for c in cursors])
+        # A random policy earns nothing.
+        rewards = torch.linspace(0, 1, self.config.rollout.group_size)
+        return [replace(g, rewards=rewards.roll(g.cursor), uses=1) for g in unit.groups]
+
+    def weights(self) -> Weights:
+        return copy(unique_parameters(self.learner.policy))
+
+
+def copy(tensors: Weights) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def equal(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def distance(a: Weights, b: Weights) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def with_first(groups: Sequence[RolloutGroup], **fields: Tensor) -> list[RolloutGroup]:
+    return [replace(groups[0], **fields), *groups[1:]]
+
+
+# ---- Weights on their way ----------------------------------------------------------------------
+
+
+def test_gradient_step_after_publish_does_not_change_published_weights(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    published = pair.learner.publish()
+    pair.generator.load(published.handle)
+    groups = pair.rollouts()
+    before = pair.weights()
+    pair.learner.update([groups])
+    assert not equal(pair.weights(), before)
+    # The transport still holds the snapshot.
+    again = pair.generator.load(published.handle)
+    assert (again.version, again.round) == (0, 0)
+    assert pair.generator.engine.checksum() == published.checksum == checksum(before)
+
+
+def test_generator_has_the_published_weights_bit_for_bit(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    for round_ in range(2):
+        pair.learner.update([pair.rollouts()])
+        published = pair.learner.publish()
+        loaded = pair.generator.load(published.handle)
+        assert (loaded.version, loaded.round) == (published.version, published.round)
+        assert loaded.version == round_ + 1
+        assert loaded.bytes == sum(t.nbytes for t in pair.weights().values())
+        assert equal(copy(unique_parameters(pair.generator.engine.model)), pair.weights())
+
+
+def test_groups_carry_version_and_round_of_the_weights_that_sampled_them(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    for group in pair.rollouts():
+        assert (group.token_versions[group.response_mask] == 2).all()
+        assert (group.token_rounds[group.response_mask] == 1).all()
+
+
+# ---- Gradient steps ----------------------------------------------------------------------------
+
+
+def test_first_step_on_fresh_rollouts_has_ratio_one(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3)
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()])
+    ratios = [step.ratio_max for step in updated.steps]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
+    assert updated.steps[0].clip_fraction == 0.0
+    assert min(ratios[1:]) > 1.001
+    assert (updated.version, updated.round) == (3, 1)
+
+
+def test_sampled_log_probs_are_those_the_learner_computes(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    batch = pair.learner._collate(pair.rollouts())
+    log_probs, _ = pair.learner._log_probs(pair.learner.policy, batch)
+    assert (log_probs - batch.behaviour_log_probs).abs().max() < 1e-4
+
+
+def test_learning_rate_zero_leaves_the_weights_as_they_are(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2, optim={"lr": 0.0})
+    pair.sync()
+    before = pair.weights()
+    updated = pair.learner.update([pair.rollouts()])
+    assert equal(pair.weights(), before)
+    assert [step.ratio_max for step in updated.steps] == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[TrainBatch]:
+    """The rows of each gradient step from now on."""
+    seen: list[TrainBatch] = []
+    step = learner._gradient_step
+
+    def spy(batch: TrainBatch, reference: Tensor | None) -> GradientStep:
+        seen.append(batch)
+        return step(batch, reference)
+
+    monkeypatch.setattr(learner, "_gradient_step", spy)
+    return seen
+
+
+def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
+    """Rows by what was sampled in them, whatever their padding; sorted."""
+    return sorted(
+        tuple(batch.target_ids[b][batch.response_mask[b]].tolist())
+        for batch in batches
+        for b in range(batch.num_rows)
+    )
+
+
+def test_same_batch_takes_k_steps_on_all_rows(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=3)
+    pair.sync()
+    seen = seen_batches(pair.learner, monkeypatch)
+    assert len(pair.learner.update([pair.rollouts()]).steps) == 3
+    assert [batch.num_rows for batch in seen] == [12, 12, 12]
+    assert row_keys(seen[:1]) == row_keys(seen[1:2]) == row_keys(seen[2:])
+
+
+def test_fresh_batches_take_one_step_on_each(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=2, k_mode="fresh_batches")
+    pair.sync()
+    batches = [pair.rollouts(), pair.rollouts()]
+    seen = seen_batches(pair.learner, monkeypatch)
+    updated = pair.learner.update(batches)
+    assert len(updated.steps) == 2
+    assert updated.version == 2
+    assert [row_keys([b]) for b in seen] == [
+        row_keys([pair.learner._collate(batch)]) for batch in batches
+    ]
+
+
+def test_minibatches_use_every_row_once_an_epoch(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=6, k_mode="minibatches", optim={"epochs": 2, "lr": 1e-4})
+    pair.sync()
+    groups = pair.rollouts()
+    seen = seen_batches(pair.learner, monkeypatch)
+    assert len(pair.learner.update([groups]).steps) == 6
+    # 4 groups of 3 rows in 3 parts; groups stay whole.
+    assert sorted(batch.num_rows for batch in seen[:3]) == [3, 3, 6]
+    everything = row_keys([pair.learner._collate(groups)])
+    assert row_keys(seen[:3]) == row_keys(seen[3:]) == everything
+    assert [row_keys([b]) for b in seen[:3]] != [row_keys([b]) for b in seen[3:]]
+
+
+def test_minibatches_make_do_with_the_groups_that_are_left(policy_path: str) -> None:
+    pair = Pair(policy_path, k=4, k_mode="minibatches")
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()[:2]])
+    assert len(updated.steps) == 2
+    assert updated.round == 1
+
+
+def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
+    losses, weights, grad_norms = [], [], []
+    for microbatch in (3, 5, 64):
+        pair = Pair(
+            policy_path,
+            loss={"kl_coef": 0.1, "aggregation": "token_mean"},
+            optim={"microbatch": microbatch},
+        )
+        pair.sync()
+        # The second step has ratios and a KL that are not trivial.
+        groups = pair.rollouts()
+        (first,) = pair.learner.update([groups]).steps
+        (second,) = pair.learner.update([groups]).steps
+        losses.append([first.loss, second.loss, second.entropy_nats, second.ratio_max])
+        grad_norms.append(second.grad_norm)
+        weights.append(pair.weights())
+    for other in (1, 2):
+        assert losses[other] == pytest.approx(losses[0], abs=1e-5)
+        assert grad_norms[other] == pytest.approx(grad_norms[0], rel=1e-4)
+        assert distance(weights[0], weights[other]) < 1e-6 * 10  # Adam divides by tiny gradients
+
+
+def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
+    for estimator in KL_ESTIMATORS:
+        loss: dict[str, float] = {}
+        for coefficient in (0.0, 0.25):
+            pair = Pair(policy_path, loss={"kl_coef": coefficient, "kl_estimator": estimator})
+            pair.sync()
+            groups = pair.rollouts()
+            # Away from the reference: at the reference every estimate is 0.
+            with torch.no_grad():
+                for parameter in pair.learner.policy.parameters():
+                    parameter.mul_(1.05)
+            if coefficient == 0.0:
+                batch = pair.learner._collate(groups)
+                policy, _ = pair.learner._log_probs(pair.learner.policy, batch)
+                reference, _ = pair.learner._log_probs(pair.learner.reference, batch)
+                d = policy.detach().double() - reference.double()
+                token_kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
+                mask = batch.response_mask
+                rows = (token_kl * mask).sum(dim=1) / mask.sum(dim=1)
+                expected = float(rows.mean())
+                assert abs(expected) > 1e-4
+            loss[str(coefficient)] = pair.learner.update([groups]).steps[0].loss
+        assert loss["0.25"] - loss["0.0"] == pytest.approx(0.25 * expected, abs=2e-6)
+
+
+def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) -> None:
+    pair = Pair(policy_path, loss={"kl_monitor": False})
+    assert pair.learner.reference is None
+    pair.sync()
+    assert pair.learner.update([pair.rollouts()]).reference_nll_nats is None
+    assert Pair(policy_path, loss={"kl_monitor": False, "kl_coef": 0.1}).learner.reference
+    assert Pair(policy_path).learner.reference
+
+
+def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    frozen = checksum(unique_parameters(pair.learner.reference))
+    groups = pair.rollouts()
+    # In the first round the reference is the policy that sampled.
+    sampled = torch.cat([g.behaviour_log_probs[g.response_mask] for g in groups])
+    nll = pair.learner.update([groups]).reference_nll_nats
+    assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
+    assert checksum(unique_parameters(pair.learner.reference)) == frozen
+
+
+# ---- Steps that are not finite -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["rewards", "behaviour_log_probs"])
+def test_step_that_is_not_finite_changes_nothing_and_is_counted(
+    policy_path: str, field: str
+) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    pair.learner.update([groups])
+    before, optimizer = pair.weights(), pair.learner.state().optimizer
+
+    spoilt = getattr(groups[0], field).clone()
+    spoilt.view(-1)[0] = math.nan
+    updated = pair.learner.update([with_first(groups, **{field: spoilt})])
+    assert [step.skipped for step in updated.steps] == [True]
+    assert updated.skipped_steps == 1
+    assert (updated.version, updated.round) == (1, 2)
+    assert equal(pair.weights(), before)
+    assert equal(pair.learner.state().optimizer, optimizer)
+
+    after = pair.learner.update([groups])
+    assert (after.version, after.skipped_steps) == (2, 1)
+    assert not equal(pair.weights(), before)
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_trial(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"max_skipped_steps": 2})
+    pair.sync()
+    groups = pair.rollouts()
+    spoilt = with_first(groups, rewards=torch.tensor([math.nan, 0.0, 1.0]))
+    for batch in (spoilt, spoilt, groups, spoilt, spoilt):
+        pair.learner.update([batch])
+    with pytest.raises(RuntimeError, match=r"optim\.max_skipped_steps=2"):
+        pair.learner.update([spoilt])
+
+
+# ---- Learning rate -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("constant", lambda done: 1.0),
+        ("linear", lambda done: 1 - done),
+        ("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2),
+    ],
+)
+def test_learning_rate_is_a_function_of_the_gradient_steps_done(
+    policy_path: str, schedule: str, factor: Any
+) -> None:
+    pair = Pair(policy_path, rounds=3, k=2, optim={"lr": 1e-3, "schedule": schedule})
+    pair.sync()
+    rates = [s.lr for _ in range(3) for s in pair.learner.update([pair.rollouts()]).steps]
+    assert rates == [pytest.approx(1e-3 * factor(i / 6), rel=1e-12) for i in range(6)]
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------
+
+
+def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
+    values: dict[str, Any] = {
+        "k": 2,
+        "k_mode": "minibatches",
+        "optim": {"lr": 1e-2, "weight_decay": 0.1, "schedule": "cosine"},
+    }
+    pair = Pair(policy_path, **values)
+    pair.sync()
+    batches = [pair.rollouts() for _ in range(3)]
+    pair.learner.update([batches[0]])
+    state = pair.learner.state()
+    stored = copy(state.policy)
+    expected = [pair.learner.update([batch]) for batch in batches[1:]]
+    assert equal(state.policy, stored), "the state shares storage with the policy"
+
+    restored = Pair(policy_path, **values)
+    restored.learner.load_state(state)
+    got = [restored.learner.update([batch]) for batch in batches[1:]]
+    assert [u.steps for u in got] == [u.steps for u in expected]
+    assert [(u.version, u.round) for u in got] == [(u.version, u.round) for u in expected]
+    assert equal(restored.weights(), pair.weights())
+    assert equal(restored.learner.state().optimizer, pair.learner.state().optimizer)
+    assert equal(state.policy, stored), "the restored learner trains on the state's own tensors"
+
+
+def test_state_before_the_first_step_restores(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    restored = Pair(policy_path)
+    restored.learner.load_state(pair.learner.state())
+    assert restored.learner.update([groups]).steps == pair.learner.update([groups]).steps
+
+
+def test_skipped_steps_are_restored(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"max_skipped_steps": 1})
+    pair.sync()
+    spoilt = with_first(pair.rollouts(), rewards=torch.full((3,), math.nan))
+    pair.learner.update([spoilt])
+    restored = Pair(policy_path, optim={"max_skipped_steps": 1})
+    restored.learner.load_state(pair.learner.state())
+    with pytest.raises(RuntimeError, match="2 gradient steps in a row"):
+        restored.learner.update([spoilt])
+
+
+def test_state_trained_against_another_reference_is_refused(
+    policy_path: str, tmp_path: Path
+) -> None:
+    pair = Pair(policy_path)
+    state = pair.learner.state()
+    other = TransformerLM(pair.learner.policy.config, seed=4)
+    save_policy(tmp_path / "other", other, read_tokenizer(None), torch.float32)
+    with pytest.raises(ValueError, match=r"reference policy has checksum .*model\.path=.*other"):
+        Pair(str(tmp_path / "other")).learner.load_state(state)

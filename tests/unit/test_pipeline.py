@@ -1,0 +1,408 @@
+"""The pipeline over fake actors in virtual time: what must hold for any timing."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fakes import World, constant_durations, long_tailed_durations, world
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.calls import ActorFailed
+
+# The first examples of a run build torch tensors for the first time, which takes its time.
+bounded = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def config_of(**values: Any) -> GRPOConfig:
+    """Small; disaggregated unless it says otherwise."""
+    data: dict[str, Any] = {
+        "placement": "disaggregated",
+        "rounds": 4,
+        "rollout": {"prompts": 2, "group_size": 2},
+        "eval": {"every": 2, "prompts": 3, "samples": 2},
+        "resources": {"deadline_s": 1e6},
+    }
+    for name, value in values.items():
+        data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+    return GRPOConfig.from_dict(data)
+
+
+@st.composite
+def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPOConfig:
+    lag = draw(lags if lags is not None else st.integers(0, 4))
+    k_mode = draw(st.sampled_from(["same_batch", "fresh_batches", "minibatches"]))
+    prompts = draw(st.integers(1, 5))
+    k = draw(st.integers(1, min(3, prompts) if k_mode == "minibatches" else 3))
+    colocated = lag == 0 and draw(st.booleans())
+    return config_of(
+        placement="colocated" if colocated else "disaggregated",
+        lag=lag,
+        k=k,
+        k_mode=k_mode,
+        rounds=draw(st.integers(1, 6)),
+        rollout={"prompts": prompts, "unit_prompts": draw(st.integers(1, prompts))},
+        eval={"every": draw(st.integers(1, 7)), "prompts": draw(st.integers(1, 5))},
+        resources={"num_generators": 1 if colocated else draw(st.integers(1, 3))},
+        task={"max_error_rate": 1.0},
+    )
+
+
+speeds = st.fixed_dictionaries(
+    {
+        stage: st.sampled_from([1.0, 10.0, 100.0])
+        for stage in ("rollout", "optimize", "sync", "eval")
+    }
+)
+seeds = st.integers(0, 2**16)
+
+
+def some_fail(config: GRPOConfig, seed: int, share: float):
+    """A reward that fails on a share of the prompts, never on the first of a rollout batch."""
+
+    def fails(stream: str, cursor: int) -> bool:
+        first = cursor % config.rollout.prompts == 0 if stream == "train" else cursor == 0
+        return not first and random.Random(f"{seed}/{stream}/{cursor}").random() < share
+
+    return fails
+
+
+def all_cursors(config: GRPOConfig) -> list[int]:
+    return list(range(config.rounds * config.prompts_per_round))
+
+
+def trained_cursors(*worlds: World) -> list[int]:
+    return [cursor for w in worlds for call in w.trained for cursor in call.all_cursors]
+
+
+def overlaps(w: World) -> bool:
+    """Whether a generator sampled for training while the learner updated."""
+    return any(g.start < t.end and t.start < g.end for g in w.of_stream("train") for t in w.trained)
+
+
+def assert_counts_close(report: RoundReport, w: World) -> None:
+    row = {name: report.metrics[f"count/{name}"] for name in
+           ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
+    requested = row.pop("requested")
+    assert requested == sum(row.values())
+    assert row["dropped"] == sum(
+        report.metrics[f"count/dropped_{cause}"]
+        for cause in ("stale", "reward", "lost", "zero_advantage")
+    )
+    assert row["trained"] == len(trained_cursors(w))
+    assert requested == sum(stream == "train" for stream, _ in w.requests.asked)
+
+
+def assert_evaluated(w: World) -> None:
+    """All held-out prompts once, at round 0, when due and after the last round, each time under
+    the weights that are the newest then."""
+    config = w.config
+    due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
+    seen: dict[int, list[int]] = {}
+    for call in w.of_stream("eval"):
+        seen.setdefault(call.weights_round, []).extend(call.cursors)
+    assert seen.keys() == due
+    assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
+
+
+@bounded
+@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 1 / 64]))
+def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
+    config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, latency: float
+) -> None:
+    fails = some_fail(config, seed, failing)
+    w = world(
+        config,
+        durations=long_tailed_durations(seed, scale),
+        seed=seed,
+        latency=latency,
+        reward_fails=fails,
+    )
+    w.pipeline.start()
+    for round_ in range(config.rounds):
+        report = w.pipeline.run_round()
+        assert report.round == round_ + 1
+        assert_counts_close(report, w)
+        assert report.metrics["lag/max"] <= config.lag
+        if config.lag == 0:
+            assert not w.runtime.uncollected, "something is in flight between two rounds"
+
+    # By the learner's own record.
+    assert [call.round for call in w.trained] == list(range(config.rounds))
+    for call in w.trained:
+        assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
+    scored = [cursor for cursor in all_cursors(config) if not fails("train", cursor)]
+    assert trained_cursors(w) == scored
+    batches_per_round = config.k if config.k_mode == "fresh_batches" else 1
+    assert all(len(call.cursors) == batches_per_round for call in w.trained)
+
+    # Nothing beyond the last round, each prompt once; FakeRequests refuses any other.
+    asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
+    assert asked == all_cursors(config)
+    assert_evaluated(w)
+    assert not w.runtime.uncollected
+    assert report.metrics["count/waiting"] == report.metrics["count/in_flight"] == 0
+    assert report.metrics["eval/round"] == config.rounds
+    if config.lag == 0:
+        assert not overlaps(w)
+
+
+@bounded
+@given(configs(lags=st.just(0)), speeds, seeds, st.sampled_from([0.0, 0.3]))
+def test_synchronous_results_depend_on_neither_generators_nor_speeds(
+    config: GRPOConfig, scale: dict[str, float], seed: int, failing: float
+) -> None:
+    fails = some_fail(config, seed, failing)
+    alone = world(config_with_generators(config, 1), reward_fails=fails)
+    rows = [untimed(report) for report in alone.run(config.rounds)]
+    for generators in (2, 3):
+        several = world(
+            config_with_generators(config, generators),
+            durations=long_tailed_durations(seed, scale),
+            seed=seed,
+            reward_fails=fails,
+        )
+        assert [untimed(report) for report in several.run(config.rounds)] == rows
+        assert history(several) == history(alone)
+
+
+def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
+    data = config.to_dict()
+    data["placement"] = "disaggregated"
+    data["resources"]["num_generators"] = count
+    return GRPOConfig.from_dict(data)
+
+
+def untimed(report: RoundReport) -> dict[str, float]:
+    # Each generator receives the weights: `sync/bytes` counts them all.
+    return {k: v for k, v in report.metrics.items() if not k.startswith(("time/", "sync/"))}
+
+
+def history(*worlds: World) -> list[tuple]:
+    return [
+        (call.round, call.cursors, call.group_rounds, call.rewards)
+        for w in worlds
+        for call in w.trained
+    ]
+
+
+@bounded
+@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3]), st.data())
+def test_restored_run_goes_on_where_the_other_stopped(
+    config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, data: st.DataObject
+) -> None:
+    fails = some_fail(config, seed, failing)
+    rounds_before = data.draw(st.integers(0, config.rounds - 1))
+
+    def new_world(timing: int) -> World:
+        durations = long_tailed_durations(timing, scale)
+        return world(config, durations=durations, seed=timing, reward_fails=fails)
+
+    first = new_world(seed)
+    rows = first.run(rounds_before)
+    # As it lies in a checkpoint.
+    state = json.loads(json.dumps(first.pipeline.state()))
+    groups = first.pipeline.buffer.groups()
+    learner_state = first.learners.state()
+
+    second = new_world(seed + 1)
+    second.learners.load_state(learner_state)
+    second.pipeline.load_state(state, groups)
+    rows += second.run(config.rounds - rounds_before)
+
+    assert trained_cursors(first, second) == [
+        cursor for cursor in all_cursors(config) if not fails("train", cursor)
+    ]
+    for call in second.trained:
+        assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
+    last = rows[-1].metrics
+    assert last["count/requested"] == len(all_cursors(config))
+    assert last["count/requested"] == last["count/trained"] + last["count/dropped"]
+    assert last["count/waiting"] == last["count/in_flight"] == 0
+    assert not second.runtime.uncollected
+    if config.lag == 0:
+        uninterrupted = new_world(seed + 2)
+        expected = uninterrupted.run(config.rounds)
+        assert [untimed(row) for row in rows] == [untimed(row) for row in expected]
+        assert history(first, second) == history(uninterrupted)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 4])
+def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -> None:
+    w = world(config_of(lag=lag, rounds=8), durations=constant_durations(rollout=32, optimize=32))
+    w.run(8)
+    # Beside the last updates there is nothing left to sample.
+    for call in w.trained[:-lag]:
+        assert any(g.start < call.end and call.start < g.end for g in w.of_stream("train"))
+
+
+def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
+    w = world(config_of(lag=1, rounds=8), durations=constant_durations(rollout=32, optimize=32))
+    in_flight = [report.metrics["count/in_flight"] for report in w.run(8)]
+    # A rollout batch has two groups; the last round dispatches nothing for another.
+    assert min(in_flight[:-2]) >= 2
+    assert in_flight[-1] == 0
+
+
+def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
+    w = world(
+        config_of(lag=1, rounds=10, eval={"every": 10}),
+        durations=constant_durations(rollout=64, optimize=48),
+    )
+    ends = [report.end for report in w.run(10)]
+    seconds = [after - before for before, after in pairwise(ends[2:-1])]
+    # One second of sampling, and the tick in which the generator takes the weights.
+    assert seconds == [65 / 64] * len(seconds)
+
+
+def test_generator_waits_at_the_bound_for_a_slow_learner() -> None:
+    w = world(config_of(lag=2, rounds=8), durations=constant_durations(rollout=1, optimize=64))
+    reports = w.run(8)
+    assert [report.metrics["lag/max"] for report in reports] == [0, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_lag_metrics_are_those_of_the_groups_trained_on() -> None:
+    w = world(config_of(lag=1, rounds=3), durations=constant_durations(rollout=4, optimize=16))
+    reports = w.run(3)
+    assert [report.metrics["lag/mean"] for report in reports] == [0.0, 1.0, 1.0]
+    assert [report.metrics["version/gap_max"] for report in reports] == [0.0, 1.0, 1.0]
+    assert [report.metrics["version/learner"] for report in reports] == [1.0, 2.0, 3.0]
+
+
+def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
+    # The learner is slow: at lag 2 nothing new arrives in the last two rounds.
+    w = world(config_of(lag=2, rounds=5), durations=constant_durations(rollout=1, optimize=64))
+    for report in w.run(5):
+        # The fake's answer reward is its reward, in double precision.
+        answer = report.metrics["reward/answer_mean"]
+        assert answer == pytest.approx(report.metrics["reward/train_mean"], abs=1e-6)
+        assert 0 < report.metrics["reward/format_mean"] < 1
+
+
+@bounded
+@given(
+    configs(lags=st.just(0)).filter(lambda config: config.resources.num_generators == 1),
+    speeds,
+    seeds,
+)
+def test_seconds_of_a_synchronous_round_add_up(
+    config: GRPOConfig, scale: dict[str, float], seed: int
+) -> None:
+    w = world(config, durations=long_tailed_durations(seed, scale), seed=seed, latency=1 / 64)
+    for report in w.run(config.rounds):
+        row = report.metrics
+        stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
+        assert sum(row[f"time/{stage}_s"] for stage in stages) == row["time/step_s"]
+        assert row["time/step_s"] == report.end - report.start
+        # Each call that nothing hides takes its latency, and nothing else is unaccounted for.
+        assert 0 < row["time/other_s"] <= (len(report.spans) + 1) / 64
+
+
+def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
+    w = world(
+        config_of(rounds=1, eval={"prompts": 1}),
+        durations=constant_durations(rollout=8, optimize=6, sync=2, eval=4),
+    )
+    (report,) = w.run(1)
+    seconds = {name: value * 64 for name, value in report.metrics.items() if "time/" in name}
+    assert seconds["time/rollout_s"] == seconds["time/reward_s"] == 4
+    assert seconds["time/optimize_s"] == seconds["time/reference_s"] == 3
+    assert seconds["time/sync_s"] == 2 + 2  # publish, then load
+    assert seconds["time/eval_s"] == 4 + 4  # before the first round and after the last
+    assert seconds["time/other_s"] == 0
+    # The generator: while the learner updates and publishes. The learner: in the first evaluation
+    # and the rollout.
+    assert seconds["time/generator_idle_s"] == 6 + 2
+    assert report.metrics["sync/bytes"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("actor", "stage"),
+    [("generator-1", "rollout"), ("generator-0", "eval"), ("learner", "optimize"),
+     ("learner", "sync"), ("generator-1", "sync")],
+)  # fmt: skip
+def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str) -> None:
+    config = config_of(
+        rounds=9, rollout={"unit_prompts": 1}, resources={"deadline_s": 30.0, "num_generators": 2}
+    )
+    w = world(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n == 2)
+    with pytest.raises(ActorFailed) as failure:
+        w.run(config.rounds)
+    assert "resources.deadline_s=30 s" in str(failure.value)
+    assert f"{actor} ({stage})" in str(failure.value)
+
+
+def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world(config_of())
+    learner = w.learners._actor._role
+
+    def update(*args: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(learner, "update", update)
+    w.pipeline.start()
+    with pytest.raises(ActorFailed, match=r"optimize: learner failed with .*out of memory"):
+        w.pipeline.run_round()
+
+
+def test_too_many_failed_rewards_end_the_trial() -> None:
+    config = config_of(rounds=8, rollout={"prompts": 4}, task={"max_error_rate": 0.2})
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor % 2 == 1)
+    with pytest.raises(ActorFailed, match=r"task\.max_error_rate=0\.2.*KeyError: 'apple'"):
+        w.run(config.rounds)
+
+
+def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
+    config = config_of(rounds=2, rollout={"prompts": 4}, task={"max_error_rate": 0.5})
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 1)
+    last = w.run(2)[-1].metrics
+    assert last["count/dropped_reward"] == last["count/dropped"] == 1
+    assert last["count/reward_errors"] == config.rollout.group_size
+    assert trained_cursors(w) == [0, 2, 3, 4, 5, 6, 7]
+
+
+def test_strict_task_ends_at_the_first_failed_reward() -> None:
+    config = config_of(task={"strict": True, "max_error_rate": 1.0})
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 3)
+    w.pipeline.start()
+    w.pipeline.run_round()
+    with pytest.raises(ActorFailed, match="last on prompt 3"):
+        w.pipeline.run_round()
+
+
+def test_batch_without_a_single_group_is_an_error_that_says_why() -> None:
+    config = config_of(task={"max_error_rate": 1.0})
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (2, 3))
+    w.pipeline.start()
+    w.pipeline.run_round()
+    with pytest.raises(ActorFailed, match=r"batch 1 \(round 2\).*2 dropped so far"):
+        w.pipeline.run_round()
+
+
+def test_evaluation_without_a_single_reward_is_an_error() -> None:
+    w = world(
+        config_of(task={"max_error_rate": 1.0}),
+        reward_fails=lambda stream, cursor: stream == "eval",
+    )
+    w.pipeline.start()
+    with pytest.raises(ActorFailed, match="every held-out prompt"):
+        w.pipeline.run_round()
+
+
+def test_first_evaluation_stays_in_every_row() -> None:
+    w = world(config_of(rounds=5, eval={"every": 2}))
+    rows = [report.metrics for report in w.run(5)]
+    assert [row["eval/round"] for row in rows] == [0, 2, 2, 4, 5]
+    assert len({row["reward/eval_first"] for row in rows}) == 1
+    assert len({row["reward/eval_mean"] for row in rows}) == 4

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import torch
+
+from grpo_trainable.rollout import RolloutGroup, TrainBatch, checksum, collate
+
+PAD = 99
+
+
+def group(prompt, responses, mask, *, rounds=None, versions=None, log_probs=None) -> RolloutGroup:
+    ids = torch.tensor(responses)
+    return RolloutGroup(
+        cursor=0,
+        prompt_ids=torch.tensor(prompt),
+        response_ids=ids,
+        response_mask=torch.tensor(mask, dtype=torch.bool),
+        behaviour_log_probs=-ids.float() if log_probs is None else torch.tensor(log_probs),
+        rewards=torch.zeros(len(ids)),
+        finished=torch.zeros(len(ids), dtype=torch.bool),
+        token_versions=torch.tensor(versions or torch.zeros_like(ids).tolist(), dtype=torch.int32),
+        token_rounds=torch.tensor(rounds or torch.zeros_like(ids).tolist(), dtype=torch.int32),
+    )
+
+
+def two_groups() -> TrainBatch:
+    """Prompts of three tokens and of one; a hole in the first mask; trailing padding elsewhere."""
+    groups = [
+        group([5, 6, 7], [[8, 9, 2], [8, 2, 0]], [[1, 0, 1], [1, 1, 0]]),
+        group([4], [[3, 2]], [[1, 1]]),
+    ]
+    return collate(groups, [torch.tensor([0.5, -1.5]), torch.tensor([2.0])], PAD)
+
+
+def test_collate_shifts_once_and_pads_on_the_right():
+    batch = two_groups()
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [5, 6, 7, 8, PAD], [4, 3, PAD, PAD, PAD]]
+    assert batch.target_ids.tolist() == [[6, 7, 8, 9, 2], [6, 7, 8, 2, PAD], [3, 2, PAD, PAD, PAD]]
+
+
+def test_collate_aligns_mask_and_log_probs_with_the_targets_and_keeps_holes():
+    batch = two_groups()
+    assert batch.response_mask.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]
+    assert batch.behaviour_log_probs.tolist() == [
+        [0, 0, -8, 0, -2],
+        [0, 0, -8, -2, 0],
+        [-3, -2, 0, 0, 0],
+    ]
+
+
+def test_collate_gives_a_row_its_advantage_on_the_mask_and_zero_off_it():
+    assert two_groups().advantages.tolist() == [
+        [0, 0, 0.5, 0, 0.5],
+        [0, 0, -1.5, -1.5, 0],
+        [2, 2, 0, 0, 0],
+    ]
+
+
+def test_collate_cuts_every_response_after_the_last_token_of_its_mask():
+    padded = group([5], [[8, 9, 2, 0, 0], [8, 2, 0, 0, 0]], [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
+    assert collate([padded], [torch.ones(2)], PAD).input_ids.tolist() == [[5, 8, 9], [5, 8, PAD]]
+
+
+def test_collate_keeps_the_row_of_an_empty_response():
+    batch = collate([group([5, 6], [[8, 9], [0, 0]], [[1, 1], [0, 0]])], [torch.ones(2)], PAD)
+    assert batch.input_ids.tolist() == [[5, 6, 8], [5, PAD, PAD]]
+    assert batch.response_mask.int().tolist() == [[0, 1, 1], [0, 0, 0]]
+    assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
+
+
+def test_rows_cuts_trailing_padding_only():
+    batch = two_groups()
+    last = batch.rows(slice(2, 3))
+    assert last.input_ids.tolist() == [[4, 3]]
+    assert last.target_ids.tolist() == [[3, 2]]
+    assert last.advantages.tolist() == [[2, 2]]
+    first = batch.rows(torch.tensor([0]))
+    assert first.input_ids.tolist() == [[5, 6, 7, 8, 9]]
+    assert first.response_mask.int().tolist() == [[0, 0, 1, 0, 1]]
+    picked = batch.rows(torch.tensor([2, 1]))
+    assert picked.input_ids.tolist() == [[4, 3, PAD, PAD], [5, 6, 7, 8]]
+    assert picked.behaviour_log_probs.tolist() == [[-3, -2, 0, 0], [0, 0, -8, -2]]
+
+
+def test_rows_without_a_single_response_token_keep_one_column():
+    batch = collate([group([5, 6], [[8], [0]], [[1], [0]])], [torch.ones(2)], PAD)
+    assert batch.rows(slice(1, 2)).input_ids.shape == (1, 1)
+
+
+def test_oldest_counts_only_the_mask():
+    mixed = group(
+        [5],
+        [[8, 9, 2], [8, 2, 0]],
+        [[1, 0, 1], [1, 1, 0]],
+        rounds=[[4, 1, 3], [5, 5, 0]],
+        versions=[[8, 2, 6], [10, 7, 0]],
+    )
+    assert mixed.oldest_round == 3
+    assert mixed.oldest_version == 6
+    assert mixed.num_tokens == 4
+
+
+def test_checksum_catches_a_flipped_bit():
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4)}
+    before = checksum(tensors)
+    tensors["b"].view(torch.int32)[2] ^= 1
+    assert checksum(tensors) != before
+    tensors["b"].view(torch.int32)[2] ^= 1
+    assert checksum(tensors) == before
+
+
+def test_checksum_catches_swapped_names_shapes_and_types():
+    a, b = torch.arange(6.0), torch.ones(6)
+    whole = checksum({"a": a, "b": b})
+    assert checksum({"a": b, "b": a}) != whole
+    assert checksum({"a": a.view(2, 3), "b": b}) != whole
+    assert checksum({"a": a.view(torch.int32), "b": b}) != whole
+    assert checksum({"a": a}) != whole
+
+
+def test_checksum_is_that_of_the_values_not_of_order_or_layout():
+    a, b = torch.arange(6.0).view(2, 3), torch.ones(6)
+    by_column = a.t().contiguous().t()
+    assert checksum({"b": b, "a": by_column}) == checksum({"a": a, "b": b})
+
+
+def test_checksum_takes_a_tensor_without_dimensions_and_an_empty_one():
+    assert checksum({"step": torch.tensor(3.0)}) != checksum({"step": torch.tensor(4.0)})
+    assert checksum({"none": torch.zeros(0)}) == checksum({"none": torch.ones(0)})

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from grpo_trainable.engines import torch_engine
+from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.kv_cache import decode, prefill
+from grpo_trainable.models.parameters import unique_parameters
+from grpo_trainable.models.scoring import response_log_probs
+from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.rollout import (
+    PolicyWeights,
+    Request,
+    RolloutGroup,
+    SamplingLimits,
+    checksum,
+    collate,
+)
+
+VOCAB, EOS, PAD = 50, 0, 1
+CONFIG = ModelConfig(
+    vocab_size=VOCAB, context_length=96, d_model=32, num_layers=2, num_heads=4, d_ff=40
+)
+
+
+def sharpened(config: ModelConfig = CONFIG, seed: int = 0) -> TransformerLM:
+    """Random weights ten times their usual size, so that what a token is depends on the others."""
+    model = TransformerLM(config, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(10)
+    return model
+
+
+def engine(seed: int = 0, config: ModelConfig = CONFIG) -> TorchEngine:
+    return TorchEngine(sharpened(config, seed), eos_id=EOS, pad_id=PAD, seed=11)
+
+
+def requests(
+    lengths: Sequence[int] = (3, 11, 7, 1),
+    *,
+    group_size: int = 4,
+    temperature: float = 1.0,
+    min_new_tokens: int = 1,
+    max_new_tokens: int = 60,
+) -> list[Request]:
+    limits = SamplingLimits(
+        min_new_tokens=min_new_tokens, max_new_tokens=max_new_tokens, temperature=temperature
+    )
+    generator = torch.Generator().manual_seed(3)
+    return [
+        Request(
+            stream="train",
+            cursor=cursor,
+            prompt_ids=tuple(torch.randint(2, VOCAB, (length,), generator=generator).tolist()),
+            group_size=group_size,
+            limits=limits,
+        )
+        for cursor, length in enumerate(lengths)
+    ]
+
+
+def generated(
+    sampler: TorchEngine, wanted: Sequence[Request], between_tokens=lambda: None
+) -> list[RolloutGroup]:
+    return sampler.generate(wanted, between_tokens)
+
+
+def assert_same(one: RolloutGroup, other: RolloutGroup, *, atol: float) -> None:
+    """Equal tokens, equal log-probs up to `atol`."""
+    assert torch.equal(one.response_ids, other.response_ids)
+    assert torch.equal(one.response_mask, other.response_mask)
+    assert torch.equal(one.finished, other.finished)
+    assert torch.equal(one.token_versions, other.token_versions)
+    torch.testing.assert_close(
+        one.behaviour_log_probs, other.behaviour_log_probs, rtol=0, atol=atol
+    )
+
+
+# ---- The cache -------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths():
+    model = sharpened()
+    lengths, new = [5, 17, 1], 21  # past one and two steps of the cache's layout
+    fan_out = torch.tensor([0, 0, 1, 2, 2, 2])
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(VOCAB, (len(fan_out), max(lengths) + new), generator=generator)
+    prompts = torch.full((3, max(lengths)), PAD)
+    for row, prompt in enumerate(fan_out.tolist()):
+        prompts[prompt, : lengths[prompt]] = ids[row, : lengths[prompt]]
+    for row, prompt in enumerate(fan_out.tolist()):
+        ids[row, : lengths[prompt]] = prompts[prompt, : lengths[prompt]]
+
+    row_lengths = torch.tensor(lengths)[fan_out]
+    hidden, cache = prefill(model, prompts, torch.tensor(lengths), fan_out, max(lengths) + new)
+    last = hidden[torch.arange(3), torch.tensor(lengths) - 1][fan_out]
+    rows = torch.arange(len(fan_out))
+    full = model.hidden_states(ids)
+    torch.testing.assert_close(last, full[rows, row_lengths - 1], rtol=0, atol=1e-5)
+    for t in range(new):
+        positions = row_lengths + t
+        hidden = decode(model, ids[rows, positions], positions, cache, max(lengths) + t)
+        torch.testing.assert_close(hidden, full[rows, positions], rtol=0, atol=1e-5)
+
+
+# ---- What is sampled -------------------------------------------------------------------------
+
+
+def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: SamplingLimits):
+    """(recorded, recomputed) log-probs of every response token, as the learner sees them."""
+    batch = collate(groups, [torch.zeros(len(g.response_ids)) for g in groups], PAD)
+    log_probs, _ = response_log_probs(
+        model,
+        batch.input_ids,
+        batch.target_ids,
+        batch.response_mask,
+        temperature=limits.temperature,
+        min_new_tokens=limits.min_new_tokens,
+        eos_id=EOS,
+    )
+    return batch.behaviour_log_probs[batch.response_mask], log_probs[batch.response_mask]
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
+@pytest.mark.parametrize("min_new_tokens", [1, 10])
+def test_recorded_log_probs_equal_those_the_learner_recomputes(
+    tied_head, temperature, min_new_tokens
+):
+    config = ModelConfig(**{**CONFIG.to_dict(), "tied_head": tied_head})
+    sampler = engine(config=config)
+    wanted = requests(temperature=temperature, min_new_tokens=min_new_tokens)
+    groups = generated(sampler, wanted)
+    lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups])
+    assert lengths.unique().numel() > 3
+    assert int(lengths.min()) >= min_new_tokens
+    recorded, learner = recomputed(sampler.model, groups, wanted[0].limits)
+    torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {"min_new_tokens": 1}])
+def test_log_probs_under_another_law_would_be_noticed(wrong):
+    sampler = engine()
+    wanted = requests(temperature=1.8, min_new_tokens=10)
+    groups = generated(sampler, wanted)
+    law = {"temperature": 1.8, "min_new_tokens": 10, "max_new_tokens": 60, **wrong}
+    recorded, learner = recomputed(sampler.model, groups, SamplingLimits(**law))
+    assert (recorded - learner).abs().max() > 1e-2
+
+
+def test_a_row_stops_at_end_of_text():
+    groups = generated(engine(), requests(temperature=1.5, group_size=16))
+    finished = torch.cat([group.finished for group in groups])
+    assert 0 < int(finished.sum()) < len(finished)  # both kinds are here
+    for group in groups:
+        for g, ids in enumerate(group.response_ids):
+            length = int(group.response_mask[g].sum())
+            assert group.response_mask[g].tolist() == [True] * length + [False] * (
+                len(ids) - length
+            )
+            ends = (ids[:length] == EOS).nonzero()[:, 0].tolist()
+            assert ends == ([length - 1] if group.finished[g] else [])
+            assert group.finished[g] or length == 60
+            assert (ids[length:] == PAD).all()
+            assert (group.behaviour_log_probs[g, length:] == 0).all()
+
+
+def test_a_group_is_cut_to_its_own_longest_response():
+    groups = generated(engine(), requests(temperature=2.0, group_size=2))
+    assert len({group.response_ids.shape[1] for group in groups}) > 1
+    for group in groups:
+        assert group.response_mask.any(dim=0).all()
+
+
+def test_groups_answer_their_requests_in_order_and_are_unscored():
+    wanted = requests()
+    for request, group in zip(wanted, generated(engine(), wanted), strict=True):
+        assert group.cursor == request.cursor
+        assert tuple(group.prompt_ids.tolist()) == request.prompt_ids
+        assert group.response_ids.shape[0] == request.group_size
+        assert group.rewards.isnan().all()
+        assert group.uses == 0
+
+
+def test_the_responses_of_a_group_differ():
+    for group in generated(engine(), requests(temperature=1.5)):
+        assert len({tuple(ids) for ids in group.response_ids.tolist()}) == 4
+
+
+def test_groups_of_different_sizes_share_a_unit():
+    small, large = requests(group_size=2)[0], requests(group_size=5)[1]
+    groups = generated(engine(), [small, large])
+    assert [len(group.response_ids) for group in groups] == [2, 5]
+    assert_same(groups[0], generated(engine(), [small])[0], atol=1e-5)
+
+
+# ---- Determinism -----------------------------------------------------------------------------
+
+
+def test_the_same_unit_gives_the_same_bits():
+    sampler = engine()
+    first = generated(sampler, requests(temperature=1.5))
+    generated(sampler, requests((2, 2), temperature=0.5))  # what it did before does not matter
+    for again in (
+        generated(sampler, requests(temperature=1.5)),
+        generated(engine(), requests(temperature=1.5)),
+    ):
+        for one, other in zip(first, again, strict=True):
+            assert_same(one, other, atol=0)
+
+
+def test_units_of_any_size_and_order_agree_up_to_rounding():
+    wanted = requests(temperature=1.2)
+    whole = generated(engine(), wanted)
+    backwards = generated(engine(), wanted[::-1])[::-1]
+    split = generated(engine(), wanted[:1]) + generated(engine(), wanted[1:])
+    for others in (backwards, split):
+        for one, other in zip(whole, others, strict=True):
+            assert_same(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("compact_below", [0.0, 0.3, 1.0])
+def test_dropping_finished_rows_changes_nothing(monkeypatch, compact_below):
+    wanted = requests(temperature=2.0, group_size=8)
+    usual = generated(engine(), wanted)
+    assert torch.cat([group.finished for group in usual]).float().mean() > 0.4
+    monkeypatch.setattr(torch_engine, "COMPACT_BELOW", compact_below)
+    for one, other in zip(usual, generated(engine(), wanted), strict=True):
+        assert_same(one, other, atol=1e-5)
+
+
+def test_seed_stream_and_cursor_choose_the_responses():
+    request = requests((5,))[0]
+    (usual,) = generated(engine(), [request])
+    others = [
+        generated(engine(), [Request(**{**fields(request), "stream": "eval"})])[0],
+        generated(engine(), [Request(**{**fields(request), "cursor": 77})])[0],
+        generated(TorchEngine(sharpened(), eos_id=EOS, pad_id=PAD, seed=12), [request])[0],
+    ]
+    for other in others:
+        assert other.response_ids.tolist() != usual.response_ids.tolist()
+
+
+def fields(request: Request) -> dict:
+    return {name: getattr(request, name) for name in Request.__slots__}
+
+
+# ---- Weights ---------------------------------------------------------------------------------
+
+
+def snapshot(model: TransformerLM, version: int = 6, round_: int = 4) -> PolicyWeights:
+    tensors = {name: p.detach().clone() for name, p in unique_parameters(model).items()}
+    return PolicyWeights(version=version, round=round_, checksum=checksum(tensors), tensors=tensors)
+
+
+def test_loaded_weights_are_the_snapshot_bit_for_bit():
+    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    sampler.load(weights)
+    assert sampler.checksum() == weights.checksum
+    for name, parameter in unique_parameters(sampler.model).items():
+        assert torch.equal(parameter, weights.tensors[name])
+    assert (sampler.version, sampler.round) == (6, 4)
+
+
+def test_a_later_change_of_the_snapshot_does_not_reach_the_engine():
+    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    sampler.load(weights)
+    before = generated(sampler, requests())
+    for tensor in weights.tensors.values():
+        tensor.zero_()
+    for one, other in zip(before, generated(sampler, requests()), strict=True):
+        assert_same(one, other, atol=0)
+
+
+def test_torn_weights_are_refused():
+    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    weights.tensors["embedding.weight"][3, 3] += 1
+    with pytest.raises(RuntimeError, match="weights version 6 arrived torn"):
+        sampler.load(weights)
+    assert (sampler.version, sampler.round) == (0, 0)
+
+
+def test_weights_of_another_model_are_refused():
+    other = TransformerLM(ModelConfig(**{**CONFIG.to_dict(), "num_layers": 1}))
+    with pytest.raises(ValueError, match=r"weights version 6: .*blocks\.1"):
+        engine().load(snapshot(other))
+
+
+def test_every_token_carries_version_and_round_of_its_weights():
+    sampler = engine()
+    sampler.load(snapshot(sampler.model))
+    for group in generated(sampler, requests(temperature=1.5)):
+        mask = group.response_mask
+        assert group.token_versions.tolist() == (6 * mask.int()).tolist()
+        assert group.token_rounds.tolist() == (4 * mask.int()).tolist()
+        assert (group.oldest_version, group.oldest_round) == (6, 4)
+        assert group.token_versions.dtype == group.token_rounds.dtype == torch.int32
+
+
+def test_weights_that_arrive_between_tokens_sample_and_stamp_from_the_next_token_on():
+    wanted = requests((4,), max_new_tokens=8, min_new_tokens=8)
+    (old,) = generated(engine(), wanted)
+    newer = snapshot(sharpened(seed=1))
+    for arrival in (0, 3):
+        sampler, calls = engine(), []
+
+        def swap(sampler=sampler, calls=calls, arrival=arrival):
+            if len(calls) == arrival:
+                sampler.load(newer)
+            calls.append(sampler.version)
+
+        (mixed,) = generated(sampler, wanted, swap)
+        assert len(calls) == 8
+        assert mixed.token_versions.tolist() == [[0] * arrival + [6] * (8 - arrival)] * 4
+        before, at = slice(0, arrival), arrival
+        assert torch.equal(mixed.behaviour_log_probs[:, before], old.behaviour_log_probs[:, before])
+        assert not torch.isclose(
+            mixed.behaviour_log_probs[:, at], old.behaviour_log_probs[:, at]
+        ).any()
+
+
+def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
+    wanted = requests((3, 11, 7, 1, 2, 4), temperature=2.0, group_size=1)
+    groups = generated(engine(), wanted)
+    assert 0 < sum(bool(group.finished) for group in groups) < len(groups)
+    for request, group in zip(wanted, groups, strict=True):
+        calls = []
+        generated(engine(), [request], lambda calls=calls: calls.append(None))
+        assert len(calls) == group.num_tokens
+        assert (len(calls) < 60) or not group.finished
+
+
+# ---- What is refused -------------------------------------------------------------------------
+
+
+def test_a_prompt_that_leaves_no_room_is_refused():
+    generated(engine(), requests((36,), max_new_tokens=60))
+    with pytest.raises(ValueError, match="37 tokens and 60 new ones do not fit the context of 96"):
+        generated(engine(), requests((5, 37), max_new_tokens=60))
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="a prompt has no tokens"):
+        generated(engine(), requests((5, 0)))
+
+
+def test_no_request_and_mixed_limits_are_refused():
+    with pytest.raises(ValueError, match="no requests"):
+        generated(engine(), [])
+    mixed = requests((3,)) + requests((3,), temperature=0.5)
+    with pytest.raises(ValueError, match=r"share their limits.*temperature=0\.5"):
+        generated(engine(), mixed)

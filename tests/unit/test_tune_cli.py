@@ -1,0 +1,150 @@
+"""Bad input ends with status 2 and one line that says what would be valid, before Ray starts."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import ray
+
+from launch import tune
+from search_spaces import SPACES
+
+
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+    """Runs the command with a storage of its own; gives status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        status = tune.main([*argv, "--storage", str(tmp_path / "storage")])
+        assert not ray.is_initialized()
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def refused(result: tuple[int, str, str], *words: str) -> None:
+    status, out, error = result
+    assert status == 2
+    assert out == ""
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+
+
+SPACE = ("--space", "async_vs_sync")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--space", "async_vs_snc"], ["async_vs_snc", "did you mean async_vs_sync?"]),
+        ([], ["--space", "async_vs_sync"]),
+        ([*SPACE, "--bogus"], ["--bogus", "--help"]),
+        ([*SPACE, "--set", "optim.lrr=1"], ["optim.lrr", "did you mean optim.lr?"]),
+        ([*SPACE, "--set", "optim.lr=fast"], ["optim.lr=fast", "a number >= 0"]),
+        ([*SPACE, "--set", "optim.lr"], ["KEY=VALUE"]),
+        ([*SPACE, "--set", "k=0"], ["k=0", "an integer >= 1"]),
+        ([*SPACE, "--set", "lag=-1"], ["lag=-1", "an integer >= 0"]),
+        ([*SPACE, "--set", "lag=1"], ["lag=1", "needs placement=disaggregated, got colocated"]),
+        ([*SPACE, "--set", "rollout.group_size=1"], ["rollout.group_size=1", "must be >= 2"]),
+        ([*SPACE, "--set", "rollout.temperature=0"], ["rollout.temperature=0", "> 0"]),
+        ([*SPACE, "--set", "buffer_capacity=4"], ["buffer_capacity=4"]),
+        ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
+        ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
+        ([*SPACE, "--set", "resources.worker_cpus=4096"], ["4096.1 CPUs", "resources.worker_cpus"]),
+        ([*SPACE, "--set", "model.path=nowhere"], ["model.path=", "nowhere", "no policy here"]),
+        ([*SPACE, "--set", "task.keywords_file=nowhere"], ["task.keywords_file=", "nowhere"]),
+        ([*SPACE, "--set", "task.reward=nowhere:f"], ["task.reward=nowhere:f", "nowhere"]),
+        ([*SPACE, "--set", "rollout.max_new_tokens=128"], ["context is 128 tokens", "at most"]),
+        ([*SPACE, "--iterations", "0"], ["--iterations", "an integer >= 1"]),
+        ([*SPACE, "--iterations", "many"], ["--iterations", "an integer >= 1, got many"]),
+        ([*SPACE, "--max-failures", "-3"], ["--max-failures", "an integer >= 0"]),
+        ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
+        ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
+        ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
+        (["--resume"], ["--resume needs --name"]),
+        (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if value and value[0].startswith("-") else "",
+)
+def test_bad_input_is_one_line_and_status_2(command, arguments, words):
+    refused(command(*arguments), *words)
+
+
+def test_an_empty_keyword_file_is_refused(command, tmp_path):
+    (tmp_path / "words.txt").write_text("\n# only a comment\n")
+
+    refused(command(*SPACE, "--set", "task.keywords_file=words.txt"), "words.txt", "no keyword")
+
+
+def test_a_keyword_file_that_is_not_utf8_names_the_line(command, tmp_path):
+    (tmp_path / "words.txt").write_bytes(b"apple\nb\xff\n")
+
+    refused(command(*SPACE, "--set", "task.keywords_file=words.txt"), "line 2 is not UTF-8")
+
+
+def test_an_existing_experiment_is_not_started_again(command, tmp_path):
+    (tmp_path / "storage" / "mine").mkdir(parents=True)
+
+    refused(command(*SPACE, "--name", "mine"), "mine exists", "--resume")
+
+
+def test_a_resume_with_another_setting_is_refused(command, tmp_path):
+    directory = tmp_path / "storage" / "mine"
+    directory.mkdir(parents=True)
+    stored = {
+        "space": "async_vs_sync",
+        "fixed": {"rounds": 4},
+        "num_samples": 1,
+        "seed": 0,
+        "scheduler": "fifo",
+    }
+    (directory / tune.EXPERIMENT_FILE).write_text(json.dumps(stored))
+
+    resume = ("--resume", "--name", "mine")
+    refused(command(*resume, "--iterations", "5"), "rounds=5", "fixed at 4")
+    refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was free")
+    refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_storage_is_refused(command, tmp_path):
+    (tmp_path / "storage").mkdir(mode=0o500)
+
+    refused(command(*SPACE), "--storage", "cannot write")
+
+
+def test_a_file_in_the_place_of_the_storage_is_refused(command, tmp_path):
+    (tmp_path / "storage").write_text("")
+
+    refused(command(*SPACE), "--storage", "cannot write")
+
+
+def test_list_prints_every_space_on_a_line(command):
+    status, out, _ = command("--list")
+
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(SPACES)
+
+
+def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_path):
+    status, out, _ = command(*SPACE, "--dry-run", "--num-samples", "2", "--iterations", "5")
+
+    header, *lines = out.splitlines()
+    configs = [json.loads(line) for line in lines]
+    assert status == 0
+    assert "14 trials" in header
+    assert {config["rounds"] for config in configs} == {5}
+    assert {config["seed"] for config in configs} == {0, 1}
+    assert not (tmp_path / "storage").exists()
+
+
+def test_relative_paths_mean_the_callers_directory(command, tmp_path):
+    _, out, _ = command(*SPACE, "--dry-run", "--set", "task.keywords_file=words.txt")
+
+    config = json.loads(out.splitlines()[1])
+    assert config["task"]["keywords_file"] == str(tmp_path / "words.txt")
