@@ -258,13 +258,13 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """One line per number of threads."""
     print(title)
-    names = ("threads", "median s", "min", "max", "cpu s", "tokens/s", "floor s", "share of floor")
-    names += ("matmul GFLOP/s", "copy GB/s", "resident MB")
-    lines = [names]
+    names = "threads,median s,min,max,cpu s,tokens/s,floor s,share of floor"
+    names += ",matmul GFLOP/s,copy GB/s,resident MB"
+    lines: list[list[str]] = [names.split(",")]
     for row in rows:
         seconds, peak = row["seconds"], row["peak"]
         lines.append(
-            (
+            [
                 str(row["threads"]),
                 f"{seconds['median']:.3f}",
                 f"{seconds['min']:.3f}",
@@ -276,7 +276,7 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
                 f"{peak['matmul_gflop_per_s']:.1f}",
                 f"{peak['copy_gb_per_s']:.1f}",
                 f"{row['peak_resident_mb']:.0f}",
-            )
+            ]
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

@@ -73,7 +73,8 @@ def step(args: argparse.Namespace) -> dict:
 
     def update() -> None:
         (gradient_step,) = learner.update([groups]).steps
-        assert not gradient_step.skipped and gradient_step.clip_fraction == 0
+        assert not gradient_step.skipped
+        assert gradient_step.clip_fraction == 0
 
     return measure.measured(
         update,
@@ -87,8 +88,8 @@ def step(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Generator (engine, task, scorer) and learner (policy, optimizer, reference), three rounds."""
     from grpo_trainable.actors.colocated import Colocated
-    from grpo_trainable.models.tokenizer import Tokenizer
     from grpo_trainable.models.store import SHIPPED_POLICY
+    from grpo_trainable.models.tokenizer import Tokenizer
     from grpo_trainable.prompts import Prompts, build_task
     from grpo_trainable.transports.in_process import InProcess
 

@@ -104,6 +104,19 @@ def read_checkpoint(directory: str | Path) -> TrialState:
     )
 
 
+def refuse_foreign_files(directory: str | Path) -> None:
+    """CheckpointError when `directory` holds a file that is not of a checkpoint.
+
+    Ray unpickles a file of its own that it finds in a checkpoint's directory.
+    """
+    ours = {MANIFEST, STATE, *(part_file(part) for part in PARTS)}
+    # What a killed `write_checkpoint` leaves.
+    unfinished = tuple(f".{name}." for name in ours)
+    for path in sorted(Path(directory).glob("*")):
+        if path.name not in ours and not path.name.startswith(unfinished):
+            raise CheckpointError(f"{path}: is not of a checkpoint; nothing was loaded")
+
+
 _GROUP_TENSORS = (
     "prompt_ids",
     "response_ids",

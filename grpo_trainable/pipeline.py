@@ -162,7 +162,8 @@ class Pipeline:
         self._version = updated.version
         self.gate.learner_round += 1
         self._publish()
-        # In a synchronous run nothing outlives the round; in no run is an evaluation kept waiting.
+        # In a synchronous run nothing outlives the round; in any, no rollout delays an evaluation
+        # that is not under way already.
         self._holding = True
         if self.config.lag == 0:
             self._finish_everything()

@@ -14,7 +14,12 @@ from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner, LearnerState
 from grpo_trainable.calls import Actor, await_call
-from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.checkpointing import (
+    TrialState,
+    read_checkpoint,
+    refuse_foreign_files,
+    write_checkpoint,
+)
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import NAMES, rllib_metrics
@@ -157,6 +162,20 @@ class GRPOTrainable(tune.Trainable):
             groups=self.pipeline.buffer.groups(),
         )
         write_checkpoint(checkpoint_dir, trial)
+
+    def restore(self, checkpoint_path: Any) -> None:
+        """Tune's restore, once the directory is known to hold nothing that Ray would unpickle.
+
+        Raises:
+            CheckpointError: it holds a file that no checkpoint of ours has.
+        """
+        checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
+        if isinstance(checkpoint, tune.Checkpoint):
+            with checkpoint.as_directory() as directory:
+                refuse_foreign_files(directory)
+        else:
+            refuse_foreign_files(checkpoint)
+        super().restore(checkpoint_path)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """

@@ -186,6 +186,11 @@ class Plan:
     def directory(self) -> Path:
         return self.storage / self.name
 
+    @property
+    def has_state(self) -> bool:
+        """Whether Tune got as far as to write down the experiment before it ended."""
+        return (self.directory / "tuner.pkl").exists()
+
     def _read_stored(self) -> dict[str, Any] | None:
         """What the experiment of this name was started with; None when there is none."""
         if not self.name:
@@ -372,8 +377,7 @@ class Interrupt:
         self.received = False
 
     def install(self) -> None:
-        """After `ray.init`, which has handlers of its own, and before Tune, which would hide that
-        it was interrupted."""
+        """Around `ray.init`, which sets handlers of its own; Tune's would hide the interrupt."""
         os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
@@ -413,20 +417,18 @@ def run(plan: Plan) -> int:
         "logging_level": quiet,
         "runtime_env": {"env_vars": environment},
     }
-    interrupt = Interrupt()
     if args.address is None:
         os.environ.update(environment)
         machine = this_machine(plan.trials)
-        ray.init(
-            include_dashboard=False,
-            num_cpus=int(machine["CPU"]),
-            num_gpus=int(machine["GPU"]),
-            **options,
-        )
+        options["include_dashboard"] = False
+        options["num_cpus"], options["num_gpus"] = int(machine["CPU"]), int(machine["GPU"])
     else:
-        ray.init(address=args.address, **options)
-    interrupt.install()
+        options["address"] = args.address
+    interrupt = Interrupt()
     try:
+        interrupt.install()
+        ray.init(**options)
+        interrupt.install()
         if args.address is not None:
             check_resources(plan.trials, ray.cluster_resources(), f"the cluster at {args.address}")
         if not args.verbose:
@@ -447,7 +449,7 @@ def run(plan: Plan) -> int:
             checkpoint_config=tune.CheckpointConfig(num_to_keep=checkpoints_to_keep(plan)),
             verbose=2 if args.verbose else 0,
         )
-        if plan.resuming:
+        if plan.resuming and plan.has_state:
             tuner = tune.Tuner.restore(
                 str(plan.directory),
                 trainable=NAME,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -170,7 +170,9 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        # Registered as a ModuleList, typed by what it holds.
+        blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = cast("list[Block]", blocks)
         self.final_norm = RMSNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied_head:

@@ -1,9 +1,9 @@
 """The story grammar: prompts and the stories that a policy is pretrained on, from a seed.
 
 Two kinds of document. A short one is a sentence or two that always hold every keyword: it teaches
-copying. A story is four or five sentences; its keywords are in it for a chosen share of prompts
-only, and that share sets how often a pretrained policy includes a keyword, the level from which
-GRPO starts.
+copying. A story is four or five sentences and holds its keywords for a chosen share of prompts
+only; that share sets how often a pretrained policy includes a keyword, the level from which GRPO
+starts.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ Early one morning,
 Last summer,
 Late one night,
 On a warm afternoon,
-On {his} birthday,
+One windy day,
 """
 INTROS = """
 Once there was a {trait} {child} named {hero}.
@@ -362,7 +362,7 @@ They ate {in place} and told jokes.
 {He} had only {a gift2}, so {he} asked to trade.
 It cost too much, so {friend} paid half.
 
-At last, it was {his}, and {he} {use gift}.
+At last, {he} had it, and {he} {use gift}.
 In the end, {he} chose {a+ gift3}.
 {He} {use gift}.
 ====
@@ -588,19 +588,17 @@ class Document:
 
 
 class Storyteller:
-    """Writes documents about `nouns`; every draw comes from `rng`."""
+    """Writes documents with keywords from `nouns`; every draw comes from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < MAX_KEYWORDS + 1:
-            raise ValueError(f"{len(nouns)} nouns: a story needs at least {MAX_KEYWORDS + 1}")
+        if len(nouns) < 2 * MAX_KEYWORDS:  # as many again for a story that is not about them
+            raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
-        # A list of one's own may lack a kind; the scenery then comes from ours.
-        ours = [*KIND_OF, *(n for n in read_keywords(NOUNS_FILE) if n not in KIND_OF)]
+        # The scenery is also ours: a list of one's own may lack a kind.
+        scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
         self._by_kind = {
-            kind: [n for n in nouns if kind_of(n) == kind]
-            or [n for n in ours if kind_of(n) == kind]
-            for kind in (*KINDS, THING)
+            kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)
         }
 
     def keywords(self) -> list[str]:

@@ -15,10 +15,9 @@ from ray import tune
 
 from grpo_trainable.trainable import GRPOTrainable
 
-# Read by Ray when it starts: idle worker processes would compete for the two cores.
+# Read when Ray starts its processes, which share two cores with everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "0")
 
 
 @pytest.fixture(scope="module")

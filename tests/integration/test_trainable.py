@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from conftest import actor_processes, assert_no_actor_left, fit, trial_config
 from ray import tune
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.metrics import NAMES
 from grpo_trainable.trainable import GRPOTrainable
 
@@ -163,6 +165,23 @@ def test_resumed_asynchronous_run_trains_every_prompt(
     assert row["done"]
     assert row["lag/max"] <= 1
     assert row["count/requested"] == row["count/trained"] + row["count/dropped"] == 16
+
+
+def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
+    results: dict[str, tune.Result], tmp_path: Path
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "exploded").touch, ()
+
+    directory = tmp_path / "checkpoint"
+    shutil.copytree(checkpoints(results["sync"])[0], directory)
+    (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
+    # No actor is needed to refuse it.
+    trainable = object.__new__(GRPOTrainable)
+    with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
+        trainable.restore(str(directory))
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_running_trainable_takes_a_checkpoint_of_another_history(

@@ -15,10 +15,10 @@ import torch
 
 from grpo_trainable.actors.generator import Loaded, ScoredUnit
 from grpo_trainable.actors.learner import GradientStep, LearnerState, Published, Updated
+from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.pipeline import Pipeline, RoundReport
-from grpo_trainable.calls import ActorFailed
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 from grpo_trainable.timers import Span
 

@@ -19,6 +19,7 @@ from grpo_trainable.checkpointing import (
     TrialState,
     part_file,
     read_checkpoint,
+    refuse_foreign_files,
     write_checkpoint,
 )
 from grpo_trainable.rollout import RolloutGroup
@@ -214,3 +215,13 @@ def test_old_and_new_files_together_never_pass_for_a_checkpoint(tmp_path: Path, 
     assert changed
     with pytest.raises(CheckpointError, match=f"{kept}: damaged"):
         read_checkpoint(tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["_dict_checkpoint.pkl", "notes.txt", ".hidden"])
+def test_file_of_anybody_else_is_refused(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, trial())
+    (tmp_path / f".{STATE}.k3j4h5").write_bytes(b"what a killed write leaves")
+    refuse_foreign_files(tmp_path)
+    (tmp_path / name).write_bytes(b"anything")
+    with pytest.raises(CheckpointError, match=f"{name}: is not of a checkpoint"):
+        refuse_foreign_files(tmp_path)

@@ -12,9 +12,9 @@ from fakes import World, constant_durations, long_tailed_durations, world
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.pipeline import RoundReport
-from grpo_trainable.calls import ActorFailed
 
 # The first examples of a run build torch tensors for the first time, which takes its time.
 bounded = settings(

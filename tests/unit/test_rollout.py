@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import pickle
+
 import torch
 
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, checksum, collate
@@ -126,3 +129,18 @@ def test_checksum_is_that_of_the_values_not_of_order_or_layout():
 def test_checksum_takes_a_tensor_without_dimensions_and_an_empty_one():
     assert checksum({"step": torch.tensor(3.0)}) != checksum({"step": torch.tensor(4.0)})
     assert checksum({"none": torch.zeros(0)}) == checksum({"none": torch.ones(0)})
+
+
+def test_a_group_survives_the_journey_between_actors():
+    sent = group([5, 6], [[8, 9], [2, 0]], [[1, 1], [1, 0]], rounds=[[3, 4], [3, 0]])
+
+    arrived = pickle.loads(pickle.dumps(sent, protocol=5))
+
+    for item in dataclasses.fields(RolloutGroup):
+        before, after = getattr(sent, item.name), getattr(arrived, item.name)
+        if isinstance(before, torch.Tensor):
+            assert before.dtype == after.dtype
+            assert torch.equal(before, after)
+        else:
+            assert before == after
+    assert arrived.oldest_round == 3

@@ -166,17 +166,20 @@ def test_every_template_names_only_roles_that_exist():
 
 
 def test_nouns_of_ones_own_become_keywords_and_our_nouns_the_scenery():
-    storyteller = Storyteller(["gizmo", "widget", "doodad", "gadget"], Random(0))
+    own = ["gizmo", "widget", "doodad", "gadget", "sprocket", "thingy"]
+    storyteller = Storyteller(own, Random(0))
     documents = [storyteller.story_document(1.0) for _ in range(50)]
     for document in documents:
         keywords = keywords_of(document.prompt)
-        assert set(keywords) <= {"gizmo", "widget", "doodad", "gadget"}
+        assert set(keywords) <= set(own)
         assert word_inclusion_reward_fn(document.response, keywords)
+    for _ in range(200):
+        assert storyteller.story_document(0.0).response
     text = " ".join(d.response for d in documents)
     assert any(animal in text.split() for animal in KINDS["animal"])
     assert stories.kind_of("gizmo") == THING
 
 
 def test_too_few_nouns_are_refused():
-    with pytest.raises(ValueError, match="3 nouns"):
-        Storyteller(["one", "two", "three"], Random(0))
+    with pytest.raises(ValueError, match="5 nouns: at least 6"):
+        Storyteller(["one", "two", "three", "four", "five"], Random(0))
