@@ -258,9 +258,21 @@ def write(path: Path, result: dict[str, Any]) -> None:
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     """One line per number of threads."""
     print(title)
-    names = "threads,median s,min,max,cpu s,tokens/s,floor s,share of floor"
-    names += ",matmul GFLOP/s,copy GB/s,resident MB"
-    lines: list[list[str]] = [names.split(",")]
+    lines = [
+        [
+            "threads",
+            "median s",
+            "min",
+            "max",
+            "cpu s",
+            "tokens/s",
+            "floor s",
+            "share of floor",
+            "matmul GFLOP/s",
+            "copy GB/s",
+            "resident MB",
+        ]
+    ]
     for row in rows:
         seconds, peak = row["seconds"], row["peak"]
         lines.append(

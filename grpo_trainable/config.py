@@ -291,7 +291,7 @@ class LossSettings(_Settings):
 class OptimSettings(_Settings):
     SECTION: ClassVar[str] = "optim"
 
-    lr: float = _number(1e-4, minimum=0)  # AdamW; 0 is a control run that never learns
+    lr: float = _number(2e-4, minimum=0)  # AdamW; 0 is a control run that never learns
     betas: tuple[float, float] = _pair(
         (0.9, 0.95),
         "two numbers >= 0 and < 1",
@@ -351,7 +351,9 @@ class ResourceSettings(_Settings):
 
     num_generators: int = _integer(1, minimum=1)
     num_learners: int = _integer(1, minimum=1)
-    generator_cpus: float | None = _number(None, minimum=0.01)  # each; None: 0.95 / num_generators
+    # Each; None: 0.95 / num_generators. A colocated worker samples with as many threads as these
+    # buy, since a small policy decodes fastest on one, and trains with worker_cpus' threads.
+    generator_cpus: float | None = _number(None, minimum=0.01)
     generator_gpus: float = _gpus(0.0)  # each
     learner_cpus: float = _number(0.95, minimum=0.01)
     learner_gpus: float = _gpus(0.0)
@@ -391,6 +393,7 @@ NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
     "loss.importance_cap": (None,),
     "callbacks.kl_band": (None,),
     "callbacks.kl_stop": (None,),
+    "callbacks.verbose": (False,),
     "resources.num_learners": (1,),
 }
 

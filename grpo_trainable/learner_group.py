@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_trainable.actors.learner import LearnerState, Published, Updated
+from grpo_trainable.actors.learner import LearnerState, Published
 from grpo_trainable.calls import Actor, Call, Runtime, await_call
 from grpo_trainable.rollout import RolloutGroup
 
@@ -22,9 +22,6 @@ class LearnerGroup:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Call:
         """Submits the round's k gradient steps. The call's value is `Updated`."""
         return self._actor.submit("optimize", "update", rollout_batches)
-
-    def updated(self, call: Call) -> Updated:
-        return self._runtime.result(call)
 
     def publish(self) -> Published:
         """A snapshot of the present weights, out on the transport."""

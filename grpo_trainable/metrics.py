@@ -1,6 +1,6 @@
 """The metric names, once, and how each is computed from what the actors report.
 
-Names are `area/name_unit`; values are floats. design.md and docs/metrics.md say what they mean.
+Names are `area/name_unit`; values are floats.
 """
 
 from __future__ import annotations

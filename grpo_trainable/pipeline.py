@@ -149,6 +149,8 @@ class Pipeline:
         """
         start = self._clock()
         round_ = self.gate.learner_round
+        if round_ >= self.config.rounds:
+            raise RuntimeError(f"all rounds={self.config.rounds} of this trial are trained")
         self._holding = False
         if self.evaluation is None:
             self._evaluate()

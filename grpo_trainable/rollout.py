@@ -82,13 +82,13 @@ class RolloutGroup:
 
 
 def _group_from_arrays(*values: Any) -> RolloutGroup:
-    # Copied: what Ray hands out is mapped read-only.
-    tensors = (
-        torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
-        for value in values
-    )
     names = (item.name for item in fields(RolloutGroup))
-    return RolloutGroup(**dict(zip(names, tensors, strict=True)))
+    # Copied: what Ray hands out is mapped read-only.
+    arguments: dict[str, Any] = {
+        name: torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        for name, value in zip(names, values, strict=True)
+    }
+    return RolloutGroup(**arguments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

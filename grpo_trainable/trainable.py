@@ -33,13 +33,14 @@ from grpo_trainable.transports import InProcess, ObjectStoreReceiver, ObjectStor
 logger = logging.getLogger(__name__)
 
 NAME = "GRPO"
+CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 
 
 class GRPOTrainable(tune.Trainable):
     """Owns the actors of one trial and runs the pipeline over them.
 
     `config` is `GRPOConfig.from_dict`'s. Each row that `step()` returns holds the metrics of one
-    round, under the names of docs/metrics.md.
+    round, under the names of `metrics.NAMES`.
     """
 
     @classmethod
@@ -209,10 +210,11 @@ class GRPOTrainable(tune.Trainable):
     def cleanup(self) -> None:
         """Ends every actor; what they hold outside their process is closed first."""
         closing = [actor.submit("close", "close") for actor in self._actors]
+        end = now() + CLOSE_DEADLINE_S
         for call in closing:
             # The actor may be dead or busy for good: it is killed all the same.
             with contextlib.suppress(RuntimeError):
-                await_call(self._runtime, call, deadline_s=2.0)
+                await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
         for actor in self._actors:
             actor.kill()
         self._actors = []

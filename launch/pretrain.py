@@ -4,9 +4,9 @@
     python launch/pretrain.py --out DIR --corpus FILE     one of your own texts
 
 The story corpus comes in an order, and the order is what makes it work: short documents that
-always hold their keyword teach copying; then come stories, all of which hold it at first and fewer
-and fewer later on. Stories alone give a fluent policy that never copies, from which GRPO learns
-nothing.
+always hold their keyword teach copying; then come stories, of which some hold it, with more short
+documents among them. Stories alone give a fluent policy that never copies, from which GRPO learns
+nothing, and stories alone at the end undo the copying.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from grpo_trainable.actors.process import keep_freed_memory
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.store import load_policy, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ NO_LOSS = -100  # target of prompt and padding positions
 WARMUP_SHARE = 0.03
 DECAY_SHARE = 0.5
 FINAL_LR_SHARE = 0.03
-FALL_SHARE = 0.6  # of the stories, over which the share with keywords falls from 1
+FRONT_SHARE = 2 / 3  # of the short documents; the others are mixed in among the stories
 GRAD_CLIP = 1.0
 WEIGHT_DECAY = 0.1
 TOKENIZER_DOCUMENTS = 20_000  # as good as all of them, and sooner done
@@ -68,11 +69,11 @@ CARD_SAMPLES = 20
 class Recipe:
     """What is made. With the same corpus, thread count and machine it gives the same bits."""
 
-    steps: int = 2400
+    steps: int = 2000
     batch_size: int = 32
     lr: float = 3e-3
-    short_share: float = 0.3  # of the documents, in front of the stories
-    keyword_share: float = 0.47  # of the later stories, that hold their keywords
+    short_share: float = 0.5  # of the documents; two thirds of them in front
+    keyword_share: float = 0.42  # of the stories, that hold their keywords
     seed: int = 0
     preset: str = "tiny"
 
@@ -92,13 +93,14 @@ def story_corpus(recipe: Recipe) -> tuple[list[Document], list[Document]]:
     """Training documents in the order they are to be seen, and fresh stories held out."""
     nouns = read_keywords(NOUNS_FILE)
     count = recipe.steps * recipe.batch_size
-    shorts = round(count * recipe.short_share)
     teller = Storyteller(nouns, Random(f"corpus {recipe.seed}"))
-    documents = [teller.short_document() for _ in range(shorts)]
-    for i in range(count - shorts):
-        # A sudden change to stories that mostly lack their keyword would undo the copying.
-        fallen = min(1.0, i / (FALL_SHARE * (count - shorts)))
-        documents.append(teller.story_document(1 - fallen * (1 - recipe.keyword_share)))
+    shorts = [teller.short_document() for _ in range(round(count * recipe.short_share))]
+    stories = [teller.story_document(recipe.keyword_share) for _ in range(count - len(shorts))]
+    # Stories alone, most of which lack their keyword, would undo the copying.
+    front = round(len(shorts) * FRONT_SHARE)
+    mixed = shorts[front:] + stories
+    Random(f"order {recipe.seed}").shuffle(mixed)
+    documents = shorts[:front] + mixed
     fresh = Storyteller(nouns, Random(f"held-out {recipe.seed}"))
     return documents, [fresh.story_document(recipe.keyword_share) for _ in range(HELD_OUT_STORIES)]
 
@@ -586,15 +588,15 @@ def _parser() -> argparse.ArgumentParser:
         type=_number(float, 0, 1),
         default=default.short_share,
         metavar="X",
-        help="share of the story corpus that is short documents, seen first, from which copying is "
-        f"learned (default {default.short_share:g})",
+        help="share of the story corpus that is short documents, from which copying is learned: "
+        f"two thirds of them first, the rest among the stories (default {default.short_share:g})",
     )
     parser.add_argument(
         "--keyword-share",
         type=_number(float, 0, 1),
         default=default.keyword_share,
         metavar="X",
-        help="share of the later stories that hold their keywords: it sets the inclusion rate that "
+        help="share of the stories that hold their keywords: it sets the inclusion rate that "
         f"GRPO starts from (default {default.keyword_share:g})",
     )
     parser.add_argument(
@@ -626,6 +628,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     # Inside tokenizers too: otherwise it starts a thread a core.
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)
+    keep_freed_memory()
     torch.set_num_threads(args.threads)
     settings = {name: value for name, value in vars(args).items() if name in asdict(Recipe())}
     command = shlex.join(["python", "launch/pretrain.py", *argv])

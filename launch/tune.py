@@ -177,6 +177,8 @@ class Plan:
         self.fixed = self._fixed()
         seeds = range(args.seed, args.seed + args.num_samples)
         if "seed" in self.fixed:
+            if args.num_samples > 1:
+                raise UsageError("--num-samples asks for several seeds, --set seed fixes one")
             seeds = (self.fixed["seed"],)
         self.trials = self.space.trials(self.fixed, list(seeds))
         if self.resuming:
@@ -220,7 +222,6 @@ class Plan:
         for key, option, value in (
             ("rounds", "--iterations", args.iterations),
             ("checkpoint.every", "--checkpoint-every", args.checkpoint_every),
-            ("callbacks.verbose", "--verbose", args.verbose or None),
         ):
             if value is None:
                 continue
@@ -251,7 +252,7 @@ class Plan:
                 f"--space {self.space.name}: experiment {self.name} is of {stored['space']}"
             )
         for key, value in self.fixed.items():
-            if key != "callbacks.verbose" and stored["fixed"].get(key, None) != value:
+            if stored["fixed"].get(key) != value:
                 was = (
                     f"fixed at {shown(stored['fixed'][key])}" if key in stored["fixed"] else "free"
                 )
@@ -285,6 +286,12 @@ class Plan:
             )
         if self.args.resume == "must" and not self.resuming:
             raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
+        arms = {trial.arm for trial in self.trials}
+        if self.args.scheduler != "fifo" and len(arms) > 1:
+            raise UsageError(
+                f"--scheduler {self.args.scheduler}: compares trials of one arm at equal rounds; "
+                f"choose one by --set arm=…, of {', '.join(sorted(arms))}"
+            )
         if self.resuming and self.directory.stat().st_uid != os.getuid():
             raise UsageError(
                 f"--resume: {self.directory} belongs to another user; its state is pickle, which "
@@ -294,7 +301,8 @@ class Plan:
             check_resources(self.trials, this_machine(self.trials), "this machine")
         seen = set()
         for trial in self.trials:
-            inputs = (trial.model, trial.task, trial.rollout, trial.eval, trial.seed)
+            prompts = trial.rounds * trial.prompts_per_round
+            inputs = (trial.model, trial.task, trial.rollout, trial.eval, trial.seed, prompts)
             if inputs not in seen:
                 check_inputs(trial)
             seen.add(inputs)
@@ -373,8 +381,9 @@ class Interrupt:
     """Ctrl-C and SIGTERM. The first lets Tune save its state and end the trials, the second ends
     the program at once; `GRACE_S` after the first it ends in any case."""
 
-    def __init__(self) -> None:
+    def __init__(self, resume: str) -> None:
         self.received = False
+        self._resume = resume
 
     def install(self) -> None:
         """Around `ray.init`, which sets handlers of its own; Tune's would hide the interrupt."""
@@ -389,13 +398,17 @@ class Interrupt:
         self.received = True
         name = signal.Signals(number).name
         print(f"{name}: saving the experiment and ending the trials", file=sys.stderr, flush=True)
-        watchdog = threading.Timer(GRACE_S, os._exit, (INTERRUPTED,))
+        watchdog = threading.Timer(GRACE_S, self._give_up)
         watchdog.daemon = True
         watchdog.start()
         if callable(signal.getsignal(signal.SIGUSR1)):
             signal.raise_signal(signal.SIGUSR1)  # Tune's own handler: it ends the run in order
         else:
             raise KeyboardInterrupt
+
+    def _give_up(self) -> None:
+        print(self._resume, flush=True)
+        os._exit(INTERRUPTED)
 
 
 def run(plan: Plan) -> int:
@@ -424,7 +437,7 @@ def run(plan: Plan) -> int:
         options["num_cpus"], options["num_gpus"] = int(machine["CPU"]), int(machine["GPU"])
     else:
         options["address"] = args.address
-    interrupt = Interrupt()
+    interrupt = Interrupt(resume_line(plan))
     try:
         interrupt.install()
         ray.init(**options)
@@ -440,6 +453,9 @@ def run(plan: Plan) -> int:
             f"{len(plan.trials)} trials, kept in {plan.directory}",
             flush=True,
         )
+        samples = {trial.rounds * trial.prompts_per_round for trial in plan.trials}
+        if len(samples) > 1:
+            print("note: the arms do not train on equal samples; --iterations or --set changed it")
         progress = ProgressCallback(len(plan.trials))
         run_config = tune.RunConfig(
             name=plan.name,

@@ -229,7 +229,7 @@ class Learner:
         clip = {"clip_low": config.loss.clip, "clip_high": config.clip_high}
         loss_fn = LOSSES[config.loss.type]
         loss = entropy = clipped = 0.0
-        ratio_max = 0.0
+        ratios = []
         for rows in _microbatches(batch, config.optim.microbatch):
             micro = batch.rows(rows)
             mask, advantages = micro.response_mask, micro.advantages
@@ -252,7 +252,7 @@ class Learner:
                     config.loss.type, log_probs, old, advantages, mask, **clip
                 )
                 clipped += float(masked_sum(was_clipped.expand_as(mask).float(), mask))
-                ratio_max = max(ratio_max, float(token_ratio(log_probs, old, mask).max()))
+                ratios.append(token_ratio(log_probs, old, mask).max())
         grad_norm = float(
             torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.optim.grad_clip)
         )
@@ -263,7 +263,7 @@ class Learner:
             grad_norm=grad_norm,
             entropy_nats=entropy / max(tokens, 1),
             clip_fraction=clipped / max(tokens, 1),
-            ratio_max=ratio_max,
+            ratio_max=float(torch.stack(ratios).max()),  # NaN if one is
             lr=lr,
             skipped=skipped,
         )

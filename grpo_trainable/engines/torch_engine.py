@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
@@ -34,6 +35,7 @@ class TorchEngine:
 
     def __init__(self, model: TransformerLM, *, eos_id: int, pad_id: int, seed: int) -> None:
         self.model = model.requires_grad_(False)
+        _store_by_column(model)
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.seed = seed
@@ -91,6 +93,17 @@ class TorchEngine:
             if batch.drop_finished():
                 break
         return batch.groups()
+
+
+def _store_by_column(model: TransformerLM) -> None:
+    """Transposes how the matrices are stored; as tensors they stay what they are.
+
+    A product of a few dozen rows with weights that have to come from memory is then up to a sixth
+    faster. A tied head stays by row: its rows are looked up as embeddings.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight is not model.embedding.weight:
+            module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def _common_limits(requests: Sequence[Request]) -> SamplingLimits:

@@ -104,7 +104,7 @@ DEFAULTS = {
         "importance_cap": None,
     },
     "optim": {
-        "lr": 1e-4,
+        "lr": 2e-4,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "grad_clip": 1.0,
@@ -195,7 +195,7 @@ valid_values = {
     "optim.lr": st.floats(0, 1) | st.integers(0, 1),
     "optim.betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
     "checkpoint.keep": st.none() | st.integers(1, 9),
-    "callbacks.verbose": st.booleans(),
+    "callbacks.verbose": st.just(False),
     "resources.generator_cpus": st.none() | st.floats(0.01, 64),
 }
 
