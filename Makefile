@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
 
-.PHONY: tune test check unit bench fresh
+.PHONY: tune test check unit bench bench-trials fresh
 
 tune: fresh
 	$(PIP_INSTALL) -e .
@@ -29,6 +29,11 @@ unit: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/generation.py $(ARGS)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
+
+# Whole trials: some quarter of an hour.
+bench-trials: $(READY)
+	$(BIN)/python benchmarks/overlap.py $(ARGS)
+	$(BIN)/python benchmarks/learning.py $(ARGS)
 
 # Removed before it is made: an activated .venv must not build its own successor.
 fresh:

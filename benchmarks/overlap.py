@@ -10,15 +10,12 @@ longer side. In the synchronous run the share of `time/other_s` is reported as w
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, ROOT, provenance, write
+from measure import RESULTS, provenance, write
+from trials import run_trial
 
 FIRST_ROUND = 3
 GENERATOR = ("time/rollout_s", "time/reward_s")
@@ -34,10 +31,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
     parser.add_argument("--out", type=Path, default=RESULTS / "overlap.json", help="JSON file")
     args = parser.parse_args()
+    options = [
+        *("--iterations", str(args.rounds), "--set", f"rollout.prompts={args.prompts}"),
+        *("--set", f"rollout.max_new_tokens={args.max_new_tokens}"),
+        *("--set", f"eval.every={args.rounds}"),
+    ]
     runs: dict[str, list[dict[str, float]]] = {"sync": [], "async_k1": []}
     for repeat in range(args.repeats):
         for arm, results in runs.items():
-            results.append(summarise(run(arm, args, seed=args.seed + repeat)))
+            rows = run_trial(arm, seed=args.seed + repeat, options=options)
+            results.append(summarise(rows))
             print(f"repeat {repeat} {arm:<9} {show(results[-1])}", flush=True)
     print()
     for arm, results in runs.items():
@@ -51,21 +54,6 @@ def main() -> None:
         "threads_per_side": 1,
     }
     write(args.out, {**provenance(args), "workload": workload, "runs": runs})
-
-
-def run(arm: str, args: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
-    """The rows of one trial."""
-    with tempfile.TemporaryDirectory() as storage:
-        command = [
-            *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
-            *("--set", f"arm={arm}", "--iterations", str(args.rounds), "--seed", str(seed)),
-            *("--set", f"rollout.prompts={args.prompts}"),
-            *("--set", f"rollout.max_new_tokens={args.max_new_tokens}"),
-            *("--set", f"eval.every={args.rounds}", "--name", "overlap", "--storage", storage),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        (path,) = Path(storage).glob("overlap/*/result.json")
-        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
