@@ -1,7 +1,7 @@
 """Does GRPO learn by the default settings, and does the policy keep its language?
 
-Runs the arms of `async_vs_sync` with one gradient step a round, each with several seeds. Reports the
-held-out inclusion rate before and after, the responses' mean negative log-likelihood under the
+Runs the arms of `async_vs_sync` with one gradient step a round, each with several seeds. Reports
+the held-out inclusion rate before and after, the responses' mean negative log-likelihood under the
 reference (mean of the last 8 rounds, beside that of the first), and the largest lag.
 """
 
@@ -23,13 +23,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="of every arm (3)")
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser.add_argument("--arms", nargs="+", default=ARMS, help="to run (those with k=1)")
     parser.add_argument("--lr", type=float, help="learning rate (the default)")
     parser.add_argument("--out", type=Path, default=RESULTS / "learning.json", help="JSON file")
     args = parser.parse_args()
     options = [] if args.lr is None else ["--set", f"optim.lr={args.lr}"]
     trials = []
     for seed in range(args.seed, args.seed + args.seeds):
-        for arm in ARMS:
+        for arm in args.arms:
             rows = run_trial(arm, seed=seed, options=options)
             trials.append({"arm": arm, "seed": seed, **summarise(rows)})
             print(show(trials[-1]), flush=True)
