@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=24, help="of each run (24)")
     parser.add_argument("--prompts", type=int, default=40, help="of a rollout batch (40)")
+    parser.add_argument("--unit-prompts", type=int, default=8, help="sampled together (8)")
     parser.add_argument("--max-new-tokens", type=int, default=60, help="of a response (60)")
     parser.add_argument("--repeats", type=int, default=3, help="of both runs, in turn (3)")
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
@@ -33,6 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     options = [
         *("--iterations", str(args.rounds), "--set", f"rollout.prompts={args.prompts}"),
+        *("--set", f"rollout.unit_prompts={args.unit_prompts}"),
         *("--set", f"rollout.max_new_tokens={args.max_new_tokens}"),
         *("--set", f"eval.every={args.rounds}"),
     ]
@@ -49,6 +51,7 @@ def main() -> None:
     workload = {
         "rounds": args.rounds,
         "prompts": args.prompts,
+        "unit_prompts": args.unit_prompts,
         "responses_per_prompt": 4,
         "max_new_tokens": args.max_new_tokens,
         "threads_per_side": 1,
