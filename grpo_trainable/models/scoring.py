@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grpo_trainable.models.transformer import TransformerLM
 
-# Rows of logits handled at a time: 64 x 4096 float32 fit a core's second-level cache.
+# Rows of logits turned into probabilities at a time: 64 x 4096 float32 fit a core's second-level
+# cache.
 CHUNK = 64
 
 
@@ -30,14 +31,14 @@ class _HeadLogProbs(torch.autograd.Function):
         temperature: float,
         forbidden: tuple[Tensor, int] | None,
     ) -> tuple[Tensor, Tensor]:
-        count, vocab_size = len(hidden_TD), len(weight_VD)
-        probs_TV = hidden_TD.new_empty(count, vocab_size)
+        count = len(hidden_TD)
+        # In one product: by chunks it would read all weights for each.
+        probs_TV = hidden_TD @ weight_VD.t()
         log_probs_T = hidden_TD.new_empty(count)
         entropy_T = hidden_TD.new_empty(count)
         for start in range(0, count, CHUNK):
             rows = slice(start, min(start + CHUNK, count))
-            logits = torch.mm(hidden_TD[rows], weight_VD.t(), out=probs_TV[rows])
-            logits.div_(temperature)
+            logits = probs_TV[rows].div_(temperature)
             if forbidden is not None:
                 logits[forbidden[0][rows], forbidden[1]] = -torch.inf
             logits.sub_(logits.amax(dim=-1, keepdim=True))
