@@ -74,7 +74,7 @@ def step(args: argparse.Namespace) -> dict:
     def update() -> None:
         (gradient_step,) = learner.update([groups]).steps
         assert not gradient_step.skipped
-        assert gradient_step.clip_fraction == 0
+        assert gradient_step.clip_fraction < 0.05  # hardly a token without a gradient
 
     return measure.measured(
         update,
