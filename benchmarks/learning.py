@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import RESULTS, provenance, write
-from trials import run_trial
+from trials import overhead, run_trial
 
 ARMS = ("colocated_k1", "sync", "async_k1")
 LAST_ROUNDS = 8
@@ -40,7 +40,6 @@ def main() -> None:
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
     nll = [row["response/reference_nll_nats"] for row in rows]
-    counted = rows[2:]
     return {
         "rounds": len(rows),
         "samples": rows[-1]["count/trained"] * 4,
@@ -49,11 +48,8 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "last": rows[-1]["reward/eval_mean"],
         "reference_nll_first": nll[0],
         "reference_nll_last": statistics.mean(nll[-LAST_ROUNDS:]),
-        "largest_lag": max(row["lag/max"] for row in rows),
         "wall_clock_s": rows[-1]["time/wall_clock_s"],
-        "other_share": statistics.median(
-            row["time/other_s"] / row["time/step_s"] for row in counted
-        ),
+        **overhead(rows),
     }
 
 

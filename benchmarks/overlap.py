@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from measure import RESULTS, provenance, write
-from trials import run_trial
+from trials import counted_rows, overhead, run_trial
 
-FIRST_ROUND = 3
 GENERATOR = ("time/rollout_s", "time/reward_s")
 LEARNER = ("time/optimize_s", "time/reference_s", "time/sync_s")
 
@@ -61,7 +60,7 @@ def main() -> None:
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds a round, means over rounds 3 to the last; shares are medians over the rounds."""
-    counted = rows[FIRST_ROUND - 1 :]
+    counted = counted_rows(rows)
     generator = statistics.mean(sum(row[key] for key in GENERATOR) for row in counted)
     learner = statistics.mean(sum(row[key] for key in LEARNER) for row in counted)
     wall_clock = rows[-1]["time/wall_clock_s"] / len(counted)
@@ -71,10 +70,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
         "wall_clock_s": wall_clock,
         "wall_clock_over_longer_side": wall_clock / max(generator, learner),
         "wall_clock_over_sum": wall_clock / (generator + learner),
-        "other_share": statistics.median(
-            row["time/other_s"] / row["time/step_s"] for row in counted
-        ),
-        "largest_lag": max(row["lag/max"] for row in rows),
+        **overhead(rows),
     }
 
 

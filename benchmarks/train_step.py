@@ -88,15 +88,13 @@ def step(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Generator (engine, task, scorer) and learner (policy, optimizer, reference), three rounds."""
     from grpo_trainable.actors.colocated import Colocated
-    from grpo_trainable.models.store import SHIPPED_POLICY
-    from grpo_trainable.models.tokenizer import Tokenizer
+    from grpo_trainable.models.store import read_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
     from grpo_trainable.transports.in_process import InProcess
 
     config = config_of(args)
     worker = Colocated(config, InProcess())
-    tokenizer = Tokenizer.load(SHIPPED_POLICY / "tokenizer.json")
-    prompts = Prompts(config, build_task(config), tokenizer)
+    prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
     for round_ in range(3):
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS

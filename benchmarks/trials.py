@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from measure import ROOT
+
+from grpo_trainable.timers import WallClock
 
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
@@ -25,3 +28,18 @@ def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]
             sys.exit(f"{arm} with seed {seed}: status {done.returncode}\n{done.stdout}")
         (path,) = Path(storage).glob("trial/*/result.json")
         return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def counted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rounds that wall-clock counts."""
+    return rows[WallClock.FIRST_ROUND - 1 :]
+
+
+def overhead(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """What every benchmark of trials shows: `time/other_s` as a share of the step, the median over
+    the rounds counted, and the largest lag."""
+    shares = [row["time/other_s"] / row["time/step_s"] for row in counted_rows(rows)]
+    return {
+        "other_share": statistics.median(shares),
+        "largest_lag": max(row["lag/max"] for row in rows),
+    }

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,21 @@ def part_file(part: str) -> str:
     return f"{part}-00001-of-00001.safetensors"
 
 
+def _listed_files() -> set[str]:
+    """Every file that a manifest vouches for."""
+    return {STATE, *(part_file(part) for part in PARTS)}
+
+
 def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
     """Writes the files and then the manifest. OSError when the directory cannot be written."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    buffer_tensors, buffer_fields = _pack_groups(trial.groups)
+    buffer_tensors, buffer_rows = _pack_groups(trial.groups)
     files = {
         part_file("policy"): save(_contiguous(trial.policy)),
         part_file("optimizer"): save(_contiguous(trial.optimizer)),
         part_file("buffer"): save(buffer_tensors),
-        STATE: _json({**trial.state, "buffer": buffer_fields}),
+        STATE: _json({**trial.state, "buffer": buffer_rows}),
     }
     # An old manifest must never vouch for a mixture of old and new files.
     (directory / MANIFEST).unlink(missing_ok=True)
@@ -82,7 +87,7 @@ def read_checkpoint(directory: str | Path) -> TrialState:
         raise CheckpointError(
             f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
         )
-    expected = {STATE, *(part_file(part) for part in PARTS)}
+    expected = _listed_files()
     listed = manifest.get("files")
     if not isinstance(listed, dict) or set(listed) != expected:
         raise CheckpointError(f"{directory / MANIFEST}: does not list {sorted(expected)}")
@@ -95,12 +100,12 @@ def read_checkpoint(directory: str | Path) -> TrialState:
             )
     state = _parse(directory / STATE, contents[STATE])
     tensors = {part: load(contents[part_file(part)]) for part in PARTS}
-    fields = state.pop("buffer")
+    rows = state.pop("buffer")
     return TrialState(
         state=state,
         policy=tensors["policy"],
         optimizer=tensors["optimizer"],
-        groups=_unpack_groups(tensors["buffer"], fields),
+        groups=_unpack_groups(tensors["buffer"], rows),
     )
 
 
@@ -109,7 +114,7 @@ def refuse_foreign_files(directory: str | Path) -> None:
 
     Ray unpickles a file of its own that it finds in a checkpoint's directory.
     """
-    ours = {MANIFEST, STATE, *(part_file(part) for part in PARTS)}
+    ours = {MANIFEST, *_listed_files()}
     # What a killed `write_checkpoint` leaves.
     unfinished = tuple(f".{name}." for name in ours)
     for path in sorted(Path(directory).glob("*")):
@@ -117,40 +122,34 @@ def refuse_foreign_files(directory: str | Path) -> None:
             raise CheckpointError(f"{path}: is not of a checkpoint; nothing was loaded")
 
 
-_GROUP_TENSORS = (
-    "prompt_ids",
-    "response_ids",
-    "response_mask",
-    "behaviour_log_probs",
-    "rewards",
-    "finished",
-    "token_versions",
-    "token_rounds",
-)
-
-
 def _pack_groups(
     groups: Sequence[RolloutGroup],
-) -> tuple[dict[str, Tensor], list[dict[str, int]]]:
-    tensors = {
-        f"{i}/{name}": getattr(group, name).contiguous()
-        for i, group in enumerate(groups)
-        for name in _GROUP_TENSORS
-    }
-    return tensors, [{"cursor": group.cursor, "uses": group.uses} for group in groups]
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The groups' tensors by `index/field`, and a row of each group's other fields."""
+    tensors: dict[str, Tensor] = {}
+    rows: list[dict[str, Any]] = []
+    for i, group in enumerate(groups):
+        rows.append({})
+        for item in fields(group):
+            value = getattr(group, item.name)
+            if isinstance(value, Tensor):
+                tensors[f"{i}/{item.name}"] = value.contiguous()
+            else:
+                rows[-1][item.name] = value
+    return tensors, rows
 
 
 def _unpack_groups(
-    tensors: Mapping[str, Tensor], fields: Sequence[Mapping[str, int]]
+    tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]
 ) -> list[RolloutGroup]:
-    return [
-        RolloutGroup(
-            cursor=row["cursor"],
-            uses=row["uses"],
-            **{name: tensors[f"{i}/{name}"] for name in _GROUP_TENSORS},
-        )
-        for i, row in enumerate(fields)
-    ]
+    groups = []
+    for i, row in enumerate(rows):
+        values = dict(row)
+        for item in fields(RolloutGroup):
+            if item.name not in row:
+                values[item.name] = tensors[f"{i}/{item.name}"]
+        groups.append(RolloutGroup(**values))
+    return groups
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,6 +25,18 @@ def command(*arguments: str, storage: Path) -> list[str]:
     return [sys.executable, script, *arguments, "--storage", str(storage)]
 
 
+def run(*arguments: str, storage: Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    """The command from start to end, in the storage's directory."""
+    return subprocess.run(
+        command(*arguments, storage=storage),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=storage,
+        check=False,
+    )
+
+
 def rows(trial: Path) -> list[dict]:
     return [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
 
@@ -40,14 +51,7 @@ def finished(tmp_path_factory):
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
     # k=1 merges the colocated arms into one; with lag=1 fixed that arm would be refused.
-    done = subprocess.run(
-        command(*argv, "--set", "k=1", "--set", "eval.every=2", storage=storage),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=storage,
-        check=False,
-    )
+    done = run(*argv, "--set", "k=1", "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
     return storage / "short", done.stdout
 
@@ -120,14 +124,7 @@ def test_ctrl_c_ends_everything_and_resume_finishes_from_the_last_checkpoint(tmp
     (trial,) = trial_directories(tmp_path / "cut")
     before = len(rows(trial))
     assert before < 40
-    resumed = subprocess.run(
-        command("--resume", "must", "--name", "cut", storage=tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=tmp_path,
-        check=False,
-    )
+    resumed = run("--resume", "must", "--name", "cut", storage=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["training_iteration"] for row in rows(trial)]
     assert iterations[-1] == 40
@@ -150,21 +147,13 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(tmp_path):
     rewards = tmp_path / "rewards.py"
     rewards.write_text("def broken(response, ground_truth):\n    raise RuntimeError('no reward')\n")
     argv = ["--space", "async_vs_sync", "--name", "broken", "--set", "arm=colocated_k1", *SMALL]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
-    done = subprocess.run(
-        command(
-            *argv,
-            *("--iterations", "2", "--max-failures", "0"),
-            *("--set", "task.reward=rewards.py:broken"),
-            storage=tmp_path,
-        ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
+    done = run(
+        *argv,
+        *("--iterations", "2", "--max-failures", "0"),
+        *("--set", "task.reward=rewards.py:broken"),
+        storage=tmp_path,
+        timeout_s=120,
     )
 
     assert done.returncode == 1

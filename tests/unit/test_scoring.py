@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from policies import sharpened
 from torch import Tensor
 
 from grpo_trainable.algo import AGGREGATIONS, LOSSES, aggregate, loss_denominator
@@ -27,12 +28,7 @@ def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
         d_ff=24,
         tied_head=tied_head,
     )
-    model = TransformerLM(config, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(10)
-    return model
+    return sharpened(config, seed)
 
 
 @pytest.fixture
@@ -79,6 +75,21 @@ def gradient(model: TransformerLM) -> dict[str, Tensor]:
     return grads
 
 
+def clipped_loss(
+    model: TransformerLM, batch: TrainBatch, aggregation: str, denominator: float
+) -> Tensor:
+    log_probs, _ = scored(model, batch)
+    token_loss = LOSSES["grpo_clip"](
+        log_probs,
+        batch.behaviour_log_probs,
+        batch.advantages,
+        batch.response_mask,
+        clip_low=0.2,
+        clip_high=0.2,
+    )
+    return aggregate(token_loss, batch.response_mask, aggregation, denominator)
+
+
 def loss_of(
     model: TransformerLM, batch: TrainBatch, aggregation: str, parts: Sequence[Tensor]
 ) -> tuple[float, dict[str, Tensor]]:
@@ -87,16 +98,7 @@ def loss_of(
     total = 0.0
     for rows in parts:
         micro = batch.rows(rows)
-        log_probs, _ = scored(model, micro)
-        token_loss = LOSSES["grpo_clip"](
-            log_probs,
-            micro.behaviour_log_probs,
-            micro.advantages,
-            micro.response_mask,
-            clip_low=0.2,
-            clip_high=0.2,
-        )
-        loss = aggregate(token_loss, micro.response_mask, aggregation, denominator)
+        loss = clipped_loss(model, micro, aggregation, denominator)
         loss.backward()
         total += loss.item()
     return total, gradient(model)
@@ -194,17 +196,8 @@ def test_more_padding_never_changes_loss_or_gradient(batch, aggregation):
 
     wide = TrainBatch(**{name: padded(getattr(batch, name)) for name in TrainBatch.__slots__})
     # Asked for directly: `rows` would cut the padding away again.
-    log_probs, _ = scored(model, wide)
-    token_loss = LOSSES["grpo_clip"](
-        log_probs,
-        wide.behaviour_log_probs,
-        wide.advantages,
-        wide.response_mask,
-        clip_low=0.2,
-        clip_high=0.2,
-    )
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
-    wide_loss = aggregate(token_loss, wide.response_mask, aggregation, denominator)
+    wide_loss = clipped_loss(model, wide, aggregation, denominator)
     wide_loss.backward()
     assert wide_loss.item() == pytest.approx(loss, rel=1e-5)
     assert_close_gradients(gradient(model), grads)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from policies import sharpened
 
 from grpo_trainable.engines import torch_engine
 from grpo_trainable.engines.torch_engine import TorchEngine
@@ -24,16 +25,6 @@ VOCAB, EOS, PAD = 50, 0, 1
 CONFIG = ModelConfig(
     vocab_size=VOCAB, context_length=96, d_model=32, num_layers=2, num_heads=4, d_ff=40
 )
-
-
-def sharpened(config: ModelConfig = CONFIG, seed: int = 0) -> TransformerLM:
-    """Random weights ten times their usual size, so that what a token is depends on the others."""
-    model = TransformerLM(config, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(10)
-    return model
 
 
 def engine(seed: int = 0, config: ModelConfig = CONFIG) -> TorchEngine:
@@ -86,7 +77,7 @@ def assert_same(one: RolloutGroup, other: RolloutGroup, *, atol: float) -> None:
 
 @torch.no_grad()
 def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths():
-    model = sharpened()
+    model = sharpened(CONFIG)
     lengths, new = [5, 17, 1], 21  # past one and two steps of the cache's layout
     fan_out = torch.tensor([0, 0, 1, 2, 2, 2])
     generator = torch.Generator().manual_seed(0)
@@ -241,7 +232,7 @@ def test_seed_stream_and_cursor_choose_the_responses():
     others = [
         generated(engine(), [Request(**{**fields(request), "stream": "eval"})])[0],
         generated(engine(), [Request(**{**fields(request), "cursor": 77})])[0],
-        generated(TorchEngine(sharpened(), eos_id=EOS, pad_id=PAD, seed=12), [request])[0],
+        generated(TorchEngine(sharpened(CONFIG), eos_id=EOS, pad_id=PAD, seed=12), [request])[0],
     ]
     for other in others:
         assert other.response_ids.tolist() != usual.response_ids.tolist()
@@ -260,7 +251,7 @@ def snapshot(model: TransformerLM, version: int = 6, round_: int = 4) -> PolicyW
 
 
 def test_loaded_weights_are_the_snapshot_bit_for_bit():
-    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     sampler.load(weights)
     assert sampler.checksum() == weights.checksum
     for name, parameter in unique_parameters(sampler.model).items():
@@ -269,7 +260,7 @@ def test_loaded_weights_are_the_snapshot_bit_for_bit():
 
 
 def test_a_later_change_of_the_snapshot_does_not_reach_the_engine():
-    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     sampler.load(weights)
     before = generated(sampler, requests())
     for tensor in weights.tensors.values():
@@ -279,7 +270,7 @@ def test_a_later_change_of_the_snapshot_does_not_reach_the_engine():
 
 
 def test_torn_weights_are_refused():
-    sampler, weights = engine(), snapshot(sharpened(seed=1))
+    sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     weights.tensors["embedding.weight"][3, 3] += 1
     with pytest.raises(RuntimeError, match="weights version 6 arrived torn"):
         sampler.load(weights)
@@ -306,7 +297,7 @@ def test_every_token_carries_version_and_round_of_its_weights():
 def test_weights_that_arrive_between_tokens_sample_and_stamp_from_the_next_token_on():
     wanted = requests((4,), max_new_tokens=8, min_new_tokens=8)
     (old,) = generated(engine(), wanted)
-    newer = snapshot(sharpened(seed=1))
+    newer = snapshot(sharpened(CONFIG, seed=1))
     for arrival in (0, 3):
         sampler, calls = engine(), []
 
