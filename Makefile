@@ -10,7 +10,7 @@ READY := .venv/.ready-for-development
 .PHONY: tune test check unit bench bench-trials fresh
 
 tune: fresh
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[report]'
 	$(BIN)/python launch/tune.py --space async_vs_sync $(ARGS)
 
 test: fresh

@@ -1,4 +1,40 @@
 """Callbacks of Ray Tune that run beside a GRPO experiment, in the driver's process.
 
-They know the names of metrics, never an actor.
+They know the names of metrics and what rides with a row, never an actor.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.tune import Callback
+
+
+def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
+    """All of them, in the order they need, for `tune.RunConfig(callbacks=…)`.
+
+    For the Trainable that `grpo_trainable.trainable.register` makes known as "GRPO": plain
+    `GRPOTrainable` rows have no responses, spans and version changes in them. They replace Tune's
+    loggers of result.json, progress.csv and TensorBoard.
+    """
+    from callbacks.console import ConsoleCallback
+    from callbacks.kl import KLCallback
+    from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
+    from callbacks.rollouts import RolloutsCallback
+    from callbacks.stage_timings import StageTimingsCallback
+    from callbacks.tensorboard import TensorBoardCallback
+    from callbacks.trace import TraceCallback
+    from callbacks.version_log import VersionLogCallback
+
+    return [
+        KLCallback(),
+        StageTimingsCallback(verbose=verbose),  # adds to the row: before all that write it
+        VersionLogCallback(verbose=verbose),
+        RolloutsCallback(),
+        TraceCallback(),
+        TensorBoardCallback(),
+        *([ConsoleCallback()] if console else []),
+        ResultJsonCallback(),  # takes the details out of the row: after all that read them
+        ProgressCsvCallback(),
+    ]

@@ -336,12 +336,14 @@ class CheckpointSettings(_Settings):
 class CallbackSettings(_Settings):
     SECTION: ClassVar[str] = "callbacks"
 
-    kl_band: tuple[float, float] | None = _pair(  # nats to the reference that kl_coef steers to
+    kl_band: tuple[float, float] | None = _pair(  # nats: a warning when kl/reference_nats leaves it
         None,
         "two numbers, 0 <= low < high",
         lambda low, high: 0 <= low < high,
     )
-    kl_stop: float | None = _number(None, above=0)  # nats to the reference that end the trial
+    kl_stop: float | None = _number(
+        None, above=0
+    )  # nats: a larger kl/reference_nats ends the trial
     verbose: bool = _flag(False)  # print version changes and example responses
 
 
@@ -391,9 +393,6 @@ NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
     ),
     "loss.advantage": ("group_std", "none", "group_mean", "rloo", "batch"),
     "loss.importance_cap": (None,),
-    "callbacks.kl_band": (None,),
-    "callbacks.kl_stop": (None,),
-    "callbacks.verbose": (False,),
     "resources.num_learners": (1,),
 }
 
@@ -507,6 +506,13 @@ class GRPOConfig(_Settings):
             "loss.advantage",
             f"needs loss.type=no_baseline, got {self.loss.type}",
         )
+
+        for key in ("kl_band", "kl_stop"):
+            yield (
+                getattr(self.callbacks, key) is not None and not self.loss.kl_monitor,
+                f"callbacks.{key}",
+                "needs loss.kl_monitor=true, which measures the KL",
+            )
 
         yield (
             self.rollout.min_new_tokens > self.rollout.max_new_tokens,

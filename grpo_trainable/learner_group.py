@@ -19,6 +19,10 @@ class LearnerGroup:
         self._runtime = runtime
         self._deadline_s = deadline_s
 
+    @property
+    def name(self) -> str:
+        return self._actor.name
+
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Call:
         """Submits the round's k gradient steps. The call's value is `Updated`."""
         return self._actor.submit("optimize", "update", rollout_batches)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from grpo_trainable.rollout import RolloutGroup
@@ -17,6 +18,12 @@ from grpo_trainable.timers import Span
 # Stages by the role that does them. Each is timed by the clock of the actor that does the work.
 STAGES = ("rollout", "reward", "optimize", "sync", "reference", "eval")
 
+# Whose log-probs the policy's are compared with after a round.
+KL_TO = ("reference", "previous", "behaviour")
+
+# Bins of the histogram of token ratios: even steps of the logarithm, 1 in the middle of a bin.
+RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
+
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
@@ -24,9 +31,13 @@ NAMES = frozenset(
         *(f"time/{stage}_s" for stage in STAGES),
         *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
         *("time/generator_idle_s", "time/learner_idle_s"),
+        # Shares of the round, by callbacks/stage_timings.py.
+        *(f"time/{stage}_fraction" for stage in (*STAGES, "other")),
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),
+        *(f"kl/{other}_nats" for other in KL_TO),
+        *(f"kl/{other}_k3_nats" for other in KL_TO),
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "policy/entropy_nats"),
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         "group/zero_advantage_fraction",
@@ -59,19 +70,24 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
 
     Generators work side by side, so a stage takes as long as the one that spent most on it; the
     sync of the learner (publish) and of the generators (load) follow each other and add up. Idle
-    is the mean over a side's actors.
+    is the mean over a side's actors; an actor that has both roles idles when neither works.
     """
     by_actor: dict[tuple[str, str, str], float] = defaultdict(float)
+    actors: dict[str, set[str]] = {"generator": set(), "learner": set()}
+    idle: dict[str, float] = defaultdict(float)
     for item in spans:
-        by_actor[item.span.stage, item.role, item.actor] += item.span.seconds
+        actors[item.role].add(item.actor)
+        if item.span.stage == "idle":
+            idle[item.actor] += item.span.seconds
+        else:
+            by_actor[item.span.stage, item.role, item.actor] += item.span.seconds
     seconds = {f"time/{stage}_s": 0.0 for stage in STAGES}
     for stage in STAGES:
         for role in ("generator", "learner"):
             spent = [s for (name, r, _), s in by_actor.items() if (name, r) == (stage, role)]
             seconds[f"time/{stage}_s"] += max(spent, default=0.0)
-    for role in ("generator", "learner"):
-        idle = [s for (name, r, _), s in by_actor.items() if (name, r) == ("idle", role)]
-        seconds[f"time/{role}_idle_s"] = sum(idle) / max(len(idle), 1)
+    for role, side in actors.items():
+        seconds[f"time/{role}_idle_s"] = sum(idle[actor] for actor in side) / max(len(side), 1)
     return seconds
 
 

@@ -23,7 +23,7 @@ from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import Span, covered_seconds, now
-from grpo_trainable.versions import StalenessGate
+from grpo_trainable.versions import StalenessGate, VersionChange
 
 # Units submitted to one generator at a time: one runs, one waits so that it never stands still.
 # More would only be sampled with older weights than necessary.
@@ -68,16 +68,28 @@ class Evaluation:
     round: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """The responses of one evaluation."""
+
+    round: int  # rounds trained before it
+    groups: list[RolloutGroup]  # by cursor
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
     """What `run_round` has to tell."""
 
     round: int  # rounds trained so far
+    last: bool  # the trial is over
     start: float  # seconds since 1970
     end: float
     metrics: dict[str, float]
     groups: list[RolloutGroup]  # those trained on
+    updated: Updated
     spans: list[ActorSpan]
+    versions: list[VersionChange]
+    evaluations: list[HeldOut]
 
 
 @dataclass(kw_only=True)
@@ -92,6 +104,8 @@ class _Round:
     """What accumulates while a round runs."""
 
     spans: list[ActorSpan] = field(default_factory=list)
+    versions: list[VersionChange] = field(default_factory=list)
+    evaluations: list[HeldOut] = field(default_factory=list)
     sync_bytes: int = 0
 
 
@@ -139,7 +153,7 @@ class Pipeline:
         """Brings the learner's weights into every generator; before the first round."""
         self._publish()
         self._finish_everything()
-        self._round = _Round()
+        self._round = _Round(versions=self._round.versions)
 
     def run_round(self) -> RoundReport:
         """Rollouts in, k gradient steps, weights out; and evaluation when it is due.
@@ -169,15 +183,20 @@ class Pipeline:
         self._holding = True
         if self.config.lag == 0:
             self._finish_everything()
-        last = self.gate.learner_round == self.config.rounds
+        last = self.gate.learner_round == self.config.rounds or self._drifted(updated)
         if last or self.gate.learner_round % self.config.eval.every == 0:
             self._evaluate()
-        if self.config.lag > 0:
-            self._holding = False
-            self._dispatch()
         if last:
             self._finish_everything()
-        return self._report(start, flat, row, updated)
+        elif self.config.lag > 0:
+            self._holding = False
+            self._dispatch()
+        return self._report(start, flat, row, updated, last=last)
+
+    def _drifted(self, updated: Updated) -> bool:
+        """Whether the policy is so far from the reference that the trial ends."""
+        limit = self.config.callbacks.kl_stop
+        return limit is not None and updated.kl["reference"].k1 > limit
 
     def _take(self, round_: int) -> list[list[RolloutGroup]]:
         """The rollout batches of a round, past the gate for the second time."""
@@ -202,13 +221,22 @@ class Pipeline:
         self._open[self._learners.update(batches)] = values.append
         self._work_until(lambda: bool(values))
         (updated,) = values
-        self._add_spans("learner", "learner", updated.spans)
+        self._add_spans("learner", self._learners.name, updated.spans)
+        self._round.versions.append(
+            VersionChange(
+                at=updated.at,
+                role="learner",
+                actor=self._learners.name,
+                version=updated.version,
+                weights_round=updated.round,
+            )
+        )
         return updated
 
     def _publish(self) -> None:
         """New weights are out; every generator takes them after the unit it is at."""
         published = self._learners.publish()
-        self._add_spans("learner", "learner", published.spans)
+        self._add_spans("learner", self._learners.name, published.spans)
         self._weights_round, self._version = published.round, published.version
         for generator in self._generators:
             call = generator.actor.submit("sync", "load", published.handle)
@@ -218,6 +246,15 @@ class Pipeline:
         self._add_spans("generator", generator.actor.name, loaded.spans)
         generator.version = loaded.version
         self._round.sync_bytes += loaded.bytes
+        self._round.versions.append(
+            VersionChange(
+                at=loaded.at,
+                role="generator",
+                actor=generator.actor.name,
+                version=loaded.version,
+                weights_round=loaded.round,
+            )
+        )
 
     # ---- Rollouts ----------------------------------------------------------------------------
 
@@ -333,9 +370,11 @@ class Pipeline:
             requests = [self._requests.request("eval", cursor) for cursor in unit]
             self._generate(self._least_busy(), "eval", requests, done.append)
         self._work_until(lambda: len(done) == len(units))
-        rewards = [float(g.rewards.mean()) for scored in done for g in scored.groups]
+        groups = sorted((g for scored in done for g in scored.groups), key=lambda g: g.cursor)
+        rewards = [float(group.rewards.mean()) for group in groups]
         if not rewards:
             raise ActorFailed("eval: the reward function failed on every held-out prompt")
+        self._round.evaluations.append(HeldOut(round=self.gate.learner_round, groups=groups))
         # fsum is exact, so the order in which generators answered does not matter.
         mean = math.fsum(rewards) / len(rewards)
         first = mean if self.evaluation is None else self.evaluation.first
@@ -367,7 +406,13 @@ class Pipeline:
         self._round.spans += [ActorSpan(role, actor, span) for span in spans]
 
     def _report(
-        self, start: float, groups: list[RolloutGroup], row: dict[str, float], updated: Updated
+        self,
+        start: float,
+        groups: list[RolloutGroup],
+        row: dict[str, float],
+        updated: Updated,
+        *,
+        last: bool,
     ) -> RoundReport:
         this, self._round = self._round, _Round()
         evaluation = self.evaluation
@@ -398,6 +443,9 @@ class Pipeline:
         )
         if updated.reference_nll_nats is not None:
             row["response/reference_nll_nats"] = updated.reference_nll_nats
+        for other, drift in updated.kl.items():
+            row[f"kl/{other}_nats"] = drift.k1
+            row[f"kl/{other}_k3_nats"] = drift.k3
         counts = self.counts
         for name in ("requested", "trained", "dropped", "reward_errors"):
             row[f"count/{name}"] = float(getattr(counts, name))
@@ -414,7 +462,16 @@ class Pipeline:
         row["sync/bytes"] = float(this.sync_bytes)
         row["sync/gb_per_s"] = this.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
         return RoundReport(
-            round=updated.round, start=start, end=end, metrics=row, groups=groups, spans=this.spans
+            round=updated.round,
+            last=last,
+            start=start,
+            end=end,
+            metrics=row,
+            groups=groups,
+            updated=updated,
+            spans=this.spans,
+            versions=sorted(this.versions, key=lambda change: change.at),
+            evaluations=this.evaluations,
         )
 
     @property

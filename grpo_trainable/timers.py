@@ -34,8 +34,8 @@ class StageClock:
     `synchronize` waits for the device, so that a span ends when its work has.
     """
 
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        self._synchronize = synchronize or (lambda: None)
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self.synchronize = synchronize
         self._spans: list[Span] = []
         self._last_end: float | None = None
 
@@ -55,7 +55,7 @@ class StageClock:
         try:
             yield
         finally:
-            self._synchronize()
+            self.synchronize()
             self._spans.append(Span(stage, start, now()))
 
     def take(self) -> list[Span]:

@@ -21,13 +21,21 @@ from grpo_trainable.checkpointing import (
     write_checkpoint,
 )
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.details import (
+    DETAILS,
+    Columns,
+    RoundDetails,
+    first_use_lags,
+    response_columns,
+    rollout_columns,
+)
 from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.metrics import NAMES, rllib_metrics
+from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.timers import WallClock, now
+from grpo_trainable.timers import Span, WallClock, now
 from grpo_trainable.transports import InProcess, ObjectStoreReceiver, ObjectStoreSender
 
 logger = logging.getLogger(__name__)
@@ -62,12 +70,12 @@ class GRPOTrainable(tune.Trainable):
         config = self.grpo
         generators, learner = self._start_actors()
         learners = LearnerGroup([learner], self._runtime, config.resources.deadline_s)
-        tokenizer = read_tokenizer(config.model.path)
-        prompts = Prompts(config, build_task(config), tokenizer)
+        self._tokenizer = read_tokenizer(config.model.path)
+        self._prompts = Prompts(config, build_task(config), self._tokenizer)
         self._learners = learners
-        self.pipeline = Pipeline(config, prompts, generators, learners, self._runtime)
+        self.pipeline = Pipeline(config, self._prompts, generators, learners, self._runtime)
         self._wall_clock = WallClock()
-        self._checkpoint_s = 0.0
+        self._checkpoints: list[Span] = []  # since the last round
         self._started = False
 
     def _start_actors(self) -> tuple[list[Actor], Actor]:
@@ -114,19 +122,23 @@ class GRPOTrainable(tune.Trainable):
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
-        done = report.round >= self.grpo.rounds
-        checkpoint = report.round % self.grpo.checkpoint.every == 0
-        return {**row, "done": done, "should_checkpoint": checkpoint or done}
+        checkpoint = report.last or report.round % self.grpo.checkpoint.every == 0
+        extra = self._extra(report)
+        self._checkpoints = []
+        return {**row, **extra, "done": report.last, "should_checkpoint": checkpoint}
+
+    def _extra(self, report: RoundReport) -> dict[str, Any]:
+        """What a row holds that is no metric."""
+        return {}
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         eval_s = report.metrics["time/eval_s"]
         seconds = self._wall_clock.round_ended(report.round, report.start, report.end, eval_s)
         responses = sum(len(group.response_ids) for group in report.groups)
         tokens = sum(group.num_tokens for group in report.groups)
-        checkpoint_s, self._checkpoint_s = self._checkpoint_s, 0.0
         return {
             "time/wall_clock_s": self._wall_clock.seconds,
-            "time/checkpoint_s": checkpoint_s,
+            "time/checkpoint_s": sum(span.seconds for span in self._checkpoints),
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,
             "cost/device_hours": self._wall_clock.seconds / 3600 * self.grpo.devices,
@@ -140,8 +152,9 @@ class GRPOTrainable(tune.Trainable):
         try:
             return super().save(*args, **kwargs)
         finally:
-            self._checkpoint_s += now() - start
-            self._wall_clock.checkpointed(now() - start)
+            span = Span("checkpoint", start, now())
+            self._checkpoints.append(span)
+            self._wall_clock.checkpointed(span.seconds)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Policy, optimizer, waiting groups and every counter; safetensors and JSON.
@@ -220,6 +233,45 @@ class GRPOTrainable(tune.Trainable):
         self._actors = []
 
 
+class DetailedGRPO(GRPOTrainable):
+    """The same, and every row carries under `DETAILS` what `callbacks.grpo_callbacks` write down:
+    responses, version changes and the spans of every actor. Run it with those callbacks, or each
+    row is logged with the details in it."""
+
+    def _extra(self, report: RoundReport) -> dict[str, Any]:
+        updated, decode = report.updated, self._tokenizer.decode
+        evaluations: Columns = {}
+        for held_out in report.evaluations:
+            columns = response_columns(
+                held_out.groups, lambda cursor: self._prompts.text("eval", cursor), decode
+            )
+            columns = {"round": [held_out.round] * len(columns["reward"]), **columns}
+            for name, values in columns.items():
+                evaluations.setdefault(name, []).extend(values)
+        trial = [Span("round", report.start, report.end), *self._checkpoints]
+        details = RoundDetails(
+            round=report.round,
+            rollouts=rollout_columns(
+                report.groups,
+                report.round - 1,
+                lambda cursor: self._prompts.text("train", cursor),
+                decode,
+                advantages=updated.responses.advantages,
+                policy_log_probs=updated.responses.policy_log_probs,
+                reference_log_probs=updated.responses.reference_log_probs,
+            ),
+            evaluations=evaluations,
+            versions=report.versions,
+            spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
+            lags=first_use_lags(report.groups, report.round - 1),
+            ratio_counts=[
+                sum(counts)
+                for counts in zip(*(step.ratio_counts for step in updated.steps), strict=True)
+            ],
+        )
+        return {DETAILS: details}
+
+
 def register() -> None:
-    """Makes the Trainable known to Tune as "GRPO"."""
-    register_trainable(NAME, GRPOTrainable)
+    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks."""
+    register_trainable(NAME, DetailedGRPO)

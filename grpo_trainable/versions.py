@@ -1,4 +1,4 @@
-"""The lag rule, in one place."""
+"""The lag rule, in one place, and the record of a change of version."""
 
 from __future__ import annotations
 
@@ -26,3 +26,14 @@ class StalenessGate:
     def may_train(self, oldest_round: int, *, first_use: bool) -> bool:
         """Whether the next round may train on a group whose oldest token is of `oldest_round`."""
         return self.learner_round - oldest_round <= (self.lag if first_use else self.max_age)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionChange:
+    """Other weights stand in an actor."""
+
+    at: float  # seconds since 1970, by the actor's clock
+    role: str  # "generator" or "learner"
+    actor: str
+    version: int
+    weights_round: int

@@ -1,114 +1,158 @@
-"""The final table: one row an arm, medians over its seeds."""
+"""The final table: one row an arm, medians over its seeds. The report shows the same rows."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from grpo_trainable.config import GRPOConfig
 from grpo_trainable.timers import WallClock
+from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
-FOOTNOTE = """
-wall-clock and device-hours run from the start of round 3, so arms of few rounds count fewer of
-their samples; evaluation and checkpoints are subtracted. The speed-up is in samples/s."""
 LAST_ROUNDS = 8  # that the reference NLL is averaged over: one round has few responses
+HEADER = (
+    *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "device-hours"),
+    *("held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
+    """None where the rows do not tell."""
+
     arm: str
     seed: int
     rounds: int
-    samples: float  # responses trained on
+    samples: float | None  # responses trained on
     wall_clock_s: float | None  # None before round 3, where it begins
     samples_per_s: float | None
     eval_s: float
     checkpoint_s: float
-    device_hours: float
-    first: float
-    last: float
+    device_hours: float | None
+    first: float | None
+    last: float | None
     reference_nll: float | None
-    largest_lag: float
+    largest_lag: float | None
 
 
-def summarise_trial(result: Any) -> TrialSummary | None:
+def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
     """None when the trial has no row yet."""
-    rows = result.metrics_dataframe
-    if rows is None or rows.empty:
+    if not trial.rows:
         return None
-    config = GRPOConfig.from_dict(result.config)
-    last = rows.iloc[-1]
-    rounds = int(last["training_iteration"])
-    samples = last["count/trained"] * config.rollout.group_size
-    counted = samples * (rounds - WallClock.FIRST_ROUND + 1) / rounds
-    wall_clock_s = float(last["time/wall_clock_s"])
-    nll = rows.get("response/reference_nll_nats")
+    rounds = trial.round
+    trained = trial.last("count/trained")
+    samples = None if trained is None else trained * trial.config.rollout.group_size
+    wall_clock_s = trial.last("time/wall_clock_s") or None
+    samples_per_s = None
+    if samples is not None and wall_clock_s is not None:
+        counted = samples * (rounds - WallClock.FIRST_ROUND + 1) / rounds
+        samples_per_s = counted / wall_clock_s
+    nll = [
+        row["response/reference_nll_nats"]
+        for row in trial.rows[-LAST_ROUNDS:]
+        if "response/reference_nll_nats" in row
+    ]
     return TrialSummary(
-        arm=config.arm,
-        seed=config.seed,
+        arm=trial.config.arm,
+        seed=trial.config.seed,
         rounds=rounds,
         samples=samples,
-        wall_clock_s=wall_clock_s or None,
-        samples_per_s=counted / wall_clock_s if wall_clock_s else None,
-        eval_s=float(rows["time/eval_s"].sum()),
-        checkpoint_s=float(rows["time/checkpoint_s"].sum()),
-        device_hours=float(last["cost/device_hours"]),
-        first=float(last["reward/eval_first"]),
-        last=float(last["reward/eval_mean"]),
-        reference_nll=None if nll is None else float(nll.tail(LAST_ROUNDS).mean()),
-        largest_lag=float(rows["lag/max"].max()),
+        wall_clock_s=wall_clock_s,
+        samples_per_s=samples_per_s,
+        eval_s=sum(trial.column("time/eval_s")),
+        checkpoint_s=sum(trial.column("time/checkpoint_s")),
+        device_hours=trial.last("cost/device_hours"),
+        first=trial.last("reward/eval_first"),
+        last=trial.last("reward/eval_mean"),
+        reference_nll=statistics.fmean(nll) if nll else None,
+        largest_lag=max(trial.column("lag/max"), default=None),
     )
 
 
-def table(results: Any) -> str:
-    """Text; the speed-up is against colocated k=1."""
-    trials = [summary for result in results if (summary := summarise_trial(result)) is not None]
-    if not trials:
-        return "no trial has finished a round"
-    by_arm: dict[str, list[TrialSummary]] = {}
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Arms side by side, as the command prints them and as the report shows them."""
+
+    arms: Mapping[str, Sequence[TrialSummary]]
+    baseline: str | None  # the arm that speed-ups are relative to; None when none can be
+
+    @property
+    def seeds(self) -> int:
+        return len({trial.seed for trials in self.arms.values() for trial in trials})
+
+    def speed_ups(self, arm: str) -> list[float]:
+        """One a seed: its samples/s over the baseline's median."""
+        if self.baseline is None:
+            return []
+        base = median([trial.samples_per_s for trial in self.arms[self.baseline]])
+        assert base is not None
+        return [t.samples_per_s / base for t in self.arms[arm] if t.samples_per_s is not None]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A cell for each name of `HEADER`."""
+        return [self._row(arm, trials) for arm, trials in self.arms.items()]
+
+    def note(self) -> str:
+        """What stands above the rows; empty with one seed."""
+        return f"medians over {self.seeds} seeds, (least to most)" if self.seeds > 1 else ""
+
+    def footnote(self) -> str:
+        relative = f", relative to {self.baseline}" if self.baseline is not None else ""
+        return (
+            "wall-clock and device-hours run from the start of round 3, so arms of few rounds "
+            "count fewer of\ntheir samples; evaluation and checkpoints are subtracted. The "
+            f"speed-up is in samples/s{relative}."
+        )
+
+    def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
+        ends = ([t.first for t in trials], [t.last for t in trials])
+        return (
+            arm,
+            show([t.rounds for t in trials], "{:.0f}"),
+            show([t.samples for t in trials], "{:.0f}"),
+            show([t.wall_clock_s for t in trials], "{:.1f}"),
+            show([t.samples_per_s for t in trials], "{:.0f}"),
+            show([median(self.speed_ups(arm))], "{:.2f}x"),
+            show([t.device_hours for t in trials], "{:.4f}"),
+            " -> ".join(show(values, "{:.3f}") for values in ends),
+            show([t.reference_nll for t in trials], "{:.2f}"),
+            show([t.largest_lag for t in trials], "{:.0f}"),
+            show([t.eval_s for t in trials], "{:.1f}"),
+            show([t.checkpoint_s for t in trials], "{:.1f}"),
+        )
+
+
+def compare(trials: Sequence[TrialRecord]) -> Comparison:
+    """Trials without a row are left out."""
+    arms: dict[str, list[TrialSummary]] = {}
     for trial in trials:
-        by_arm.setdefault(trial.arm, []).append(trial)
-    baseline = _median([t.samples_per_s for t in by_arm.get(BASELINE, [])])
-    header = (
-        *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "device-hours"),
-        *("held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
-    )
-    rows = [_row(arm, seeds, baseline) for arm, seeds in by_arm.items()]
-    seeds = len({trial.seed for trial in trials})
-    note = f"medians over {seeds} seeds, (least to most)\n" if seeds > 1 else ""
-    return note + align([header, *rows]) + FOOTNOTE
+        summary = summarise_trial(trial)
+        if summary is not None:
+            arms.setdefault(summary.arm, []).append(summary)
+    timed = [arm for arm in arms if median([t.samples_per_s for t in arms[arm]])]
+    baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
+    return Comparison(arms=arms, baseline=baseline)
 
 
-def _row(arm: str, seeds: Sequence[TrialSummary], baseline: float | None) -> tuple[str, ...]:
-    speed = _median([t.samples_per_s for t in seeds])
-    speed_up = None if speed is None or baseline is None else speed / baseline
-    return (
-        arm,
-        _show([t.rounds for t in seeds], "{:.0f}"),
-        _show([t.samples for t in seeds], "{:.0f}"),
-        _show([t.wall_clock_s for t in seeds], "{:.1f}"),
-        _show([t.samples_per_s for t in seeds], "{:.0f}"),
-        _show([speed_up], "{:.2f}x"),
-        _show([t.device_hours for t in seeds], "{:.4f}"),
-        " -> ".join(
-            _show(ends, "{:.3f}") for ends in ([t.first for t in seeds], [t.last for t in seeds])
-        ),
-        _show([t.reference_nll for t in seeds], "{:.2f}"),
-        _show([t.largest_lag for t in seeds], "{:.0f}"),
-        _show([t.eval_s for t in seeds], "{:.1f}"),
-        _show([t.checkpoint_s for t in seeds], "{:.1f}"),
-    )
+def table(trials: Sequence[TrialRecord]) -> str:
+    """Text."""
+    comparison = compare(trials)
+    if not comparison.arms:
+        return "no trial has finished a round"
+    note = comparison.note()
+    lines = [*([note] if note else []), align([HEADER, *comparison.rows()]), comparison.footnote()]
+    return "\n".join(lines)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def median(values: Sequence[float | None]) -> float | None:
+    """Of the values that are known."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
-def _show(values: Sequence[float | None], form: str) -> str:
+def show(values: Sequence[float | None], form: str) -> str:
+    """The median, and least and most where they differ as written."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"

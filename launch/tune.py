@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.metadata
 import json
 import logging
 import os
+import platform
 import re
 import shlex
 import signal
@@ -28,12 +30,14 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
+from launch import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import param_space
 
-EXPERIMENT_FILE = "experiment.json"
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 GRACE_S = 22.0  # after an interrupt; Ray needs up to 3 s more to end what we leave
+# What results may depend on; their versions are kept with the experiment.
+PACKAGES = ("grpo-trainable", "torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 
 
 class UsageError(Exception):
@@ -129,7 +133,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--max-concurrent", metavar="N", type=_at_least(1), help="trials at a time (as many as fit)"
     )
     add("--address", metavar="ADDRESS", help="of a running Ray cluster; default: start one here")
-    add("--verbose", action="store_true", help="show what Ray and the actors log")
+    add(
+        "--verbose",
+        action="store_true",
+        help="a line for every change of version, the seconds of each stage at a trial's end, and "
+        "what Ray and the actors log",
+    )
     add("--list", action="store_true", help="show the search spaces and end")
     add("--dry-run", action="store_true", help="show every trial's config and end, without Ray")
     return parser.parse_args(argv)
@@ -312,11 +321,28 @@ class Plan:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not self.resuming:
                 path = self.directory / EXPERIMENT_FILE
-                path.write_text(json.dumps(self.description(), indent=1) + "\n")
+                kept = {**self.description(), **surroundings()}
+                path.write_text(json.dumps(kept, indent=1) + "\n")
         except OSError as error:
             raise UsageError(
                 f"--storage {self.storage}: cannot write there ({error.strerror})"
             ) from None
+
+
+def surroundings() -> dict[str, Any]:
+    """Where and with what an experiment was started, as its report shows it."""
+    packages = {"python": platform.python_version()}
+    for name in PACKAGES:
+        packages[name] = importlib.metadata.version(name)
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "packages": packages,
+        "machine": {"cpus": usable_cpus(), "platform": platform.platform()},
+    }
+
+
+def usable_cpus() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def check_inputs(trial: GRPOConfig) -> None:
@@ -350,7 +376,7 @@ def check_inputs(trial: GRPOConfig) -> None:
 
 def this_machine(trials: Sequence[GRPOConfig]) -> dict[str, float]:
     """CPUs here, and GPUs when a trial asks for any."""
-    machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": 0.0}
+    machine = {"CPU": float(usable_cpus()), "GPU": 0.0}
     if any("GPU" in bundle for trial in trials for bundle in trial.bundles()):
         import torch
 
@@ -381,9 +407,10 @@ class Interrupt:
     """Ctrl-C and SIGTERM. The first lets Tune save its state and end the trials, the second ends
     the program at once; `GRACE_S` after the first it ends in any case."""
 
-    def __init__(self, resume: str) -> None:
+    def __init__(self, resume: str, release_terminal: Callable[[], None]) -> None:
         self.received = False
         self._resume = resume
+        self._release_terminal = release_terminal
 
     def install(self) -> None:
         """Around `ray.init`, which sets handlers of its own; Tune's would hide the interrupt."""
@@ -393,6 +420,7 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received:
+            self._release_terminal()
             print("interrupted again: stopping at once", file=sys.stderr, flush=True)
             os._exit(INTERRUPTED)
         self.received = True
@@ -407,6 +435,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _give_up(self) -> None:
+        self._release_terminal()
         print(self._resume, flush=True)
         os._exit(INTERRUPTED)
 
@@ -420,7 +449,8 @@ def run(plan: Plan) -> int:
     import ray
     from ray import tune
 
-    from callbacks.progress import ProgressCallback
+    from callbacks import grpo_callbacks
+    from callbacks.console import stop_live_table
     from grpo_trainable.trainable import NAME, register
 
     # Threads that spin while they wait take the core that another actor was promised.
@@ -437,7 +467,7 @@ def run(plan: Plan) -> int:
         options["num_cpus"], options["num_gpus"] = int(machine["CPU"]), int(machine["GPU"])
     else:
         options["address"] = args.address
-    interrupt = Interrupt(resume_line(plan))
+    interrupt = Interrupt(resume_line(plan), stop_live_table)
     try:
         interrupt.install()
         ray.init(**options)
@@ -456,14 +486,13 @@ def run(plan: Plan) -> int:
         samples = {trial.rounds * trial.prompts_per_round for trial in plan.trials}
         if len(samples) > 1:
             print("note: the arms do not train on equal samples; --iterations or --set changed it")
-        progress = ProgressCallback(len(plan.trials))
         run_config = tune.RunConfig(
             name=plan.name,
             storage_path=str(plan.storage),
-            callbacks=[progress],
+            callbacks=grpo_callbacks(verbose=args.verbose),
             failure_config=tune.FailureConfig(max_failures=args.max_failures),
             checkpoint_config=tune.CheckpointConfig(num_to_keep=checkpoints_to_keep(plan)),
-            verbose=2 if args.verbose else 0,
+            verbose=0,  # of Tune's own reporter, which the callbacks replace
         )
         if plan.resuming and plan.has_state:
             tuner = tune.Tuner.restore(
@@ -480,6 +509,7 @@ def run(plan: Plan) -> int:
                 run_config=run_config,
             )
         results = tuner.fit()
+        stop_live_table()
         return summarise(plan, results, interrupted=interrupt.received)
     except UsageError as error:
         print(f"tune.py: {error}", file=sys.stderr)
@@ -488,6 +518,7 @@ def run(plan: Plan) -> int:
         print(resume_line(plan), flush=True)
         return INTERRUPTED
     finally:
+        stop_live_table()
         ray.shutdown()
 
 
@@ -530,12 +561,14 @@ def trial_name(trial: Any) -> str:
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
+    from launch.experiment import read_experiment
     from launch.summary import table
 
     print()
-    print(table(results))
+    print(table(read_experiment(plan.directory).trials))
     print()
     print(f"tensorboard --logdir {shlex.quote(str(plan.directory))}")
+    report_line(plan, write=not interrupted)
     failed = [result for result in results if result.error is not None]
     for result in failed:
         last = str(result.error).strip().splitlines()[-1]
@@ -545,6 +578,20 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK
+
+
+def report_line(plan: Plan, *, write: bool) -> None:
+    """The path of the report, or the command that writes it: an interrupt leaves no time."""
+    from launch.report import ReportError, write_report
+
+    command = shlex.join(["python", "launch/report.py", str(plan.directory)])
+    if not write:
+        print(command)
+        return
+    try:
+        print(f"report: {write_report(plan.directory)}", flush=True)
+    except ReportError as error:
+        print(f"no report: {error}; then: {command}", flush=True)
 
 
 def resume_line(plan: Plan) -> str:

@@ -9,6 +9,7 @@ from grpo_trainable.actors.generator import Generator, Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Learner, LearnerState, Published, Updated
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.timers import StageClock
 
 
 class SenderAndReceiver(Protocol):
@@ -27,8 +28,9 @@ class Colocated:
     """
 
     def __init__(self, config: GRPOConfig, transport: SenderAndReceiver) -> None:
-        self._generator = Generator(config, transport)
-        self._learner = Learner(config, transport)
+        clock = StageClock()
+        self._generator = Generator(config, transport, clock)
+        self._learner = Learner(config, transport, clock)
 
     def generate(self, requests: Sequence[Request]) -> ScoredUnit:
         return self._generator.generate(requests)

@@ -17,7 +17,7 @@ from grpo_trainable.models.store import build_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
-from grpo_trainable.timers import Span
+from grpo_trainable.timers import Span, StageClock
 
 
 class WeightReceiver(Protocol):
@@ -52,12 +52,16 @@ class ScoredUnit:
 class Generator:
     """Samples and scores units of requests with its own copy of the weights."""
 
-    def __init__(self, config: GRPOConfig, receiver: WeightReceiver) -> None:
+    def __init__(
+        self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
+    ) -> None:
+        """`clock`: that of the process, when another role lives in it too."""
         keep_freed_memory()
         r = config.resources
         self._desk = Desk(
             threads=threads(config.generator_cpus),
             gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
+            clock=clock,
         )
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(

@@ -20,9 +20,11 @@ from grpo_trainable.algo import (
     clipped_tokens,
     loss_denominator,
     masked_sum,
+    sequence_kl,
     token_ratio,
 )
 from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
@@ -33,7 +35,7 @@ from grpo_trainable.rollout import (
     checksum,
     collate,
 )
-from grpo_trainable.timers import Span, now
+from grpo_trainable.timers import Span, StageClock, now
 
 
 class WeightSender(Protocol):
@@ -51,8 +53,32 @@ class GradientStep:
     entropy_nats: float  # mean per response token
     clip_fraction: float  # of response tokens
     ratio_max: float
+    ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """KL from the policy after a round to another one, estimated on the round's responses.
+
+    Nats: sums over a response, mean over the responses.
+    """
+
+    k1: float  # of either sign
+    k3: float  # never negative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFigures:
+    """(N,) float32 arrays, in the order of the groups that were trained on and of their responses.
+
+    Log-probs are sums over a response's tokens, in nats; None when nothing asked for them.
+    """
+
+    advantages: np.ndarray
+    policy_log_probs: np.ndarray | None  # of the policy after the round
+    reference_log_probs: np.ndarray | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +90,8 @@ class Updated:
     steps: list[GradientStep]
     skipped_steps: int  # so far
     reference_nll_nats: float | None  # per response token; None without a reference
+    kl: dict[str, Drift]  # to "reference", "previous", "behaviour"; empty if not monitored
+    responses: ResponseFigures
     at: float  # seconds since 1970
     spans: list[Span]
 
@@ -95,13 +123,17 @@ class Learner:
     while something asks for it (`loss.kl_coef` or `loss.kl_monitor`).
     """
 
-    def __init__(self, config: GRPOConfig, sender: WeightSender) -> None:
+    def __init__(
+        self, config: GRPOConfig, sender: WeightSender, clock: StageClock | None = None
+    ) -> None:
+        """`clock`: that of the process, when another role lives in it too."""
         keep_freed_memory()
         r = config.resources
         colocated = config.placement == "colocated"
         self._desk = Desk(
             threads=threads(r.worker_cpus if colocated else r.learner_cpus),
             gpus=r.worker_gpus if colocated else r.learner_gpus,
+            clock=clock,
         )
         self.config = config
         self._sender = sender
@@ -139,21 +171,31 @@ class Learner:
         with self._desk.call():
             clock = self._desk.clock
             with clock("optimize"):
-                batches = [self._collate(groups) for groups in rollout_batches]
+                advantages = [self._advantages(groups) for groups in rollout_batches]
+                batches = [
+                    self._collate(groups, values)
+                    for groups, values in zip(rollout_batches, advantages, strict=True)
+                ]
+                plan = list(self._plan(batches))
             # The reference runs before the first gradient step: with k > 1 the later steps reuse
             # its answer.
             with clock("reference"):
-                references = [self._reference_log_probs(batch) for batch in batches]
+                references = [self._no_grad_log_probs(self.reference, b) for b in batches]
                 nll = self._reference_nll(batches, references)
+                previous = self._previous_log_probs(batches, plan)
             with clock("optimize"):
                 steps = []
-                for b, rows in self._plan(batches):
+                for b, rows in plan:
                     reference = references[b]
-                    steps.append(
-                        self._gradient_step(
-                            batches[b].rows(rows), None if reference is None else reference[rows]
-                        )
+                    step, log_probs = self._gradient_step(
+                        batches[b].rows(rows), None if reference is None else reference[rows]
                     )
+                    steps.append(step)
+                    if self.config.loss.kl_monitor and previous is None:
+                        # The first step saw every row under the policy before the round.
+                        previous = [_scatter_rows(log_probs, rows, batches[b])]
+            with clock("reference"):
+                kl, policy = self._drift(batches, references, previous)
             self.round += 1
             spans = clock.take()
         return Updated(
@@ -162,6 +204,12 @@ class Learner:
             steps=steps,
             skipped_steps=self._skipped_steps,
             reference_nll_nats=nll,
+            kl=kl,
+            responses=ResponseFigures(
+                advantages=torch.cat([values.flatten() for values in advantages]).numpy(),
+                policy_log_probs=_response_sums(policy),
+                reference_log_probs=_response_sums(references),
+            ),
             at=now(),
             spans=spans,
         )
@@ -191,10 +239,13 @@ class Learner:
             version=self.version, round=self.round, checksum=checksum(tensors), tensors=tensors
         )
 
-    def _collate(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
+    def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
+        """(groups, G)"""
         rewards = torch.stack([group.rewards for group in groups])
         advantage = ADVANTAGES[self.config.loss.advantage]
-        advantages = advantage(rewards, eps=self.config.loss.advantage_eps)
+        return advantage(rewards, eps=self.config.loss.advantage_eps)
+
+    def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
         return collate(groups, list(advantages), self._pad_id).to(self._desk.device)
 
     def _plan(self, batches: Sequence[TrainBatch]) -> Iterator[tuple[int, Tensor]]:
@@ -217,7 +268,10 @@ class Learner:
                 if len(part):
                     yield 0, rows[part].flatten()
 
-    def _gradient_step(self, batch: TrainBatch, reference: Tensor | None) -> GradientStep:
+    def _gradient_step(
+        self, batch: TrainBatch, reference: Tensor | None
+    ) -> tuple[GradientStep, Tensor]:
+        """Also the log-probs (B, S) that the step saw: those of the policy before it."""
         config = self.config
         lr = self._learning_rate()
         for parameters in self.optimizer.param_groups:
@@ -229,7 +283,9 @@ class Learner:
         clip = {"clip_low": config.loss.clip, "clip_high": config.clip_high}
         loss_fn = LOSSES[config.loss.type]
         loss = entropy = clipped = 0.0
-        ratios = []
+        seen = torch.zeros_like(batch.behaviour_log_probs)
+        ratio_max = []
+        ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
         for rows in _microbatches(batch, config.optim.microbatch):
             micro = batch.rows(rows)
             mask, advantages = micro.response_mask, micro.advantages
@@ -252,21 +308,26 @@ class Learner:
                     config.loss.type, log_probs, old, advantages, mask, **clip
                 )
                 clipped += float(masked_sum(was_clipped.expand_as(mask).float(), mask))
-                ratios.append(token_ratio(log_probs, old, mask).max())
+                ratio = token_ratio(log_probs, old, mask)
+                ratio_max.append(ratio.max())
+                ratio_counts += _count_ratios(ratio[mask])
+                seen[rows, : mask.shape[1]] = log_probs
         grad_norm = float(
             torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.optim.grad_clip)
         )
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
         self._finish_step(skipped)
-        return GradientStep(
+        step = GradientStep(
             loss=loss,
             grad_norm=grad_norm,
             entropy_nats=entropy / max(tokens, 1),
             clip_fraction=clipped / max(tokens, 1),
-            ratio_max=float(torch.stack(ratios).max()),  # NaN if one is
+            ratio_max=float(torch.stack(ratio_max).max()),  # NaN if one is
+            ratio_counts=tuple(ratio_counts.tolist()),
             lr=lr,
             skipped=skipped,
         )
+        return step, seen
 
     def _finish_step(self, skipped: bool) -> None:
         if skipped:
@@ -307,14 +368,57 @@ class Learner:
         )
 
     @torch.no_grad()
-    def _reference_log_probs(self, batch: TrainBatch) -> Tensor | None:
-        if self.reference is None:
+    def _no_grad_log_probs(self, model: Any, batch: TrainBatch) -> Tensor | None:
+        """(B, S), by the microbatches of a gradient step; None without a model."""
+        if model is None:
             return None
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in _microbatches(batch, self.config.optim.microbatch):
             micro = batch.rows(rows)
-            log_probs[rows, : micro.input_ids.shape[1]] = self._log_probs(self.reference, micro)[0]
+            log_probs[rows, : micro.input_ids.shape[1]] = self._log_probs(model, micro)[0]
         return log_probs
+
+    def _previous_log_probs(
+        self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
+    ) -> list[Tensor | None] | None:
+        """Of the policy before the round; None where the first gradient step computes them anyway,
+        or nobody asks."""
+        first_sees_all = len(batches) == 1 and len(plan[0][1]) == batches[0].num_rows
+        if first_sees_all or not self.config.loss.kl_monitor:
+            return None
+        return [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+
+    def _drift(
+        self,
+        batches: Sequence[TrainBatch],
+        references: Sequence[Tensor | None],
+        previous: Sequence[Tensor | None] | None,
+    ) -> tuple[dict[str, Drift], list[Tensor | None]]:
+        """KL from the policy as it is now to the three others, and its log-probs (B, S)."""
+        if not self.config.loss.kl_monitor:
+            return {}, [None] * len(batches)
+        assert previous is not None
+        current = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+        others = {
+            "reference": references,
+            "previous": previous,
+            "behaviour": [batch.behaviour_log_probs for batch in batches],
+        }
+        masks = [batch.response_mask for batch in batches]
+        # Every batch counts by its responses.
+        weights = [int(mask.any(dim=1).sum()) for mask in masks]
+        drift = {}
+        for name, log_probs in others.items():
+            values = {}
+            for estimator in ("k1", "k3"):
+                total = sum(
+                    weight * float(sequence_kl(a.double(), b.double(), mask, estimator))
+                    for a, b, mask, weight in zip(current, log_probs, masks, weights, strict=True)
+                    if a is not None and b is not None
+                )
+                values[estimator] = total / max(sum(weights), 1)
+            drift[name] = Drift(**values)
+        return drift, current
 
     def _reference_nll(
         self, batches: Sequence[TrainBatch], references: Sequence[Tensor | None]
@@ -382,3 +486,24 @@ def _microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
     yield from order.split(size)
+
+
+def _scatter_rows(log_probs: Tensor, rows: Tensor, batch: TrainBatch) -> Tensor:
+    """`log_probs` of the rows of a gradient step at their places in the whole batch (B, S)."""
+    placed = torch.zeros_like(batch.behaviour_log_probs)
+    placed[rows, : log_probs.shape[1]] = log_probs
+    return placed
+
+
+def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
+    """(N,) sums over each response; log-probs are 0 off the mask."""
+    known = [values for values in log_probs if values is not None]
+    if not known:
+        return None
+    return torch.cat([values.sum(dim=1) for values in known]).cpu().numpy()
+
+
+def _count_ratios(ratio: Tensor) -> np.ndarray:
+    """Finite values between the `RATIO_EDGES`; what lies beyond counts in the outermost bins."""
+    finite = ratio[ratio.isfinite()].cpu().numpy()
+    return np.histogram(finite.clip(RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]

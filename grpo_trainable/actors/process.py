@@ -31,14 +31,19 @@ def keep_freed_memory() -> None:
 
 
 class Desk:
-    """One role's seat in a process: its share of threads, its device and its clock."""
+    """One role's seat in a process: its share of threads, its device and its clock.
 
-    def __init__(self, *, threads: int, gpus: float) -> None:
+    Roles that share a process share its clock: `idle` is the time in which none of them works.
+    """
+
+    def __init__(self, *, threads: int, gpus: float, clock: StageClock | None = None) -> None:
         if gpus and not torch.cuda.is_available():
             raise RuntimeError(f"{gpus:g} GPUs were reserved, but torch sees no CUDA device")
         self.threads = threads
         self.device = torch.device("cuda" if gpus else "cpu")
-        self.clock = StageClock(torch.cuda.synchronize if gpus else None)
+        self.clock = clock or StageClock()
+        if gpus:
+            self.clock.synchronize = torch.cuda.synchronize
 
     @contextmanager
     def call(self) -> Iterator[None]:

@@ -11,10 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from grpo_trainable.actors.generator import Loaded, ScoredUnit
-from grpo_trainable.actors.learner import GradientStep, LearnerState, Published, Updated
+from grpo_trainable.actors.learner import (
+    Drift,
+    GradientStep,
+    LearnerState,
+    Published,
+    ResponseFigures,
+    Updated,
+)
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
@@ -294,16 +302,25 @@ class FakeLearner:
             entropy_nats=2.0,
             clip_fraction=0.0,
             ratio_max=1.0,
+            ratio_counts=(0, len(groups), 0),
             lr=1e-4,
             skipped=False,
         )
         middle = start + (end - start) / 2
+        rows = sum(len(group.rewards) for group in groups)
         return Updated(
             round=self._round,
             version=self._version,
             steps=[step] * self._k,
             skipped_steps=0,
             reference_nll_nats=1.2,
+            # A nat a round.
+            kl={"reference": Drift(k1=float(self._round), k3=float(self._round))},
+            responses=ResponseFigures(
+                advantages=np.zeros(rows, dtype=np.float32),
+                policy_log_probs=None,
+                reference_log_probs=None,
+            ),
             at=end,
             spans=[Span("reference", start, middle), Span("optimize", middle, end)],
         )

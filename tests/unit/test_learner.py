@@ -161,7 +161,7 @@ def test_first_step_on_fresh_rollouts_has_ratio_one(policy_path: str) -> None:
 def test_sampled_log_probs_are_those_the_learner_computes(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
-    batch = pair.learner._collate(pair.rollouts())
+    batch = collated(pair.learner, pair.rollouts())
     log_probs, _ = pair.learner._log_probs(pair.learner.policy, batch)
     assert (log_probs - batch.behaviour_log_probs).abs().max() < 1e-4
 
@@ -180,12 +180,16 @@ def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Trai
     seen: list[TrainBatch] = []
     step = learner._gradient_step
 
-    def spy(batch: TrainBatch, reference: Tensor | None) -> GradientStep:
+    def spy(batch: TrainBatch, reference: Tensor | None) -> tuple[GradientStep, Tensor]:
         seen.append(batch)
         return step(batch, reference)
 
     monkeypatch.setattr(learner, "_gradient_step", spy)
     return seen
+
+
+def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
+    return learner._collate(groups, learner._advantages(groups))
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
@@ -219,7 +223,7 @@ def test_fresh_batches_take_one_step_on_each(
     assert len(updated.steps) == 2
     assert updated.version == 2
     assert [row_keys([b]) for b in seen] == [
-        row_keys([pair.learner._collate(batch)]) for batch in batches
+        row_keys([collated(pair.learner, batch)]) for batch in batches
     ]
 
 
@@ -233,7 +237,7 @@ def test_minibatches_use_every_row_once_an_epoch(
     assert len(pair.learner.update([groups]).steps) == 6
     # 4 groups of 3 rows in 3 parts; groups stay whole.
     assert sorted(batch.num_rows for batch in seen[:3]) == [3, 3, 6]
-    everything = row_keys([pair.learner._collate(groups)])
+    everything = row_keys([collated(pair.learner, groups)])
     assert row_keys(seen[:3]) == row_keys(seen[3:]) == everything
     assert [row_keys([b]) for b in seen[:3]] != [row_keys([b]) for b in seen[3:]]
 
@@ -246,7 +250,7 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     step = pair.learner._gradient_step
     differences = []
 
-    def spy(batch: TrainBatch, reference: Tensor) -> GradientStep:
+    def spy(batch: TrainBatch, reference: Tensor) -> tuple[GradientStep, Tensor]:
         expected, _ = pair.learner._log_probs(pair.learner.reference, batch)
         differences.append(float((expected - reference[:, : expected.shape[1]]).abs().max()))
         return step(batch, reference)
@@ -295,7 +299,7 @@ def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
                 for parameter in pair.learner.policy.parameters():
                     parameter.mul_(1.05)
             if coefficient == 0.0:
-                batch = pair.learner._collate(groups)
+                batch = collated(pair.learner, groups)
                 policy, _ = pair.learner._log_probs(pair.learner.policy, batch)
                 reference, _ = pair.learner._log_probs(pair.learner.reference, batch)
                 d = policy.detach().double() - reference.double()

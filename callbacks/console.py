@@ -1,0 +1,173 @@
+"""What the user sees while trials run: a live table, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from callbacks.stage_timings import STAGES, stage_fractions
+from callbacks.survivor import Survivor
+from callbacks.trial_files import label
+
+BAR_WIDTH = 24
+COLOURS = {
+    "rollout": "blue",
+    "reward": "cyan",
+    "optimize": "yellow",
+    "reference": "magenta",
+    "sync": "red",
+    "eval": "green",
+    "other": "bright_black",
+}
+SHOWN_TRIALS = 16
+
+_live: Live | None = None  # the terminal's; a process has one
+
+
+def stop_live_table() -> None:
+    """Leaves the last table standing and the cursor visible. Nothing happens without one."""
+    global _live
+    if _live is not None:
+        _live.stop()
+        _live = None
+
+
+class ConsoleCallback(Survivor):
+    """On a terminal one compact table that follows all trials; else a line when a trial starts,
+    has been evaluated, or ends."""
+
+    def __init__(self) -> None:
+        self._started: dict[str, float] = {}
+        self._evaluated: dict[str, float] = {}
+        self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row
+
+    def setup(self, **info: Any) -> None:
+        global _live
+        console = Console()
+        if console.is_terminal and not console.is_dumb_terminal:
+            stop_live_table()
+            _live = Live(console=console, refresh_per_second=1)
+            _live.start()
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._started[trial.trial_id] = time.time()
+        place = [other.trial_id for other in trials].index(trial.trial_id) + 1
+        self._show(trials, trial, f"started (trial {place} of {len(trials)})")
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        # Not the details, nor what other callbacks may still take out of the row.
+        self._latest[trial.trial_id] = {k: v for k, v in result.items() if type(v) in (int, float)}
+        line = None
+        if self._evaluated.get(trial.trial_id) != result["eval/round"]:
+            self._evaluated[trial.trial_id] = result["eval/round"]
+            line = progress_line(result, trial.config["rounds"])
+        self._show(trials, trial, line)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        seconds = time.time() - self._started.get(trial.trial_id, time.time())
+        ended = sum(other.is_finished() or other is trial for other in trials)
+        self._show(trials, trial, f"done in {seconds:.0f} s ({ended} of {len(trials)} trials)")
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._show(trials, trial, "failed")
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        self._show(trials, None, None)
+        stop_live_table()
+
+    def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:
+        if _live is not None:
+            _live.update(live_table(trials, self._latest))
+        elif line is not None:
+            print(f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {line}", flush=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
+        return {"_started": {}, "_evaluated": {}, "_latest": {}}
+
+
+def progress_line(result: Mapping[str, Any], rounds: int) -> str:
+    """`round 16/64 · held-out 0.52 · …` of one row."""
+    fractions = stage_fractions({**result, "time/eval_s": 0.0})
+    shares = " ".join(
+        f"{stage} {fractions[f'time/{stage}_fraction']:.0%}" for stage in STAGES if stage != "eval"
+    )
+    kl = f"KL {result['kl/reference_nats']:.2f} · " if "kl/reference_nats" in result else ""
+    return (
+        f"round {result['training_iteration']}/{rounds} · "
+        f"held-out {result['reward/eval_mean']:.3f} · train {result['reward/train_mean']:.3f} · "
+        f"{result['throughput/samples_per_s']:.0f} samples/s · lag {result['lag/max']:.0f} · {kl}"
+        f"{shares} · {_seconds_left(result, rounds):.0f} s left"
+    )
+
+
+def _seconds_left(result: Mapping[str, Any], rounds: int) -> float:
+    round_ = result["training_iteration"]
+    return result["time_total_s"] / round_ * (rounds - round_)
+
+
+def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row a trial that has started; `latest` holds the newest row of each."""
+    table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
+    table.add_column("arm/seed", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in ("round", "held-out", "samples/s", "lag", "KL"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("shares of a round", no_wrap=True, width=BAR_WIDTH)
+    table.add_column("left", justify="right", no_wrap=True)
+    begun = [trial for trial in trials if trial.status != "PENDING"]
+    # What runs is always in sight.
+    hidden = max(0, len(begun) - SHOWN_TRIALS)
+    for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
+        row = latest.get(trial.trial_id) or trial.last_result or {}
+        if "reward/eval_mean" not in row:
+            table.add_row(label(trial), "starting")
+            continue
+        rounds = trial.config["rounds"]
+        state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
+        left = "" if state else f"{_seconds_left(row, rounds):.0f} s"
+        table.add_row(
+            label(trial),
+            Text(state, style="bold red" if state == "failed" else "green"),
+            f"{row['training_iteration']}/{rounds}",
+            f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
+            f"{row['throughput/samples_per_s']:.0f}",
+            f"{row['lag/max']:.0f}",
+            f"{row['kl/reference_nats']:.2f}" if "kl/reference_nats" in row else "",
+            _bar(row),
+            left,
+        )
+    pending = len(trials) - len(begun)
+    done = sum(trial.is_finished() for trial in trials)
+    table.title = f"{done} of {len(trials)} trials done, {pending} waiting"
+    if hidden:
+        table.title += f", {hidden} not shown"
+    table.title_justify = "left"
+    return table
+
+
+def _bar(row: Mapping[str, Any]) -> Text:
+    """Shares of the stages as a coloured bar; widths add up to `BAR_WIDTH`."""
+    fractions = stage_fractions(row)
+    bar, end, reached = Text(), 0.0, 0
+    for stage in STAGES:
+        end += fractions[f"time/{stage}_fraction"]
+        width = round(end * BAR_WIDTH) - reached
+        reached += width
+        bar.append("█" * width, style=COLOURS[stage])
+    return bar
+
+
+def _legend() -> Text:
+    legend = Text()
+    for stage in STAGES:
+        legend.append("█", style=COLOURS[stage]).append(f" {stage}  ")
+    return legend

@@ -1,0 +1,40 @@
+"""What callbacks remember of every trial's rounds."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+
+class Curves:
+    """Rows of numbers a trial, ascending in their first column, the iteration.
+
+    Kept as flat arrays: Tune takes a snapshot of every callback's state each second.
+    """
+
+    def __init__(self, *columns: str) -> None:
+        self.columns = ("iteration", *columns)
+        self._values: dict[str, array[float]] = {}
+
+    def add(self, trial_id: str, iteration: int, *values: float) -> None:
+        assert len(values) == len(self.columns) - 1
+        self._values.setdefault(trial_id, array("d")).extend((iteration, *values))
+
+    def cut(self, trial_id: str, last: int) -> None:
+        """Forgets the rows after iteration `last`: the trial starts again from there."""
+        width = len(self.columns)
+        values = self._values.get(trial_id, array("d"))
+        while len(values) and values[-width] > last:
+            del values[-width:]
+
+    def rows(self, trial_id: str) -> list[tuple[float, ...]]:
+        values, width = self._values.get(trial_id, array("d")), len(self.columns)
+        return [tuple(values[i : i + width]) for i in range(0, len(values), width)]
+
+    def get_state(self) -> dict[str, Any]:
+        return {"columns": self.columns, "values": dict(self._values)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """State of other columns, as an older version kept them, is dropped."""
+        if tuple(state["columns"]) == self.columns:
+            self._values = {trial_id: array("d", v) for trial_id, v in state["values"].items()}

@@ -1,0 +1,76 @@
+"""KL of every trial: its curve, a warning when it leaves its band, the reason when it ends one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from callbacks.curves import Curves
+from callbacks.survivor import Survivor
+from callbacks.trial_files import label, restored_iteration
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = tuple(
+    f"kl/{other}_{unit}"
+    for other in ("reference", "previous", "behaviour")
+    for unit in ("nats", "k3_nats")
+)
+
+
+class KLCallback(Survivor):
+    """Follows `kl/*` of trials that measure it (`loss.kl_monitor`).
+
+    `callbacks.kl_band` of a trial's config is judged by `kl/reference_nats`: a warning when it
+    rises above the band, or falls below it after having been inside, and a line when it is back.
+    `callbacks.kl_stop` is enforced by the trial itself, so that its last evaluation and checkpoint
+    still follow; this callback says that it happened.
+    """
+
+    def __init__(self) -> None:
+        self.curves = Curves(*COLUMNS)
+        self._place: dict[str, str] = {}  # of each trial: "below", "inside" or "above" its band
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.curves.cut(trial.trial_id, restored_iteration(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if COLUMNS[0] not in result:
+            return
+        round_ = result["training_iteration"]
+        self.curves.add(trial.trial_id, round_, *(result[name] for name in COLUMNS))
+        settings = trial.config.get("callbacks", {})
+        nats = result[COLUMNS[0]]
+        if settings.get("kl_band") is not None:
+            self._judge(trial, round_, nats, *settings["kl_band"])
+        limit = settings.get("kl_stop")
+        if limit is not None and nats > limit:
+            logger.warning(
+                "%s ends after round %d: kl/reference_nats %.3g is above callbacks.kl_stop=%g",
+                *(label(trial), round_, nats, limit),
+            )
+
+    def _judge(self, trial: Any, round_: int, nats: float, low: float, high: float) -> None:
+        place = "below" if nats < low else "above" if nats > high else "inside"
+        before = self._place.get(trial.trial_id, "below")  # the KL of the first policy is 0
+        self._place[trial.trial_id] = place
+        if place == before:
+            return
+        if place == "inside":
+            what, level = "is in", logging.INFO
+        else:
+            what, level = f"is {place}", logging.WARNING
+        logger.log(
+            level,
+            "%s, round %d: kl/reference_nats %.3g %s callbacks.kl_band [%g, %g]",
+            *(label(trial), round_, nats, what, low, high),
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        return {"curves": self.curves.get_state(), "place": dict(self._place)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.curves.set_state(state["curves"])
+        self._place = dict(state["place"])

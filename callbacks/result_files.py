@@ -1,0 +1,69 @@
+"""Tune's `result.json` and `progress.csv`, each round in them once.
+
+Tune's own loggers write to Ray's session directory, from which the files are copied whole every
+second; after a kill they may be behind the checkpoints or cut short, and a trial that starts again
+from a checkpoint writes the rounds after it twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from typing import Any
+
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+from ray.tune.result import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
+
+from callbacks.survivor import Survivor
+from callbacks.trial_files import cut_lines, restored_iteration, trial_directory
+from grpo_trainable.details import DETAILS
+
+
+class ResultJsonCallback(Survivor, JsonLoggerCallback):
+    """`result.json`. Ends the details' way: neither this file nor the snapshot that Tune takes of
+    each trial's last row shall hold them, so it comes after every callback that reads them."""
+
+    def log_trial_start(self, trial: Any) -> None:
+        if trial in self._trial_files:
+            self._trial_files[trial].close()
+        trial.init_local_path()
+        self.update_config(trial, trial.config)
+        path = trial_directory(trial) / EXPR_RESULT_FILE
+        cut_lines(path, restored_iteration(trial), lambda line: _iteration(json.loads(line)))
+        self._trial_files[trial] = path.open("at")
+
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+        result.pop(DETAILS, None)
+        super().log_trial_result(iteration, trial, result)
+
+
+class ProgressCsvCallback(Survivor, CSVLoggerCallback):
+    """`progress.csv`, with the columns of its first row."""
+
+    def _setup_trial(self, trial: Any) -> None:
+        if trial in self._trial_files:
+            self._trial_files[trial].close()
+        path = trial_directory(trial) / EXPR_PROGRESS_FILE
+        header: list[str] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                header = next(csv.reader(file), [])
+
+        def iteration(line: bytes) -> int | None:
+            values = next(csv.reader([line.decode()]))
+            return None if values == header else _iteration(dict(zip(header, values, strict=True)))
+
+        cut_lines(path, restored_iteration(trial), iteration)
+        self._trial_continue[trial] = bool(header) and path.stat().st_size > 0
+        self._trial_files[trial] = path.open("at")
+        self._trial_csv[trial] = None
+        if self._trial_continue[trial]:
+            self._trial_csv[trial] = csv.DictWriter(self._trial_files[trial], header)
+
+    def log_trial_start(self, trial: Any) -> None:
+        # Not with the first row only: an old file has to be cut even if no row follows.
+        self._setup_trial(trial)
+
+
+def _iteration(row: dict[str, Any]) -> int:
+    return int(row["training_iteration"])

@@ -1,0 +1,74 @@
+"""What every trial sampled: for training, and for its evaluations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from callbacks.survivor import Survivor
+from callbacks.trial_files import (
+    cut_parts,
+    label,
+    restored_iteration,
+    trial_directory,
+    write_part,
+)
+from grpo_trainable.details import DETAILS, RoundDetails
+
+_RESPONSE = {
+    "round": pa.int32(),  # trained on in it; for held-out ones, rounds trained before
+    "cursor": pa.int64(),  # index of the prompt in its stream
+    "response_index": pa.int32(),  # among the responses to one prompt
+    "prompt": pa.string(),
+    "response": pa.string(),
+    "reward": pa.float32(),
+    "finished": pa.bool_(),  # ended with end-of-text rather than by length
+    "tokens": pa.int32(),
+}
+EVALUATIONS = pa.schema(_RESPONSE)
+ROLLOUTS = pa.schema(
+    {
+        **_RESPONSE,
+        "advantage": pa.float32(),
+        "uses": pa.int32(),  # times the group was trained on, this one included
+        "version": pa.int32(),  # of the weights that sampled the group's oldest token
+        "weights_round": pa.int32(),  # their round
+        "lag": pa.int32(),  # rounds trained before this one - weights_round
+        "first_use": pa.bool_(),
+        # Sums over the response in nats: when sampled, after the round, under the reference.
+        "behaviour_log_prob": pa.float32(),
+        "policy_log_prob": pa.float32(),
+        "reference_log_prob": pa.float32(),
+    }
+)
+
+
+class RolloutsCallback(Survivor):
+    """One Parquet part a round in `rollouts/`, one an evaluation in `evaluations/`.
+
+    The held-out prompts are the same at every evaluation, so responses can be read side by side.
+    Prints two of them after each one where `callbacks.verbose` of the trial says so.
+    """
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        for name in ("rollouts", "evaluations"):
+            cut_parts(trial_directory(trial) / name, restored_iteration(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        details: RoundDetails | None = result.get(DETAILS)
+        if details is None:
+            return
+        directory, round_ = trial_directory(trial), result["training_iteration"]
+        rollouts = pa.Table.from_pydict(details.rollouts, ROLLOUTS)
+        write_part(directory / "rollouts", round_, rollouts)
+        if not details.evaluations:
+            return
+        evaluations = pa.Table.from_pydict(details.evaluations, EVALUATIONS)
+        write_part(directory / "evaluations", round_, evaluations)
+        if trial.config.get("callbacks", {}).get("verbose", False):
+            for example in evaluations.slice(0, 2).to_pylist():
+                text = " ".join(example["response"].split())
+                print(f"{label(trial):<18} {example['prompt']!r} ({example['reward']:g}): {text}")

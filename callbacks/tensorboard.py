@@ -1,0 +1,112 @@
+"""TensorBoard files that read well: grouped by area, with a layout, histograms and texts."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+from ray.tune.logger import TBXLoggerCallback
+
+from callbacks.rollouts import EVALUATIONS
+from callbacks.stage_timings import STAGES
+from callbacks.survivor import Survivor
+from callbacks.trial_files import restored_iteration, trial_directory
+from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
+
+EXAMPLES = 4  # held-out prompts shown as text
+
+# The tab CUSTOM SCALARS: category -> chart -> tags that share it.
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "reward": {
+        "held-out and train": ["Multiline", ["reward/eval_mean", "reward/train_mean"]],
+        "format and answer": ["Multiline", ["reward/format_mean", "reward/answer_mean"]],
+    },
+    "KL, nats per response": {
+        "k1": ["Multiline", [f"kl/{other}_nats" for other in KL_TO]],
+        "k3": ["Multiline", [f"kl/{other}_k3_nats" for other in KL_TO]],
+    },
+    "time": {
+        "seconds of each stage": ["Multiline", [f"time/{stage}_s" for stage in STAGES]],
+        "shares of the work": ["Multiline", [f"time/{stage}_fraction" for stage in STAGES]],
+        "waiting": ["Multiline", ["time/generator_idle_s", "time/learner_idle_s"]],
+    },
+    "lag and versions": {
+        "lag at first training, rounds": ["Multiline", ["lag/max", "lag/mean"]],
+        "versions": ["Multiline", ["version/learner", "version/generator"]],
+        "gap, gradient steps": ["Multiline", ["version/gap_max"]],
+    },
+}
+
+
+class TensorBoardCallback(Survivor, TBXLoggerCallback):
+    """In place of Tune's own: tags are the metric names, without `ray/tune/` before them.
+
+    A trial that starts again from a checkpoint purges the points after it.
+    """
+
+    def log_trial_start(self, trial: Any) -> None:
+        if trial in self._trial_writer:
+            self._trial_writer[trial].close()
+        last = restored_iteration(trial)
+        writer = self._summary_writer_cls(str(trial_directory(trial)), purge_step=last + 1)
+        writer.add_custom_scalars(LAYOUT)
+        self._trial_writer[trial], self._trial_result[trial] = writer, {}
+
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+        if trial not in self._trial_writer:
+            self.log_trial_start(trial)
+        writer, step = self._trial_writer[trial], result["training_iteration"]
+        scalars = {name: result[name] for name in sorted(NAMES & result.keys())}
+        for name, value in scalars.items():
+            if np.isfinite(value):
+                writer.add_scalar(name, value, step)
+        self._trial_result[trial] = scalars  # what hparams show at the end
+        details: RoundDetails | None = result.get(DETAILS)
+        if details is not None:
+            self._add_details(writer, details, step)
+        writer.flush()
+
+    def _add_details(self, writer: Any, details: RoundDetails, step: int) -> None:
+        rollouts = details.rollouts
+        writer.add_histogram("rollouts/reward", np.array(rollouts["reward"]), step)
+        writer.add_histogram("rollouts/response_length", np.array(rollouts["tokens"]), step)
+        lags = [lag for lag, groups in details.lags.items() for _ in range(groups)]
+        if lags:
+            writer.add_histogram("rollouts/lag", np.array(lags), step)
+        counts = np.array(details.ratio_counts)
+        if counts.sum():
+            middles = np.sqrt(RATIO_EDGES[1:] * RATIO_EDGES[:-1])
+            writer.add_histogram_raw(
+                "rollouts/ratio",
+                min=float(RATIO_EDGES[0]),
+                max=float(RATIO_EDGES[-1]),
+                num=int(counts.sum()),
+                sum=float((counts * middles).sum()),
+                sum_squares=float((counts * middles**2).sum()),
+                bucket_limits=RATIO_EDGES[1:].tolist(),
+                bucket_counts=counts.tolist(),
+                global_step=step,
+            )
+        if details.evaluations:
+            writer.add_text("examples/held_out", examples_table(details.evaluations), step)
+
+
+def examples_table(evaluations: dict[str, list[Any]]) -> str:
+    """Markdown: the first response to each of the first prompts of every evaluation."""
+    lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
+    shown: dict[int, int] = {}
+    for row in zip(*(evaluations[name] for name in EVALUATIONS.names), strict=True):
+        example = dict(zip(EVALUATIONS.names, row, strict=True))
+        round_ = example["round"]
+        if example["response_index"] != 0 or shown.get(round_, 0) == EXAMPLES:
+            continue
+        shown[round_] = shown.get(round_, 0) + 1
+        prompt, response = (_cell(example[name]) for name in ("prompt", "response"))
+        lines.append(f"| {round_} | {prompt} | {response} | {example['reward']:g} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return html.escape(" ".join(text.split())).replace("|", "&#124;")

@@ -1,0 +1,101 @@
+"""A time line of every actor, for https://ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from callbacks.survivor import Survivor
+from callbacks.trial_files import cut_lines, label, restored_iteration, trial_directory
+from grpo_trainable.details import DETAILS, RoundDetails
+
+FILE = "trace.json"
+NAMES = {"eval": "evaluation", "idle": "waiting"}  # other stages are called what they are
+OPEN, END = b"[\n", b"]\n"
+
+
+class TraceCallback(Survivor):
+    """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
+
+    The file is a JSON array with one event a line, complete after every round. Times are in
+    microseconds since 1970 by each actor's own clock.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[str]] = {}  # trial -> actors in the order of their rows
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        path = trial_directory(trial) / FILE
+        cut_lines(path, restored_iteration(trial), _round_of)
+        events = [_event(line) for line in path.open("rb")] if path.exists() else []
+        self._rows[trial.trial_id] = [
+            event["args"]["name"] for event in events if event and event["name"] == "thread_name"
+        ]
+        if any(events):
+            with path.open("ab") as file:
+                file.write(END)
+        else:
+            path.unlink(missing_ok=True)
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        details: RoundDetails | None = result.get(DETAILS)
+        if details is None:
+            return
+        path = trial_directory(trial) / FILE
+        events = []
+        if not path.exists():
+            events.append(_named("process_name", label(trial), 0, details.round))
+        rows = self._rows.setdefault(trial.trial_id, [])
+        # The trial's own row first.
+        for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
+            if item.actor not in rows:
+                rows.append(item.actor)
+                events.append(_named("thread_name", item.actor, len(rows), details.round))
+            stage = item.span.stage
+            events.append(
+                {
+                    "name": NAMES.get(stage, stage),
+                    "cat": item.role,
+                    "ph": "X",
+                    "pid": 1,
+                    "tid": rows.index(item.actor) + 1,
+                    "ts": round(item.span.start * 1e6, 1),
+                    "dur": round(item.span.seconds * 1e6, 1),
+                    "args": {"round": details.round},
+                }
+            )
+        append_events(path, events)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """None for the opening bracket. ValueError for the closing one, and for half a line."""
+    return None if line == OPEN else json.loads(line.lstrip(b","))
+
+
+def _round_of(line: bytes) -> int | None:
+    event = _event(line)
+    return None if event is None else event["args"]["round"]
+
+
+def _named(kind: str, name: str, row: int, round_: int) -> dict[str, Any]:
+    return {
+        "name": kind,
+        "ph": "M",
+        "pid": 1,
+        "tid": row,
+        "args": {"name": name, "round": round_},
+    }
+
+
+def append_events(path: Path, events: list[dict[str, Any]]) -> None:
+    """Writes over the closing bracket, and closes again: earlier events are not touched."""
+    lines = [json.dumps(event).encode() for event in events]
+    if not path.exists():
+        path.write_bytes(OPEN + b"\n,".join(lines) + b"\n" + END)
+        return
+    with path.open("r+b") as file:
+        file.seek(-len(END), 2)
+        file.write(b"".join(b"," + line + b"\n" for line in lines) + END)

@@ -1,0 +1,77 @@
+"""Where a trial's files are, and how they are cut when it starts again from a checkpoint.
+
+Everything is written once, straight to the storage path, a round at a time: it can be read while
+the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. What
+lies after the checkpoint that a trial starts from is removed before the trial writes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+PART = re.compile(r"part-(\d{8})\.parquet")
+
+
+def trial_directory(trial: Any) -> Path:
+    """The trial's directory in the storage path; where that is no local file system, the directory
+    from which Tune copies to it."""
+    if isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+        directory = Path(trial.path)
+    else:
+        directory = Path(trial.local_path)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def restored_iteration(trial: Any) -> int:
+    """The iteration that a trial about to start continues after; 0 from the start."""
+    result = trial.latest_checkpoint_result
+    return 0 if result is None else int(result.metrics["training_iteration"])
+
+
+def label(trial: Any) -> str:
+    """As people are told of a trial: `arm/seed`."""
+    return f"{trial.config.get('arm', 'custom')}/{trial.config.get('seed', 0)}"
+
+
+def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:
+    """Keeps the lines up to the first whose iteration is greater than `last`, or that cannot be
+    read because its writing was cut short. `iteration` is None for a line that belongs to none."""
+    if not path.exists():
+        return
+    kept = 0
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                number = iteration(line)
+            except (ValueError, LookupError):
+                break
+            if not line.endswith(b"\n") or (number is not None and number > last):
+                break
+            kept += len(line)
+    os.truncate(path, kept)
+
+
+def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
+    """One Parquet file a round; the same round written again replaces it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"part-{iteration:08d}.parquet"
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(table, temporary, compression="zstd")
+    os.replace(temporary, path)
+
+
+def cut_parts(directory: Path, last: int) -> None:
+    """Removes the parts of later iterations, and what was being written."""
+    for path in directory.glob("part-*"):
+        match = PART.fullmatch(path.name)
+        if match is None or int(match[1]) > last:
+            path.unlink()

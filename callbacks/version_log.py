@@ -1,0 +1,107 @@
+"""Every change of version in learner and generators, and how stale what was trained on was."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+
+from callbacks.curves import Curves
+from callbacks.survivor import Survivor
+from callbacks.trial_files import (
+    cut_parts,
+    label,
+    restored_iteration,
+    trial_directory,
+    write_part,
+)
+from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.versions import VersionChange
+
+SCHEMA = pa.schema(
+    {
+        "at": pa.float64(),  # seconds since 1970, by the actor's clock
+        "round": pa.int32(),  # the trial's round in which it happened
+        "side": pa.string(),  # generator or learner
+        "actor": pa.string(),
+        "version": pa.int32(),
+        "weights_round": pa.int32(),
+    }
+)
+
+
+class VersionLogCallback(Survivor):
+    """Keeps version changes in `versions/part-*.parquet`, and the histogram of realised lags.
+
+    Prints a line for each change if `verbose`, or where a trial's `callbacks.verbose` says so.
+    """
+
+    def __init__(self, verbose: bool = False) -> None:
+        self._verbose = verbose
+        self._versions: dict[tuple[str, str], int] = {}  # (trial, actor) -> what it has
+        self._lags = Curves("lag", "groups")
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        last = restored_iteration(trial)
+        cut_parts(trial_directory(trial) / "versions", last)
+        self._lags.cut(trial.trial_id, last)
+        # New actors: what the old ones had says nothing of them.
+        for key in [key for key in self._versions if key[0] == trial.trial_id]:
+            del self._versions[key]
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        details: RoundDetails | None = result.get(DETAILS)
+        if details is None:
+            return
+        for lag, groups in sorted(details.lags.items()):
+            self._lags.add(trial.trial_id, details.round, lag, groups)
+        rows = [
+            {
+                "at": change.at,
+                "round": details.round,
+                "side": change.role,
+                "actor": change.actor,
+                "version": change.version,
+                "weights_round": change.weights_round,
+            }
+            for change in details.versions
+        ]
+        write_part(
+            trial_directory(trial) / "versions",
+            result["training_iteration"],
+            pa.Table.from_pylist(rows, SCHEMA),
+        )
+        verbose = self._verbose or trial.config.get("callbacks", {}).get("verbose", False)
+        for change in details.versions:
+            before = self._versions.get((trial.trial_id, change.actor))
+            self._versions[trial.trial_id, change.actor] = change.version
+            if verbose:
+                print(version_line(label(trial), details.round, change, before), flush=True)
+
+    def lag_histogram(self, trial_id: str) -> dict[int, int]:
+        """lag -> groups of a trial that were trained for the first time at it."""
+        counts: Counter[int] = Counter()
+        for _, lag, groups in self._lags.rows(trial_id):
+            counts[int(lag)] += int(groups)
+        return dict(sorted(counts.items()))
+
+    def get_state(self) -> dict[str, Any]:
+        return {"lags": self._lags.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._lags.set_state(state["lags"])
+
+
+def version_line(trial: str, round_: int, change: VersionChange, before: int | None) -> str:
+    """`12:03:44.210  async_k1/0  round 7  learner  version 6 -> 7`"""
+    clock = time.strftime("%H:%M:%S", time.localtime(change.at))
+    milliseconds = int(change.at % 1 * 1000)
+    came_from = "" if before is None else f"{before} -> "
+    return (
+        f"{clock}.{milliseconds:03d}  {trial:<18} round {round_:<4} {change.actor:<12} "
+        f"version {came_from}{change.version} (weights of round {change.weights_round})"
+    )

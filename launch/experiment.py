@@ -1,0 +1,370 @@
+"""An experiment as it stands on disk: what its trials were, what they measured, what is missing.
+
+Nothing here imports Ray or torch, and nothing is unpickled: an experiment of anybody can be read,
+while it runs as well as after it was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo_trainable.config import ConfigError, GRPOConfig
+from search_spaces import SPACES
+
+EXPERIMENT_FILE = "experiment.json"
+MAX_EPOCHS = 1 << 40  # seconds since 1970 above this are no time
+
+# What is read of each kind of part; parts hold more columns than these.
+SCHEMAS = {
+    "rollouts": pa.schema(
+        {"round": pa.int32(), "cursor": pa.int64(), "lag": pa.int32(), "first_use": pa.bool_()}
+    ),
+    "evaluations": pa.schema(
+        {
+            "round": pa.int32(),
+            "cursor": pa.int64(),
+            "response_index": pa.int32(),
+            "prompt": pa.string(),
+            "response": pa.string(),
+            "reward": pa.float32(),
+        }
+    ),
+    "versions": pa.schema(
+        {"at": pa.float64(), "side": pa.string(), "actor": pa.string(), "version": pa.int32()}
+    ),
+}
+
+
+class ExperimentError(ValueError):
+    """There is no experiment where one was looked for, in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    name: str
+    directory: Path
+    params: Mapping[str, Any]  # params.json as it was written
+    config: GRPOConfig
+    rows: Sequence[Mapping[str, float]]  # one a round, in order, finite numbers only
+    done: bool
+    error: str | None  # the last line of error.txt; a retried trial may be done all the same
+    problems: Sequence[str]  # what could not be read, in one line each
+
+    @property
+    def round(self) -> int:
+        """Rounds trained so far."""
+        return int(self.rows[-1]["training_iteration"]) if self.rows else 0
+
+    @property
+    def status(self) -> str:
+        reached = f"round {self.round} of {self.config.rounds}"
+        if self.done:
+            early = self.round < self.config.rounds
+            return f"stopped by the scheduler after {reached}" if early else "finished"
+        if self.error is not None:
+            return f"failed after {reached}: {self.error}"
+        return f"still running or interrupted: {reached}" if self.rows else "no round yet"
+
+    def column(self, name: str) -> list[float]:
+        """A metric's values in the order of rounds, those rounds left out that lack it."""
+        return [row[name] for row in self.rows if name in row]
+
+    def last(self, name: str) -> float | None:
+        """A metric in the last row."""
+        return self.rows[-1].get(name) if self.rows else None
+
+    def evaluated(self) -> Iterator[tuple[int, float, Mapping[str, float]]]:
+        """(round, held-out reward, row) where it was measured; round 0 has an empty row.
+
+        A row carries the latest evaluation, so most rows repeat one.
+        """
+        first = self.last("reward/eval_first")
+        if first is not None:
+            yield 0, first, {}
+        for row in self.rows:
+            if row.get("eval/round") == row["training_iteration"] and "reward/eval_mean" in row:
+                yield int(row["training_iteration"]), row["reward/eval_mean"], row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRecord:
+    directory: Path
+    description: Mapping[str, Any]  # experiment.json; empty when it is missing
+    trials: Sequence[TrialRecord]  # in the order of the space's arms, then of seeds
+    problems: Sequence[str]
+
+    @property
+    def arms(self) -> dict[str, list[TrialRecord]]:
+        """The trials of each arm that have a row."""
+        arms: dict[str, list[TrialRecord]] = {}
+        for trial in self.trials:
+            if trial.rows:
+                arms.setdefault(trial.config.arm, []).append(trial)
+        return arms
+
+
+def read_experiment(directory: Path) -> ExperimentRecord:
+    """Everything but the Parquet parts, which `read_parts` reads.
+
+    Raises:
+        ExperimentError: the directory does not exist, or holds no experiment.
+    """
+    if not directory.exists():
+        raise ExperimentError(f"{directory}: does not exist")
+    if not directory.is_dir():
+        raise ExperimentError(f"{directory}: is not a directory")
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError as error:
+        raise ExperimentError(f"{directory}: cannot be read ({error.strerror})") from None
+    if not entries:
+        raise ExperimentError(f"{directory}: is empty")
+    problems: list[str] = []
+    description = _read_object(directory / EXPERIMENT_FILE, problems)
+    trials = []
+    for path in entries:
+        if path.is_dir() and ((path / "params.json").exists() or (path / "result.json").exists()):
+            trial = _read_trial(path, problems)
+            if trial is not None:
+                trials.append(trial)
+    if not (directory / EXPERIMENT_FILE).exists() and not trials:
+        raise ExperimentError(
+            f"{directory}: is no experiment: it has neither {EXPERIMENT_FILE} nor a trial"
+        )
+    space = SPACES.get(str(description.get("space")))
+    order = {arm: place for place, arm in enumerate(space.arms)} if space else {}
+    trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
+    return ExperimentRecord(
+        directory=directory, description=description, trials=trials, problems=problems
+    )
+
+
+def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
+    """None when it is not known what was run."""
+    own: list[str] = []
+    params = _read_object(directory / "params.json", own)
+    try:
+        if own:
+            raise ConfigError(own[0])
+        config = GRPOConfig.from_dict(params)
+    except ConfigError as error:
+        problems.append(f"{directory.name}: left out, its config cannot be used ({error})")
+        return None
+    rows, done = _read_rows(directory, own)
+    return TrialRecord(
+        name=directory.name,
+        directory=directory,
+        params=params,
+        config=config,
+        rows=rows,
+        done=done,
+        error=_last_line(directory / "error.txt"),
+        problems=own,
+    )
+
+
+def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
+    """A JSON object; empty, and a problem named, when there is none."""
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{where} is missing")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        problems.append(f"{where} cannot be read ({_one_line(error)})")
+        return {}
+    if not isinstance(value, dict):
+        problems.append(f"{where} holds no JSON object")
+        return {}
+    return value
+
+
+def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, float]], bool]:
+    """The rows of result.json, and whether the last one ends the trial.
+
+    A trial that was retried or resumed goes back to its last checkpoint and appends: a row
+    replaces the rows before it of its own and of later rounds.
+    """
+    where = f"{directory.name}/result.json"
+    try:
+        lines = (directory / "result.json").read_bytes().splitlines()
+    except FileNotFoundError:
+        return [], False
+    except OSError as error:
+        problems.append(f"{where} cannot be read ({error.strerror})")
+        return [], False
+    rows: list[dict[str, float]] = []
+    done = False
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+            round_ = values["training_iteration"]
+            if not isinstance(round_, int) or round_ < 1:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            cut = "half-written" if number == len(lines) else "damaged"
+            problems.append(f"{where}: line {number} of {len(lines)} is {cut}, skipped")
+            continue
+        numbers = {
+            name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                problems.append(f"{where}: {name} is {value} in round {round_}")
+        while rows and rows[-1]["training_iteration"] >= round_:
+            rows.pop()
+        rows.append({name: value for name, value in numbers.items() if math.isfinite(value)})
+        done = values.get("done") is True
+    return rows, done
+
+
+def _last_line(path: Path) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return None
+    return lines[-1].strip() if lines else "(error.txt is empty)"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# ---- Parquet parts ---------------------------------------------------------------------------
+
+
+def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
+    """The parts of one kind up to the trial's last row as one table, and what was damaged."""
+    schema, tables, damaged = SCHEMAS[kind], [], []
+    for path in sorted((trial.directory / kind).glob("part-*.parquet")):
+        number = re.fullmatch(r"part-(\d+)\.parquet", path.name)
+        if number is None or int(number[1]) > trial.round:
+            continue  # of a round that was cut off, or that a resumed trial has yet to repeat
+        try:
+            # Not `read_table`: it takes a directory called `a=b` for a column.
+            table = pq.ParquetFile(path).read(columns=schema.names, use_threads=False)
+            tables.append(table.select(schema.names).cast(schema))
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            reason = _one_line(error)
+            reason = reason if len(reason) <= 120 else reason[:119] + "…"
+            damaged.append(f"{trial.name}/{kind}/{path.name} is damaged, skipped ({reason})")
+    return pa.concat_tables(tables) if tables else schema.empty_table(), damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One held-out prompt, answered before training and by the latest policy."""
+
+    prompt: str
+    before: str
+    before_reward: float
+    after: str
+    after_reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    round: int  # of the latest evaluation
+    pairs: Sequence[Example]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionChange:
+    second: float  # since the trial's first
+    side: str  # "learner" or "generator"
+    actor: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles:
+    """What a trial's Parquet parts say."""
+
+    lags: Counter[int]  # groups by the lag of their first training
+    examples: Examples
+    changes: Sequence[VersionChange]
+    damaged: Sequence[str]
+
+
+def read_files(trial: TrialRecord, num_examples: int = 4) -> TrialFiles:
+    rollouts, damaged = read_parts(trial, "rollouts")
+    evaluations, damaged_evaluations = read_parts(trial, "evaluations")
+    versions, damaged_versions = read_parts(trial, "versions")
+    return TrialFiles(
+        lags=_lags(rollouts),
+        examples=_examples(evaluations.to_pylist(), num_examples),
+        changes=_changes(versions.to_pylist()),
+        damaged=[*damaged, *damaged_evaluations, *damaged_versions],
+    )
+
+
+def _lags(rollouts: pa.Table) -> Counter[int]:
+    """A row is a response: a group is counted once."""
+    groups = {
+        (row["round"], row["cursor"]): row["lag"]
+        for row in rollouts.to_pylist()
+        if row["first_use"] and row["lag"] is not None
+    }
+    return Counter(groups.values())
+
+
+def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
+    """The first prompts of the held-out set, not the best: the first response to each."""
+    by_round: dict[int, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        if any(value is None for value in row.values()):
+            continue
+        prompts = by_round.setdefault(row["round"], {})
+        known = prompts.get(row["cursor"])
+        if known is None or row["response_index"] < known["response_index"]:
+            prompts[row["cursor"]] = row
+    latest = max(by_round, default=0)
+    if latest == 0 or 0 not in by_round:
+        return Examples(round=latest, pairs=())
+    before, after = by_round[0], by_round[latest]
+    return Examples(
+        round=latest,
+        pairs=[
+            Example(
+                prompt=before[cursor]["prompt"],
+                before=before[cursor]["response"],
+                before_reward=before[cursor]["reward"],
+                after=after[cursor]["response"],
+                after_reward=after[cursor]["reward"],
+            )
+            for cursor in sorted(before.keys() & after.keys())[:number]
+        ],
+    )
+
+
+def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionChange]:
+    known = [
+        row
+        for row in rows
+        if None not in row.values() and math.isfinite(row["at"]) and 0 < row["at"] < MAX_EPOCHS
+    ]
+    known.sort(key=lambda row: row["at"])
+    return [
+        VersionChange(
+            second=row["at"] - known[0]["at"],
+            side=row["side"],
+            actor=row["actor"],
+            version=row["version"],
+        )
+        for row in known
+    ]
