@@ -11,8 +11,8 @@ import csv
 import json
 from typing import Any
 
+from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
-from ray.tune.result import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 
 from callbacks.survivor import Survivor
 from callbacks.trial_files import cut_lines, restored_iteration, trial_directory
@@ -56,9 +56,8 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
         cut_lines(path, restored_iteration(trial), iteration)
         self._trial_continue[trial] = bool(header) and path.stat().st_size > 0
         self._trial_files[trial] = path.open("at")
-        self._trial_csv[trial] = None
-        if self._trial_continue[trial]:
-            self._trial_csv[trial] = csv.DictWriter(self._trial_files[trial], header)
+        writer = csv.DictWriter(self._trial_files[trial], header) if header else None
+        self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
 
     def log_trial_start(self, trial: Any) -> None:
         # Not with the first row only: an old file has to be cut even if no row follows.

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import html
+import math
+import os
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from ray.tune.logger import TBXLoggerCallback
+from ray.tune.utils import flatten_dict
+from tensorboard.compat.proto import event_pb2
+from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard.writer import SummaryWriter
 
 from callbacks.rollouts import EVALUATIONS
 from callbacks.stage_timings import STAGES
@@ -41,32 +50,53 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 
 
 class TensorBoardCallback(Survivor, TBXLoggerCallback):
-    """In place of Tune's own: tags are the metric names, without `ray/tune/` before them.
+    """In place of Tune's own: tags are the metric names, without `ray/tune/` before them, and the
+    end of a round is on disk before the next begins.
 
-    A trial that starts again from a checkpoint purges the points after it.
+    A trial that starts again from a checkpoint removes the points after it.
     """
 
+    def __init__(self) -> None:
+        # Not Tune's: its writer (tensorboardX) does not wait for its queue when it is flushed, so a
+        # killed driver lost the end of a round.
+        self._writers: dict[Any, SummaryWriter] = {}
+        self._latest: dict[Any, dict[str, float]] = {}  # what hparams show at the end
+
     def log_trial_start(self, trial: Any) -> None:
-        if trial in self._trial_writer:
-            self._trial_writer[trial].close()
-        last = restored_iteration(trial)
-        writer = self._summary_writer_cls(str(trial_directory(trial)), purge_step=last + 1)
+        if trial in self._writers:
+            self._writers[trial].close()
+        last, directory = restored_iteration(trial), trial_directory(trial)
+        for path in directory.glob("events.out.tfevents.*"):
+            cut_events(path, last)
+        # The purge hides what could not be cut: files that only a remote storage has.
+        writer = SummaryWriter(str(directory), purge_step=last + 1)
         writer.add_custom_scalars(LAYOUT)
-        self._trial_writer[trial], self._trial_result[trial] = writer, {}
+        self._writers[trial], self._latest[trial] = writer, {}
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        if trial not in self._trial_writer:
+        if trial not in self._writers:
             self.log_trial_start(trial)
-        writer, step = self._trial_writer[trial], result["training_iteration"]
-        scalars = {name: result[name] for name in sorted(NAMES & result.keys())}
+        writer, step = self._writers[trial], result["training_iteration"]
+        scalars = {name: float(result[name]) for name in sorted(NAMES & result.keys())}
         for name, value in scalars.items():
-            if np.isfinite(value):
+            if math.isfinite(value):
                 writer.add_scalar(name, value, step)
-        self._trial_result[trial] = scalars  # what hparams show at the end
+        self._latest[trial] = scalars
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
             self._add_details(writer, details, step)
         writer.flush()
+
+    def log_trial_end(self, trial: Any, failed: bool = False) -> None:
+        writer, latest = self._writers.pop(trial, None), self._latest.pop(trial, {})
+        if writer is None:
+            return
+        searched = flatten_dict(trial.evaluated_params, delimiter="/")
+        searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
+        if searched and latest:
+            for summary in hparams(searched, latest):
+                writer._get_file_writer().add_summary(summary)
+        writer.close()
 
     def _add_details(self, writer: Any, details: RoundDetails, step: int) -> None:
         rollouts = details.rollouts
@@ -91,6 +121,29 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
             )
         if details.evaluations:
             writer.add_text("examples/held_out", examples_table(details.evaluations), step)
+
+
+def cut_events(path: Path, last: int) -> None:
+    """Keeps the records up to the first whose step is greater than `last`, or that is cut short.
+
+    A purge alone leaves texts and histograms of some readers twice, and what comes after the step
+    that a resumed trial reaches. The format is TFRecord: length, its checksum, data, its checksum.
+    """
+    kept, size = 0, path.stat().st_size
+    with path.open("rb") as file:
+        while len(header := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", header[:8])
+            end = file.tell() + length + 4
+            if end > size:
+                break
+            try:
+                event = event_pb2.Event.FromString(file.read(length))  # pyright: ignore[reportAttributeAccessIssue]
+            except DecodeError:
+                break
+            if event.step > last:
+                break
+            kept = file.seek(end)
+    os.truncate(path, kept)
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:

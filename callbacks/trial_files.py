@@ -50,11 +50,13 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
     kept = 0
     with path.open("rb") as file:
         for line in file:
+            if not line.endswith(b"\n"):
+                break
             try:
                 number = iteration(line)
-            except (ValueError, LookupError):
+            except (ValueError, LookupError, TypeError):
                 break
-            if not line.endswith(b"\n") or (number is not None and number > last):
+            if number is not None and number > last:
                 break
             kept += len(line)
     os.truncate(path, kept)

@@ -22,7 +22,8 @@ from grpo_trainable.config import ConfigError, GRPOConfig
 from search_spaces import SPACES
 
 EXPERIMENT_FILE = "experiment.json"
-MAX_EPOCHS = 1 << 40  # seconds since 1970 above this are no time
+MAX_ROUND = 1 << 31
+MAX_SECONDS = 1 << 40  # since 1970; above it is no time
 
 # What is read of each kind of part; parts hold more columns than these.
 SCHEMAS = {
@@ -205,6 +206,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
         problems.append(f"{where} cannot be read ({error.strerror})")
         return [], False
     rows: list[dict[str, float]] = []
+    not_finite: dict[str, str] = {}
     done = False
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -212,24 +214,26 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
         try:
             values = json.loads(line)
             round_ = values["training_iteration"]
-            if not isinstance(round_, int) or round_ < 1:
+            if type(round_) is not int or not 1 <= round_ < MAX_ROUND:
                 raise ValueError
-        except (ValueError, KeyError, TypeError, RecursionError):
+            numbers = {
+                name: float(value)
+                for name, value in values.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             cut = "half-written" if number == len(lines) else "damaged"
             problems.append(f"{where}: line {number} of {len(lines)} is {cut}, skipped")
             continue
-        numbers = {
-            name: value
-            for name, value in values.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
         for name, value in numbers.items():
             if not math.isfinite(value):
-                problems.append(f"{where}: {name} is {value} in round {round_}")
+                text = f"{where}: {name} is {value}, first in round {round_}"
+                not_finite.setdefault(name, text)
         while rows and rows[-1]["training_iteration"] >= round_:
             rows.pop()
         rows.append({name: value for name, value in numbers.items() if math.isfinite(value)})
         done = values.get("done") is True
+    problems += not_finite.values()
     return rows, done
 
 
@@ -258,7 +262,9 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
         try:
             # Not `read_table`: it takes a directory called `a=b` for a column.
             table = pq.ParquetFile(path).read(columns=schema.names, use_threads=False)
-            tables.append(table.select(schema.names).cast(schema))
+            table = table.select(schema.names).cast(schema)
+            table.validate(full=True)  # texts that are no UTF-8 would raise only when looked at
+            tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = _one_line(error)
             reason = reason if len(reason) <= 120 else reason[:119] + "…"
@@ -356,7 +362,7 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionChange]:
     known = [
         row
         for row in rows
-        if None not in row.values() and math.isfinite(row["at"]) and 0 < row["at"] < MAX_EPOCHS
+        if None not in row.values() and math.isfinite(row["at"]) and 0 < row["at"] < MAX_SECONDS
     ]
     known.sort(key=lambda row: row["at"])
     return [

@@ -23,20 +23,19 @@ from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
 from launch.summary import Comparison
 
 DPI = 144
-WIDTH, HEIGHT = 5.0, 3.4  # inches: text of 10 points is still read at 360 pixels
-FONT = 10.0
+WIDTH, HEIGHT = 5.0, 3.4  # inches: text of 11 points is still read at 360 pixels
+FONT = 11.0
 FIRST_ROUNDS = 12  # that a version time line shows: of 64 nobody would see a single one
 
 # Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-STAGES = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
+STAGES = ("rollout", "reward", "optimize", "reference", "sync", "other", "eval")
 # Paul Tol's light scheme: apart from each other, and from the colours of the arms.
-STAGE_COLOURS = ("#77AADD", "#FFAABB", "#EE8866", "#EEDD88", "#44BB99", "#AAAA00", "#BBBBBB")
+STAGE_COLOURS = ("#77AADD", "#FFAABB", "#EE8866", "#EEDD88", "#44BB99", "#BBBBBB", "#AAAA00")
 WAITING = {"generator_idle": "generator waits", "learner_idle": "learner waits"}
 
-NO_KL = "KL was not monitored (loss.kl_monitor=false)."
 NO_WALL_CLOCK = "Wall-clock begins with round 3, which no trial has finished."
 
 
@@ -69,7 +68,7 @@ class Plot:
 class Section:
     title: str
     plots: Sequence[Plot]
-    by_arm: bool = True  # colours are those of the arms
+    legend: bool = True  # of the arms; not where they are named in the plots
 
 
 @dataclass(frozen=True)
@@ -131,8 +130,8 @@ def sections(
     arms = experiment.arms
     return [
         Section(title="What was learned", plots=_learning(arms)),
-        Section(title="Speed and cost", plots=_costs(comparison)),
-        Section(title="Where the time goes", plots=_stages(arms), by_arm=False),
+        Section(title="Speed and cost", plots=_costs(comparison), legend=False),
+        Section(title="Where the time goes", plots=_stages(arms), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
         Section(title="How stale the rollouts were", plots=_lags(arms, files)),
     ]
@@ -146,7 +145,7 @@ def _learning(arms: Arms) -> list[Plot]:
         trained = row.get("count/trained") if row else 0.0
         return None if trained is None else trained * trial.config.rollout.group_size
 
-    def by(x: Callable[[TrialRecord, int, Mapping[str, float]], float | None]) -> Series:
+    def held_out_by(x: Callable[[TrialRecord, int, Mapping[str, float]], float | None]) -> Series:
         def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
             for round_, reward, row in trial.evaluated():
                 place = x(trial, round_, row)
@@ -162,10 +161,11 @@ def _learning(arms: Arms) -> list[Plot]:
         name="reward_wall_clock",
         title="Held-out reward against wall-clock",
         look="Curves further left learn faster in real time. Seconds count from the start of "
-        "round 3, without evaluation and checkpoints.",
+        "round 3, so what the first two rounds brought stands at 0; without evaluation and "
+        "checkpoints.",
         x_label="wall-clock, seconds",
         y_label=reward,
-        series=by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
+        series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
         missing=missing,
     )
     return [
@@ -176,7 +176,7 @@ def _learning(arms: Arms) -> list[Plot]:
             look="Higher is better. Arms that train several batches a round need fewer rounds.",
             x_label="round",
             y_label=reward,
-            series=by(lambda t, n, row: n),
+            series=held_out_by(lambda t, n, row: n),
             missing=missing,
         ),
         _lines(
@@ -186,7 +186,7 @@ def _learning(arms: Arms) -> list[Plot]:
             look="The fair comparison: a curve that lies lower learns less from the same samples.",
             x_label="responses trained on",
             y_label=reward,
-            series=by(lambda t, n, row: samples(t, row)),
+            series=held_out_by(lambda t, n, row: samples(t, row)),
             missing=missing,
         ),
         wall_clock,
@@ -211,7 +211,7 @@ def _costs(comparison: Comparison) -> list[Plot]:
             name="speed_up",
             title="Speed-up",
             look=f"Samples a second relative to {relative} (the line at 1): longer is faster.",
-            unit="x",
+            unit="times as fast",
             form="{:.2f}x",
             line=1.0,
             missing=NO_WALL_CLOCK,
@@ -246,9 +246,9 @@ def _stages(arms: Arms) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds of a round, by stage",
-            look="The longest piece is what to speed up. The tick is the length of the round: a "
-            "bar that reaches beyond it overlaps its stages. Hatched: one side waiting for the "
-            "other.",
+            look="The longest piece is what to speed up. The tick is the length of a round that is "
+            "not evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
+            "waiting for the other.",
             draw=lambda figure, theme: _draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds a round. {alt}.",
             height=height,
@@ -268,6 +268,8 @@ def _stages(arms: Arms) -> list[Plot]:
 
 
 def _drift(arms: Arms) -> list[Plot]:
+    monitored = any(trial.config.loss.kl_monitor for trials in arms.values() for trial in trials)
+    no_kl = "No row has kl/…" if monitored else "KL was not monitored (loss.kl_monitor=false)."
     plots = []
     for name, title, look in (
         (
@@ -296,7 +298,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 y_label="nats a response",
                 series=_metric(f"kl/{name}_nats"),
                 dotted=_metric(f"kl/{name}_k3_nats"),
-                missing=NO_KL,
+                missing=no_kl,
             )
         )
     plots.append(
@@ -308,7 +310,7 @@ def _drift(arms: Arms) -> list[Plot]:
             x_label="KL to the reference, nats a response",
             y_label="held-out reward",
             series=frontier,
-            missing=NO_KL,
+            missing=no_kl,
         )
     )
     plots.append(
@@ -321,7 +323,7 @@ def _drift(arms: Arms) -> list[Plot]:
             x_label="round",
             y_label="nats a token",
             series=_metric("response/reference_nll_nats"),
-            missing=NO_KL.replace("KL", "The likelihood under the reference"),
+            missing="No row has response/reference_nll_nats." if monitored else no_kl,
         )
     )
     plots.append(
@@ -372,7 +374,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             "one (learner), and the space between them is time spent on older weights.",
             draw=lambda figure, theme: _draw_versions(figure, theme, changed),
             alt=f"Version of learner and generator over seconds, a panel for {', '.join(changed)}.",
-            height=max(HEIGHT, _panel_rows(len(arms)) * 1.3 + 0.9),
+            height=max(HEIGHT, _panel_rows(len(arms)) * 1.5 + 0.9),
             missing=None
             if any(files.changes for files in changed.values())
             else "No version changes were recorded (versions/ is missing or empty).",
@@ -472,6 +474,8 @@ def _lines(
         axes = _axes(figure, theme, x_label=x_label, y_label=y_label)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
+            # Arms that learn the same, bit for bit, stay visible beneath each other.
+            covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
             xs = [point.x for point in points]
             every = max(1, len(points) // 6)
             axes.plot(
@@ -479,10 +483,10 @@ def _lines(
                 [point.y + up for point in points],
                 color=colour(i),
                 marker=marker(i),
-                markersize=5,
+                markersize=5 + 3 * covering,
                 # Markers of different arms stand at different rounds where they are few.
                 markevery=(i % every, every),
-                linewidth=1.6,
+                linewidth=1.6 + 2.4 * covering,
                 zorder=3,
             )
             if any(point.low < point.high for point in points):
@@ -553,7 +557,7 @@ def _bars(
             )
         if line is not None:
             axes.axvline(line, color=theme.text, linewidth=1, linestyle="--", zorder=1)
-        axes.set_xlim(0, 1.22 * end)
+        axes.set_xlim(0, 1.27 * end)
 
     return Plot(
         name=name,
@@ -569,7 +573,7 @@ def _bars(
 def _draw_stage_bars(
     figure: Figure, theme: Theme, seconds: Mapping[str, Mapping[str, float]]
 ) -> None:
-    axes = _axes(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.95)
+    axes = _axes(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.85)
     for i, stages in enumerate(seconds.values()):
         left = 0.0
         for stage, fill in zip(STAGES, STAGE_COLOURS, strict=True):
@@ -697,7 +701,7 @@ def _panels(
     for i, (axes, (arm, value)) in enumerate(zip(grid, arms.items(), strict=False)):
         _style(axes, theme)
         axes.set_title(_short(arm, 24), color=theme.text, fontsize=FONT, loc="left", pad=4)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
         draw(axes, i, value)
     for axes in grid[len(arms) :]:
@@ -714,7 +718,7 @@ def _legend(figure: Figure, theme: Theme, handles: Sequence[Any], columns: int) 
         loc="lower center",
         ncols=columns,
         frameon=False,
-        fontsize=FONT - 1,
+        fontsize=FONT - 1.5,
         labelcolor=theme.text,
         handlelength=1.6,
         columnspacing=1.2,
@@ -735,9 +739,9 @@ def _axes(
     """The one axes of a figure: `names` are written down its left side, from the top; `below` are
     inches left free for a legend."""
     short = [_short(name, 22) for name in names]
-    left = 0.2 + 0.085 * max(map(len, short)) if short else 0.72
+    left = 0.2 + 0.09 * max(map(len, short)) if short else 0.76
     height = figure.get_figheight()
-    bottom = 0.55 + below
+    bottom = 0.5 + below
     top = 0.12
     axes = figure.add_axes(
         (left / WIDTH, bottom / height, 1 - (left + 0.15) / WIDTH, 1 - (bottom + top) / height)
@@ -750,8 +754,11 @@ def _axes(
         axes.set_ylim(len(short) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=x_label == "round"))
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=x_label == "round")
+        )
     return axes
 
 
@@ -759,7 +766,7 @@ def _style(axes: Axes, theme: Theme) -> None:
     axes.set_facecolor(theme.background)
     axes.grid(visible=True, color=theme.grid, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=theme.text, labelsize=FONT - 0.5, length=3)
+    axes.tick_params(colors=theme.text, labelsize=FONT - 1, length=3)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(theme.grid)

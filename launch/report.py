@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 OK, USAGE = 0, 2
 MAX_TEXT = 4000  # characters of a prompt or response that are shown
+MAX_ITEMS = 60  # of what is missing
 DESCRIPTION = """\
 Write EXPERIMENT_DIR/report.html, one page that compares the arms of an experiment: table, plots,
 responses before and after training, exact settings. The plots are written to EXPERIMENT_DIR/plots
@@ -115,19 +117,21 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         warn(text)
     comparison = compare(experiment.trials)
     sections = plots.sections(experiment, comparison, files)
-    images: dict[str, bytes] = {}
+    drawn = [plot for section in sections for plot in section.plots if plot.missing is None]
+    with warnings.catch_warnings():
+        # Of letters that the font lacks and of axes without extent: nothing to be done about.
+        warnings.simplefilter("ignore")
+        images = {
+            f"{plot.name}-{theme.name}": plots.render(plot, theme)
+            for plot in drawn
+            for theme in (plots.LIGHT, plots.DARK)
+        }
+        legend = plots.render_legend(list(comparison.arms), plots.LIGHT)
     try:
         (directory / "plots").mkdir(exist_ok=True)
-        for plot in (plot for section in sections for plot in section.plots):
-            if plot.missing is not None:
-                continue
-            for theme in (plots.LIGHT, plots.DARK):
-                images[f"{plot.name}-{theme.name}"] = plots.render(plot, theme)
+        for plot in drawn:
             _write(directory / "plots" / f"{plot.name}.png", images[f"{plot.name}-light"])
-        _write(
-            directory / "plots" / "legend.png",
-            plots.render_legend(list(comparison.arms), plots.LIGHT),
-        )
+        _write(directory / "plots" / "legend.png", legend)
         page = render_page(experiment, comparison, files, sections, images, damaged)
         path = directory / "report.html"
         _write(path, page.encode("utf-8", errors="replace"))
@@ -230,10 +234,14 @@ def _missing(
         if names:
             items.append(f"{what}: {_some(names, len(with_rows))}")
 
+    def without_kl(trial: TrialRecord) -> bool:
+        return not trial.column("kl/reference_nats")
+
     lacking(
         "KL was not monitored (loss.kl_monitor=false)",
-        lambda trial: not trial.column("kl/reference_nats"),
+        lambda trial: without_kl(trial) and not trial.config.loss.kl_monitor,
     )
+    lacking("no KL in the rows", lambda t: without_kl(t) and t.config.loss.kl_monitor)
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
@@ -243,6 +251,8 @@ def _missing(
     items += [text for text in damaged if text not in items]
     if not items:
         return ""
+    more = len(items) - MAX_ITEMS
+    items = items[:MAX_ITEMS] + ([f"and {more} more of the kind"] if more > 0 else [])
     listed = "".join(f"<li>{_text(item)}</li>" for item in items)
     return (
         f'<section class="box" id="missing">\n<h2>Missing or incomplete</h2>\n'
@@ -255,28 +265,40 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    notes = " ".join(f"{comparison.note()}\n{comparison.footnote()}".split())
+    notes = " ".join(comparison.footnote().split())
+    notes = notes[0].upper() + notes[1:]
+    if comparison.seeds > 1:
+        notes = f"Medians over {comparison.seeds} seeds; below them least to most. {notes}"
     return (
         f'<section id="arms">\n<h2>The arms compared</h2>\n'
         f"{_table(HEADER, comparison.rows(), figures=True)}\n"
-        f'<p class="note">{_text(notes[:1].upper() + notes[1:])}</p>\n</section>'
+        f'<p class="note">{_text(notes)}</p>\n</section>'
     )
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, figures: bool = False) -> str:
+    show = _figures if figures else _text
     head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in header)
     body = "".join(
         f'<tr><th scope="row">{_text(row[0])}</th>'
-        + "".join(f"<td>{_text(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td>{show(cell)}</td>" for cell in row[1:])
         + "</tr>\n"
         for row in rows
     )
     kind = "figures" if figures else "words"
     # With a tab stop the keyboard can scroll it.
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="table"><table class="{kind}">\n'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="table">'
+        f'<table class="{kind}">\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>\n</table></div>"
     )
+
+
+def _figures(cell: str) -> str:
+    """`0.3 (0.2-0.4)` on two lines, so that twelve columns fit side by side."""
+    middle, spread = re.sub(r" \([^)]*\)", "", cell), re.findall(r"\(([^)]*)\)", cell)
+    below = f"<small>{_text(' -> '.join(spread))}</small>" if spread else ""
+    return (_text(middle) + below).replace("-&gt;", "→")
 
 
 # ---- Plots -----------------------------------------------------------------------------------
@@ -297,7 +319,7 @@ SHAPES = {
 
 def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, bytes]) -> str:
     figures = "\n".join(_figure(plot, images) for plot in section.plots)
-    legend = _legend(arms) if section.by_arm and len(arms) > 1 else ""
+    legend = _legend(arms) if section.legend and len(arms) > 1 else ""
     return (
         f"<section>\n<h2>{_text(section.title)}</h2>\n{legend}"
         f'<div class="plots">\n{figures}\n</div>\n</section>'
@@ -317,10 +339,8 @@ def _legend(arms: Sequence[str]) -> str:
 
 
 def _figure(plot: Plot, images: Mapping[str, bytes]) -> str:
-    tall = plot.height > 4.5
-    opening = (
-        f'<figure id="{_text(plot.name)}"{" class=" + chr(34) + "tall" + chr(34) if tall else ""}>'
-    )
+    size = "tall" if plot.height > 4.5 else "low"
+    opening = f'<figure id="{_text(plot.name)}" class="{size}">'
     if plot.missing is not None:
         return (
             f"{opening}<h3>{_text(plot.title)}</h3>"
@@ -432,7 +452,10 @@ def _machine_section(experiment: ExperimentRecord) -> str:
         else:
             tables.append(f'<p class="absent">{key.capitalize()} not recorded.</p>')
     both = "\n".join(f"<div>{table}</div>" for table in tables)
-    return f'<section id="machine">\n<h2>Machine and packages</h2>\n<div class="pair">{both}</div>\n</section>'
+    return (
+        '<section id="machine">\n<h2>Machine and packages</h2>\n'
+        f'<div class="pair">{both}</div>\n</section>'
+    )
 
 
 def _files_section(experiment: ExperimentRecord) -> str:
@@ -452,7 +475,8 @@ def _files_section(experiment: ExperimentRecord) -> str:
     )
     traces = [t.name for t in experiment.trials if (t.directory / "trace.json").exists()]
     links = "".join(
-        f'<li><a href="{_text(quote(name))}/trace.json" download>{_text(name)}/trace.json</a></li>'
+        f'<li><a href="{_text(quote(os.fsencode(name)))}/trace.json" download>'
+        f"{_text(name)}/trace.json</a></li>"
         for name in traces
     )
     trace = (
@@ -529,13 +553,14 @@ a { color: var(--link); }
 .box ul { margin: 0; padding-left: 1.2rem; font-size: .9rem; }
 .scroll { overflow-x: auto; max-width: 100%; background: var(--card);
   border: 1px solid var(--line); border-radius: .5rem; margin: .4rem 0; }
-table { border-collapse: collapse; font-size: .85rem; overflow-wrap: normal; width: 100%; }
-th, td { padding: .4rem .7rem; text-align: left; vertical-align: top; white-space: nowrap; }
+table { border-collapse: collapse; font-size: .82rem; overflow-wrap: normal; width: 100%; }
+th, td { padding: .4rem .5rem; text-align: left; vertical-align: top; white-space: nowrap; }
 th { font-weight: 600; }
 thead th { color: var(--dim); border-bottom: 1px solid var(--line); vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
 .figures { font-variant-numeric: tabular-nums; }
 .figures th:not(:first-child), .figures td { text-align: right; }
+small { display: block; color: var(--dim); font-size: .78rem; }
 .words td { white-space: normal; min-width: 5rem; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0;
   margin: .2rem 0 .7rem; font-size: .9rem; }
@@ -543,7 +568,8 @@ tbody tr + tr > * { border-top: 1px solid var(--line); }
 .legend svg { flex: none; }
 .plots { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line);
-  border-radius: .5rem; padding: .8rem; }
+  border-radius: .5rem; padding: .8rem; display: flex; flex-direction: column; }
+figure.low picture { margin-top: auto; }
 figure img { display: block; width: 100%; height: auto; }
 .pair { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0 1rem; align-items: start; }
 @media (min-width: 50rem) {

@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from policies import sharpened
 from torch import Tensor
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import GradientStep, Learner
 from grpo_trainable.algo import KL_ESTIMATORS
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import unique_parameters
+from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
@@ -316,7 +319,10 @@ def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) ->
     pair = Pair(policy_path, loss={"kl_monitor": False})
     assert pair.learner.reference is None
     pair.sync()
-    assert pair.learner.update([pair.rollouts()]).reference_nll_nats is None
+    updated = pair.learner.update([pair.rollouts()])
+    assert updated.reference_nll_nats is None
+    assert updated.kl == {}
+    assert updated.responses.reference_log_probs is updated.responses.policy_log_probs is None
     assert Pair(policy_path, loss={"kl_monitor": False, "kl_coef": 0.1}).learner.reference
     assert Pair(policy_path).learner.reference
 
@@ -331,6 +337,146 @@ def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) ->
     nll = pair.learner.update([groups]).reference_nll_nats
     assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
     assert checksum(unique_parameters(pair.learner.reference)) == frozen
+
+
+# ---- KL ------------------------------------------------------------------------------------------
+
+
+def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config: GRPOConfig):
+    """Sums over each response, a response at a time, by a plain softmax."""
+    sums = []
+    for group in groups:
+        for ids, mask in zip(group.response_ids, group.response_mask, strict=True):
+            response = ids[mask]
+            row = torch.cat((group.prompt_ids, response))
+            with torch.no_grad():
+                logits = model(row[None, :-1])[0, len(group.prompt_ids) - 1 :]
+            logits = logits.double() / config.rollout.temperature
+            eos_id = read_tokenizer(config.model.path).eos_id
+            logits[: config.rollout.min_new_tokens - 1, eos_id] = -torch.inf
+            chosen = logits.log_softmax(-1).gather(1, response[:, None])
+            sums.append(float(chosen.sum()))
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+MODES = [
+    {"k": 1},
+    {"k": 2},
+    {"k": 4, "k_mode": "minibatches", "optim": {"epochs": 2, "lr": 1e-2}},
+    {"k": 2, "k_mode": "fresh_batches"},
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kl_after_a_round_equals_a_plain_recomputation(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    pair = Pair(policy_path, **mode)
+    for _ in range(2):
+        pair.sync()
+        batches = [pair.rollouts()]
+        if mode.get("k_mode") == "fresh_batches":
+            batches.append(pair.rollouts())
+        groups = [group for batch in batches for group in batch]
+        before = naive_log_probs(pair.learner.policy, groups, pair.config)
+        updated = pair.learner.update(batches)
+        after = naive_log_probs(pair.learner.policy, groups, pair.config)
+        reference = naive_log_probs(pair.learner.reference, groups, pair.config)
+        sampled = torch.cat([g.behaviour_log_probs.double().sum(dim=1) for g in groups])
+
+        others = {"reference": reference, "previous": before, "behaviour": sampled}
+        assert updated.kl.keys() == others.keys()
+        for name, other in others.items():
+            expected = float((after - other).mean())
+            assert updated.kl[name].k1 == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        figures = updated.responses
+        assert figures.policy_log_probs == pytest.approx(after.numpy(), abs=1e-3)
+        assert figures.reference_log_probs == pytest.approx(reference.numpy(), abs=1e-3)
+        assert figures.advantages.shape == after.shape
+        # The second round starts away from the reference.
+        assert updated.kl["reference"].k3 >= updated.kl["previous"].k3 > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_without_learning_the_kl_to_reference_and_previous_is_exactly_0(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    optim = {**mode.get("optim", {}), "lr": 0.0}
+    pair = Pair(policy_path, **{**mode, "rounds": 20, "optim": optim})
+    for _ in range(20):
+        pair.sync()
+        batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+        kl = pair.learner.update(batches).kl
+        for other in ("reference", "previous"):
+            assert (kl[other].k1, kl[other].k3) == (0.0, 0.0)
+        assert abs(kl["behaviour"].k1) <= 1e-3
+        assert 0 <= kl["behaviour"].k3 <= 1e-6
+
+
+def test_previous_is_the_policy_before_the_round_not_before_the_last_step(
+    policy_path: str,
+) -> None:
+    one, four = (Pair(policy_path, k=k, optim={"lr": 1e-3}) for k in (1, 4))
+    drifts = []
+    for pair in (one, four):
+        pair.sync()
+        drifts.append(pair.learner.update([pair.rollouts()]).kl["previous"].k3)
+    assert drifts[1] > 3 * drifts[0]
+
+
+def test_behaviour_kl_shows_staleness(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"lr": 1e-3})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(6):
+        pair.sync()
+        fresh = pair.learner.update([pair.rollouts()]).kl
+        # Sampled by the very policy before the round: behaviour and previous are one.
+        assert fresh["behaviour"].k3 == pytest.approx(fresh["previous"].k3, rel=0.02)
+    late = pair.learner.update([stale]).kl
+    assert late["behaviour"].k3 > 2 * late["previous"].k3
+
+
+def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None:
+    vocabulary, length = 4, 3
+    shape = ModelConfig(
+        vocab_size=vocabulary, context_length=8, d_model=8, num_layers=1, num_heads=1, d_ff=16
+    )
+    policy, reference = sharpened(shape, seed=0), sharpened(shape, seed=1)
+    everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
+    ids = torch.cat((torch.zeros(len(everything), 1, dtype=torch.int64), everything), dim=1)
+    mask = torch.ones(len(ids), length, dtype=torch.bool)
+    law = {"temperature": 0.9, "min_new_tokens": 1, "eos_id": 0}
+    with torch.no_grad():
+        log_p, log_q = (
+            response_log_probs(model, ids[:, :-1], ids[:, 1:], mask, **law)[0].double()
+            for model in (policy, reference)
+        )
+        p, q = (
+            (model(ids[:, :-1]) / 0.9).double().log_softmax(-1) for model in (policy, reference)
+        )
+    weight = log_p.sum(dim=1).exp()  # the probability of each response
+    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-5)
+    # By the chain rule: the KL of each next token, weighted by how likely its prefix is. Each
+    # response adds its share of every prefix.
+    exact = float((weight[:, None] * (p.exp() * (p - q)).sum(dim=-1)).sum())
+    assert exact > 0.1
+    for estimator in ("k1", "k3"):
+        tokens = KL_ESTIMATORS[estimator](log_p, log_q, mask)
+        assert float((weight * tokens.sum(dim=1)).sum()) == pytest.approx(exact, rel=1e-4)
+
+
+def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3, optim={"lr": 1e-2})
+    pair.sync()
+    groups = pair.rollouts()
+    steps = pair.learner.update([groups]).steps
+    tokens = sum(group.num_tokens for group in groups)
+    assert [sum(step.ratio_counts) for step in steps] == [tokens] * 3
+    middle = len(RATIO_EDGES) // 2 - 1
+    assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
+    assert steps[0].ratio_counts[middle] == tokens  # the policy that sampled
+    assert steps[2].ratio_counts[middle] < tokens
 
 
 # ---- Steps that are not finite -----------------------------------------------------------------

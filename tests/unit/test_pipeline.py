@@ -406,3 +406,59 @@ def test_first_evaluation_stays_in_every_row() -> None:
     assert [row["eval/round"] for row in rows] == [0, 2, 2, 4, 5]
     assert len({row["reward/eval_first"] for row in rows}) == 1
     assert len({row["reward/eval_mean"] for row in rows}) == 4
+
+
+# ---- What a round reports besides its metrics --------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) -> None:
+    # The fake learner drifts by a nat a round.
+    config = config_of(rounds=20, lag=lag, eval={"every": 50}, callbacks={"kl_stop": 4.5})
+    w = world(config, durations=long_tailed_durations(lag, {"rollout": 9, "optimize": 9}))
+    w.pipeline.start()
+    reports = [w.pipeline.run_round()]
+    while not reports[-1].last:
+        reports.append(w.pipeline.run_round())
+    last = reports[-1]
+    assert last.round == len(reports) == 5
+    assert last.metrics["kl/reference_nats"] == 5.0
+    assert last.metrics["eval/round"] == 5.0
+    assert [held_out.round for held_out in last.evaluations] == [5]
+    assert not w.runtime.uncollected
+    assert last.metrics["count/in_flight"] == 0
+    assert last.metrics["count/requested"] == (
+        last.metrics["count/trained"] + last.metrics["count/waiting"]
+    )
+
+
+@pytest.mark.parametrize("generators", [1, 3])
+def test_version_changes_are_told_by_the_actors_that_made_them(generators: int) -> None:
+    config = config_of(rounds=6, lag=1, k=2, resources={"num_generators": generators})
+    w = world(config, durations=long_tailed_durations(3, {"rollout": 9, "optimize": 9}), seed=3)
+    changes = [change for report in w.run(6) for change in report.versions]
+    by_actor: dict[str, list[tuple[int, int]]] = {}
+    for change in changes:
+        by_actor.setdefault(change.actor, []).append((change.version, change.weights_round))
+    trained = [(2 * round_, round_) for round_ in range(1, 7)]
+    assert by_actor.pop("learner") == trained
+    # Each generator took the first weights and those of every round, in order.
+    assert list(by_actor.values()) == [[(0, 0), *trained]] * generators
+    # No generator has weights before the learner made them.
+    made = {c.version: c.at for c in changes if c.role == "learner"}
+    assert all(c.at >= made[c.version] for c in changes if c.role != "learner" and c.version)
+
+
+def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
+    config = config_of(
+        rounds=4,
+        eval={"every": 2, "prompts": 9},
+        rollout={"unit_prompts": 1},
+        resources={"num_generators": 3},
+    )
+    w = world(config, durations=long_tailed_durations(1, {"eval": 20}), seed=1)
+    reports = w.run(4)
+    assert [[h.round for h in report.evaluations] for report in reports] == [[0], [2], [], [4]]
+    for report in reports:
+        for held_out in report.evaluations:
+            assert [group.cursor for group in held_out.groups] == list(range(9))

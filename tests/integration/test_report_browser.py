@@ -1,0 +1,126 @@
+"""The report in a browser: nothing to complain of, every picture there, no sideways scrolling."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
+from experiments import (
+    config,
+    evaluation,
+    row,
+    write_experiment,
+    write_full,
+    write_part,
+    write_trial,
+)
+
+from launch.report import write_report
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine"
+)
+OPTIONS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    *("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"),
+]
+MEASURE = """<script>addEventListener("load", () => {
+  document.querySelectorAll("details").forEach((item) => { item.open = true; });
+  const images = [...document.images];
+  parent.postMessage(JSON.stringify({
+    window: document.documentElement.clientWidth,
+    page: document.documentElement.scrollWidth,
+    images: images.map((image) => image.naturalWidth),
+    dark: images.filter((image) =>
+      image.currentSrc === image.parentElement.querySelector("source").srcset).length,
+  }), "*");
+});</script>"""
+RECEIVE = """<!DOCTYPE html><title>frame</title><pre id="told"></pre><script>
+addEventListener("message", (message) => {
+  document.getElementById("told").textContent = message.data;
+});</script>"""
+
+
+def browse(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
+    """The document after it was loaded, and what the browser had to say on its console."""
+    assert BROWSER is not None
+    done = subprocess.run(
+        [BROWSER, *OPTIONS, f"--user-data-dir={profile}", *options, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def measure(report: Path, width: int, directory: Path, *options: str) -> dict[str, Any]:
+    """What the page says of itself in a frame of `width`: no window is as narrow as a telephone."""
+    directory.mkdir()
+    text = report.read_text(encoding="utf-8")
+    policy = "default-src 'none'; "
+    assert policy in text
+    # The page forbids scripts, ours as well.
+    (directory / "page.html").write_text(text.replace(policy, "") + MEASURE, encoding="utf-8")
+    frame = f'<iframe src="page.html" style="border:0;width:{width}px;height:900px"></iframe>'
+    (directory / "frame.html").write_text(RECEIVE + frame, encoding="utf-8")
+    document, _ = browse(directory / "frame.html", directory / "profile", *options)
+    told = re.search(r'<pre id="told">(.*?)</pre>', document, re.DOTALL)
+    assert told is not None, document
+    return json.loads(html.unescape(told[1]))
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    return write_report(write_full(tmp_path_factory.mktemp("storage") / "full"))
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory):
+    """Little measured, one trial failed, long words without a blank, and a hostile response."""
+    directory = write_experiment(tmp_path_factory.mktemp("storage") / ("n" * 100), packages=None)
+    write_trial(directory, config("sync"), [row(1)], error=f"ActorFailed: {'x' * 400}")
+    trial = write_trial(directory, config(), [row(1, eval__round=1)])
+    evil = "<script>console.error('run')</script><img src=x onerror=\"console.error('run')\">"
+    responses = [evaluation(0, 0, evil, 0.0), evaluation(1, 0, evil + "y" * 900, 1.0)]
+    write_part(trial, "evaluations", 1, responses)
+    return write_report(directory)
+
+
+@pytest.mark.parametrize("which", ["full", "lacking"])
+def test_the_browser_has_nothing_to_say(which, request, tmp_path):
+    document, console = browse(request.getfixturevalue(which), tmp_path / "profile")
+
+    assert console == []
+    assert document.rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize("which", ["full", "lacking"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_pictures_load_and_the_page_never_scrolls_sideways(which, width, request, tmp_path):
+    told = measure(request.getfixturevalue(which), width, tmp_path / "frame")
+
+    assert told["page"] <= told["window"] <= width
+    assert told["window"] > width - 20  # but for a scroll bar
+    assert told["images"] == [720] * len(told["images"])
+    assert len(told["images"]) == (17 if which == "full" else 6)
+
+
+def test_plots_follow_the_colour_scheme(full, tmp_path):
+    light = measure(full, 1280, tmp_path / "light", "--blink-settings=preferredColorScheme=1")
+    dark = measure(full, 1280, tmp_path / "dark", "--blink-settings=preferredColorScheme=0")
+
+    assert (light["dark"], dark["dark"]) == (0, 17)

@@ -1,0 +1,502 @@
+"""The callbacks by themselves: what they write, and what is left after a trial starts again."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.tune import Callback
+from ray.tune.logger import JsonLoggerCallback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trials import FakeTrial, details, held_out, row
+
+from callbacks import grpo_callbacks
+from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
+from callbacks.curves import Curves
+from callbacks.kl import KLCallback
+from callbacks.result_files import ResultJsonCallback
+from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fractions
+from callbacks.survivor import HOOKS, Survivor
+from callbacks.tensorboard import TensorBoardCallback, examples_table
+from callbacks.trial_files import cut_lines, cut_parts
+from callbacks.version_log import VersionLogCallback
+from grpo_trainable.details import DETAILS
+from grpo_trainable.metrics import NAMES
+
+
+def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
+    """As Tune does when a trial starts, here from the checkpoint of `iteration`."""
+    trial.checkpoint_at(iteration)
+    for callback in callbacks:
+        callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
+
+
+def report(callbacks: list[Callback], trial: FakeTrial, result: dict[str, Any]) -> dict[str, Any]:
+    for callback in callbacks:
+        callback.on_trial_result(iteration=0, trials=[trial], trial=trial, result=result)
+    return result
+
+
+def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: Any) -> None:
+    for round_ in rounds:
+        evaluations = held_out(round_) if round_ % 2 == 0 else {}
+        result = row(round_, **values, **{DETAILS: details(round_, evaluations=evaluations)})
+        report(callbacks, trial, result)
+
+
+# ---- Failures ----------------------------------------------------------------------------------
+
+
+class Fails(Survivor):
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        raise OSError("no space left")
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        raise KeyError("experiment")
+
+    def get_state(self) -> dict[str, Any]:
+        raise ValueError("state")
+
+
+def test_failure_is_told_once_a_trial_with_its_name(caplog, tmp_path):
+    callback = Fails()
+    for name in ("first", "second", "first"):
+        report([callback], FakeTrial(tmp_path / name), row(1))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    for record, name in zip(caplog.records, ("first", "second"), strict=True):
+        assert name in record.getMessage()
+        assert record.exc_info is not None
+    assert "no space left" in caplog.text
+
+
+def test_failure_without_a_trial_and_in_the_state_does_not_pass_either(caplog):
+    callback = Fails()
+    callback.on_experiment_end(trials=[])
+    assert callback.get_state() is None
+    assert "the experiment" in caplog.text
+
+
+def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
+    class Broken(Survivor, JsonLoggerCallback):
+        def log_trial_result(self, *args: Any) -> None:
+            raise OSError("no space left")
+
+    report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
+    assert "Broken.on_trial_result failed for trial trial" in caplog.text
+
+
+def test_interrupt_is_no_failure():
+    class Interrupted(Survivor):
+        def on_experiment_end(self, trials: list, **info: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted().on_experiment_end(trials=[])
+
+
+def test_every_hook_of_tune_is_covered():
+    assert {"on_trial_result", "on_checkpoint", "on_experiment_end", "set_state"} <= set(HOOKS)
+    for callback in grpo_callbacks():
+        assert all(hasattr(getattr(callback, hook), "__survives__") for hook in HOOKS)
+
+
+@pytest.mark.parametrize("callback", grpo_callbacks(), ids=lambda c: type(c).__name__)
+def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, capsys, caplog):
+    # Tune pickles them with the experiment, before and after they have seen something.
+    trial = FakeTrial(tmp_path / "trial")
+    again = pickle.loads(pickle.dumps(callback))
+    start([again], trial)
+    report([again], trial, row(1))
+    assert caplog.records == []
+
+
+# ---- Curves ------------------------------------------------------------------------------------
+
+
+def test_curves_are_cut_to_the_iteration_a_trial_starts_from():
+    curves = Curves("kl", "k3")
+    for iteration in range(1, 6):
+        curves.add("a", iteration, iteration / 2, 0.0)
+        curves.add("b", iteration, 1.0, 1.0)
+    curves.cut("a", 3)
+    curves.cut("unknown", 3)
+    assert curves.rows("a") == [(1, 0.5, 0), (2, 1, 0), (3, 1.5, 0)]
+    assert len(curves.rows("b")) == 5
+    restored = Curves("kl", "k3")
+    restored.set_state(pickle.loads(pickle.dumps(curves.get_state())))
+    assert restored.rows("a") == curves.rows("a")
+    other = Curves("kl")
+    other.set_state(curves.get_state())
+    assert other.rows("a") == []
+
+
+# ---- Files that a trial goes on writing --------------------------------------------------------
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.binary(max_size=20))
+@settings(deadline=None)
+def test_lines_are_cut_to_an_iteration_and_half_a_line_goes(tmp_path_factory, lines, last, torn):
+    path = tmp_path_factory.mktemp("cut") / "result.json"
+    whole = [json.dumps({"n": n}).encode() + b"\n" for n in range(1, lines + 1)]
+    path.write_bytes(b"".join(whole) + torn.replace(b"\n", b""))
+    cut_lines(path, last, lambda line: json.loads(line)["n"])
+    assert path.read_bytes() == b"".join(whole[:last])
+
+
+def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):
+    names = ["part-00000001.parquet", "part-00000002.parquet", "part-00000003.tmp", "other.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    cut_parts(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.txt", names[0]]
+
+
+def events_of(trial: FakeTrial) -> EventAccumulator:
+    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0: all of them
+    events.Reload()
+    return events
+
+
+def parts(trial: FakeTrial, kind: str) -> list[dict[str, Any]]:
+    paths = sorted((Path(trial.path) / kind).glob("part-*.parquet"))
+    return [entry for path in paths for entry in pq.read_table(path).to_pylist()]
+
+
+def rounds_on_disk(trial: FakeTrial) -> dict[str, list[int]]:
+    """The rounds that each file holds, in its own order."""
+    directory = Path(trial.path)
+    results = [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+    with (directory / "progress.csv").open(newline="") as file:
+        progress = list(csv.DictReader(file))
+    trace = json.loads((directory / "trace.json").read_text())
+    events = events_of(trial)
+    texts = events.Tensors("examples/held_out/text_summary")
+    return {
+        "result.json": [entry["training_iteration"] for entry in results],
+        "progress.csv": [int(entry["training_iteration"]) for entry in progress],
+        "progress.csv values": [int(float(entry["version/learner"])) for entry in progress],
+        "rollouts": sorted({entry["round"] for entry in parts(trial, "rollouts")}),
+        "versions": [entry["version"] for entry in parts(trial, "versions")],
+        "trace": [event["args"]["round"] for event in trace if event["name"] == "rollout"],
+        "scalars": [event.step for event in events.Scalars("version/learner")],
+        "histograms": [event.step for event in events.Histograms("rollouts/reward")],
+        "evaluations": [2 * r for r in sorted({e["round"] for e in parts(trial, "evaluations")})],
+        "texts": [2 * event.step for event in texts],
+    }
+
+
+def until(last: int) -> dict[str, list[int]]:
+    every = list(range(1, last + 1))
+    some = [2 * round_ for round_ in every if round_ % 2 == 0]
+    kinds = ("result.json", "progress.csv", "progress.csv values", "rollouts", "versions")
+    files = dict.fromkeys((*kinds, "trace", "scalars", "histograms"), every)
+    return {**files, "evaluations": some, "texts": some}
+
+
+@pytest.mark.parametrize("restart", [None, 4, 6])
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_round_is_there_twice_or_missing_after_a_restart(
+    tmp_path: Path, restart: int | None, killed: bool
+) -> None:
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    assert rounds_on_disk(trial) == until(6)
+    # Event files are read in the order of their names, which begin with the second.
+    (events,) = (tmp_path / "trial").glob("events.*")
+    events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
+    if killed:  # in the middle of writing, and nothing was closed
+        for name in ("result.json", "progress.csv", "trace.json", events.name):
+            with (tmp_path / "trial" / name).open("ab") as file:
+                file.write(b'{"training_iter')
+        states = [pickle.loads(pickle.dumps(callback.get_state())) for callback in callbacks]
+        callbacks = grpo_callbacks(console=False)
+        for callback, state in zip(callbacks, states, strict=True):
+            if state:
+                callback.set_state(state)
+    start(callbacks, trial, restart)
+    play(callbacks, trial, range((restart or 0) + 1, 9))
+    assert rounds_on_disk(trial) == until(8)
+    (versions,) = (c for c in callbacks if isinstance(c, VersionLogCallback))
+    assert versions.lag_histogram("trial") == {0: 8}
+    (timings,) = (c for c in callbacks if isinstance(c, StageTimingsCallback))
+    assert [entry[0] for entry in timings.series.rows("trial")] == list(range(1, 9))
+    (kl,) = (c for c in callbacks if isinstance(c, KLCallback))
+    assert [entry[0] for entry in kl.curves.rows("trial")] == list(range(1, 9))
+
+
+def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    result = report(callbacks, trial, row(1, **{DETAILS: details(1)}))
+    assert DETAILS not in result
+    assert DETAILS not in (tmp_path / "trial" / "result.json").read_text()
+
+
+def test_progress_csv_keeps_the_columns_of_its_first_row(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial, 2)
+    shuffled = dict(reversed(row(3).items()))
+    report(callbacks, trial, {**shuffled, "new/metric": 1.0, "version/learner": 3.0})
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(entry["version/learner"]) for entry in rows] == [1, 2, 3]
+
+
+# ---- KL ----------------------------------------------------------------------------------------
+
+
+def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
+    trial, callback = FakeTrial(tmp_path / "trial", callbacks=settings), KLCallback()
+    for round_, value in enumerate(nats, start=1):
+        report([callback], trial, row(round_, **{"kl/reference_nats": value}))
+    return callback
+
+
+def test_leaving_the_band_warns_once_each_time(caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    nats = [0.0, 0.5, 2.0, 5.0, 6.0, 2.0, 0.5, 0.4, 2.0]
+    follow(nats, tmp_path, kl_band=[1.0, 4.0])
+    told = [(record.levelname, record.args[1]) for record in caplog.records]
+    # Below at first is where every policy starts.
+    assert told == [("INFO", 3), ("WARNING", 4), ("INFO", 6), ("WARNING", 7), ("INFO", 9)]
+    assert "is above callbacks.kl_band [1, 4]" in caplog.text
+    assert "is below callbacks.kl_band" in caplog.text
+    assert "sync/0" in caplog.text
+
+
+def test_reason_of_a_stop_is_told(caplog, tmp_path):
+    follow([1.0, 7.5], tmp_path, kl_stop=7.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0 ends after round 2: kl/reference_nats 7.5 is above callbacks.kl_stop=7"
+    ]
+
+
+def test_curve_is_kept_and_trials_without_kl_have_none(tmp_path):
+    callback = follow([0.25, 0.5], tmp_path)
+    assert [entry[:2] for entry in callback.curves.rows("trial")] == [(1, 0.25), (2, 0.5)]
+    without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
+    report([callback], FakeTrial(tmp_path / "other"), without)
+    assert callback.curves.rows("other") == []
+
+
+# ---- Stage timings -----------------------------------------------------------------------------
+
+
+def test_shares_by_hand():
+    seconds = {"rollout": 3.0, "reward": 0.5, "optimize": 1.0, "reference": 0.25, "other": 0.25}
+    fractions = stage_fractions(row(1, **{f"time/{k}_s": v for k, v in seconds.items()}))
+    assert fractions == {
+        "time/rollout_fraction": 0.6,
+        "time/reward_fraction": 0.1,
+        "time/optimize_fraction": 0.2,
+        "time/reference_fraction": 0.05,
+        "time/sync_fraction": 0.0,
+        "time/eval_fraction": 0.0,
+        "time/other_fraction": 0.05,
+    }
+    assert fractions.keys() <= NAMES
+
+
+def test_shares_of_nothing_are_0():
+    assert set(stage_fractions(row(1)).values()) == {0.0}
+
+
+def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), StageTimingsCallback(verbose=True)
+    for round_ in (1, 2, 3):
+        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5}
+        result = row(round_, **values, **{"cost/device_hours": round_ / 10})
+        report([callback], trial, result)
+        assert result["time/rollout_fraction"] == 1.0
+    totals = callback.totals("trial")
+    assert totals["rollout"] == 6.0
+    assert totals["generator_idle"] == 1.5
+    assert totals["device_hours"] == 0.3
+    assert callback.totals("unknown") == {}
+    callback.on_trial_complete(iteration=0, trials=[], trial=trial)
+    assert "rollout 6.0" in capsys.readouterr().out
+
+
+# ---- Versions, rollouts, trace -----------------------------------------------------------------
+
+
+def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys):
+    for verbose, config in ((False, {}), (True, {}), (False, {"verbose": True})):
+        trial = FakeTrial(tmp_path / f"{verbose}{len(config)}", callbacks=config)
+        callback = VersionLogCallback(verbose=verbose)
+        start([callback], trial)
+        play([callback], trial, range(1, 3))
+        out = capsys.readouterr().out.splitlines()
+        if not (verbose or config):
+            assert out == []
+            continue
+        told = " ".join(out[0].split()[1:])
+        assert told == "sync/0 round 1 learner version 1 (weights of round 1)"
+        assert "version 1 -> 2" in out[1]
+
+
+def test_versions_and_rollouts_on_disk(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    assert parts(trial, "versions")[1] == {
+        "at": 29.0,
+        "round": 2,
+        "side": "learner",
+        "actor": "learner",
+        "version": 2,
+        "weights_round": 2,
+    }
+    rollout = parts(trial, "rollouts")[2]
+    assert (rollout["round"], rollout["prompt"], rollout["reward"]) == (2, "prompt 0", 1.0)
+    assert (rollout["behaviour_log_prob"], rollout["reference_log_prob"]) == (-3.0, None)
+    assert [entry["response"] for entry in parts(trial, "evaluations")] == [
+        f"response {i} of 2" for i in range(3)
+    ]
+
+
+def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    path, sizes = tmp_path / "trial" / "trace.json", []
+    for round_ in (1, 2, 3):
+        before = path.read_bytes() if path.exists() else b"\n]\n"
+        play(callbacks, trial, range(round_, round_ + 1))
+        # Appended to: only the closing bracket was written over.
+        assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
+        sizes.append(len(json.loads(path.read_text())))
+    assert sizes == [4 + 5, 4 + 10, 4 + 15]  # names of the trial and of three rows, five spans each
+    events = json.loads(path.read_text())
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {1: "trial", 2: "generator-0", 3: "learner"}
+    (optimize,) = [e for e in events if e["name"] == "optimize" and e["args"]["round"] == 2]
+    assert (optimize["tid"], optimize["ts"], optimize["dur"]) == (3, 25e6, 4e6)
+    assert {e["name"] for e in events if e["tid"] == 2 and e["ph"] == "X"} == {"waiting", "rollout"}
+
+
+# ---- TensorBoard -------------------------------------------------------------------------------
+
+
+def test_tensorboard_has_every_metric_by_its_own_name(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), TensorBoardCallback()
+    start([callback], trial)
+    report([StageTimingsCallback(), callback], trial, row(1, **{DETAILS: details(1)}))
+    events = events_of(trial)
+    assert set(events.Tags()["scalars"]) == NAMES
+    assert set(events.Tags()["histograms"]) == {
+        f"rollouts/{name}" for name in ("reward", "response_length", "lag", "ratio")
+    }
+    (ratio,) = events.Histograms("rollouts/ratio")
+    assert ratio.histogram_value.num == 8
+    assert ratio.histogram_value.sum == pytest.approx(8.0, rel=1e-3)
+    layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    for area in (b"reward", b"KL", b"time", b"lag and versions"):
+        assert area in layout
+
+
+def test_layout_names_only_metrics():
+    from callbacks.tensorboard import LAYOUT
+
+    tags = {tag for charts in LAYOUT.values() for _, names in charts.values() for tag in names}
+    assert tags <= NAMES
+
+
+def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_out():
+    columns = held_out(3, count=6)
+    columns["response"][0] = "<script>alert(1)</script> | a\nb"
+    columns["response_index"][1] = 1
+    lines = examples_table(columns).splitlines()[2:]
+    assert len(lines) == 4
+    assert "&lt;script&gt;" in lines[0]
+    assert all(line.count("|") == 5 for line in lines)
+    assert "prompt 1 " not in "".join(lines)
+
+
+# ---- The console -------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup()
+    start([callback], trial)
+    for round_ in range(1, 6):
+        evaluated = float(round_ // 2 * 2)
+        values = {"eval/round": evaluated, "reward/eval_mean": 0.5, "kl/reference_nats": 1.25}
+        report([callback], trial, row(round_, **values))
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[1] for line in lines] == ["started", "round", "round", "round", "done"]
+    assert "round 4/8 · held-out 0.500" in lines[3]
+    assert "KL 1.25" in lines[3]
+    assert "8 s left" in lines[3]
+    assert "(1 of 1 trials)" in lines[4]
+
+
+def test_progress_line_shares_leave_the_evaluation_out():
+    seconds = {"time/rollout_s": 3.0, "time/optimize_s": 1.0, "time/eval_s": 100.0}
+    line = progress_line(row(2, **seconds), rounds=8)
+    assert "rollout 75%" in line
+    assert "optimize 25%" in line
+    assert "eval" not in line
+
+
+def rendered(table: Any) -> str:
+    from rich.console import Console
+
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text()
+
+
+def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
+    trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
+    for trial in trials[:20]:
+        trial.status = "TERMINATED"
+    trials[20].status = "ERROR"
+    for trial in trials[22:]:
+        trial.status = "PENDING"
+    latest = {t.trial_id: row(3, **{"time/rollout_s": 1.0, "lag/max": 2.0}) for t in trials[:21]}
+    text = rendered(live_table(trials, latest))
+    assert "21 of 30 trials done, 8 waiting, 6 not shown" in text
+    assert "sync/21" in text  # it runs, and has no row yet
+    assert "starting" in text
+    assert "failed" in text
+    assert "sync/22" not in text
+    assert "█" * BAR_WIDTH in text
+
+
+@given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))
+def test_bar_is_always_as_wide_as_its_column(seconds):
+    from callbacks.console import _bar
+
+    values = {f"time/{stage}_s": value for stage, value in zip(STAGES, seconds, strict=True)}
+    width = len(_bar(row(1, **values)))
+    assert width == (BAR_WIDTH if sum(seconds) > 0 else 0)
+
+
+def test_result_json_is_appended_to(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    start([callback], trial)
+    opened: list[Any] = []
+    real: Callable[..., Any] = Path.open
+    monkeypatch.setattr(Path, "open", lambda *args: opened.append(args) or real(*args))
+    play([callback], trial, range(1, 4))
+    assert opened == []

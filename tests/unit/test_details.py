@@ -1,0 +1,67 @@
+"""What a round leaves besides its metrics, written down by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from fakes import one_token_group
+
+from grpo_trainable.details import first_use_lags, response_columns, rollout_columns
+
+GROUPS = [
+    replace(
+        one_token_group(4, rewards=(1.0, 0.0), version=6, round_=3, uses=1),
+        response_ids=torch.tensor([[5, 6, 7], [8, 9, 0]]),
+        response_mask=torch.tensor([[True, False, True], [True, True, False]]),
+        behaviour_log_probs=torch.tensor([[-1.0, 0.0, -0.5], [-2.0, -0.25, 0.0]]),
+        finished=torch.tensor([False, True]),
+        # The hole's values are nobody's.
+        token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),
+        token_rounds=torch.tensor([[4, 0, 3], [4, 4, 0]], dtype=torch.int32),
+    ),
+    one_token_group(5, rewards=(0.5, 0.5), version=8, round_=4, uses=2),
+]
+
+
+def test_columns_have_one_entry_a_response_in_order():
+    columns = rollout_columns(
+        GROUPS,
+        learner_round=5,
+        prompt=lambda cursor: f"prompt {cursor}",
+        decode=lambda ids: "-".join(map(str, ids)),
+        advantages=np.array([1.0, -1.0, 0.0, 0.0], dtype=np.float32),
+        policy_log_probs=np.array([-1.5, -2.5, 0.0, 0.0], dtype=np.float32),
+        reference_log_probs=None,
+    )
+    assert columns == {
+        "round": [6, 6, 6, 6],
+        "cursor": [4, 4, 5, 5],
+        "response_index": [0, 1, 0, 1],
+        "prompt": ["prompt 4", "prompt 4", "prompt 5", "prompt 5"],
+        "response": ["5-7", "8-9", "0", "0"],
+        "reward": [1.0, 0.0, 0.5, 0.5],
+        "finished": [False, True, True, True],
+        "tokens": [2, 2, 1, 1],
+        "advantage": [1.0, -1.0, 0.0, 0.0],
+        "uses": [1, 1, 2, 2],
+        "version": [6, 6, 8, 8],
+        "weights_round": [3, 3, 4, 4],
+        "lag": [2, 2, 1, 1],
+        "first_use": [True, True, False, False],
+        "behaviour_log_prob": [-1.5, -2.25, 0.0, 0.0],
+        "policy_log_prob": [-1.5, -2.5, 0.0, 0.0],
+        "reference_log_prob": [None] * 4,
+    }
+
+
+def test_no_groups_give_empty_columns():
+    columns = response_columns([], lambda cursor: "", lambda ids: "")
+    assert set(columns) >= {"prompt", "response", "reward"}
+    assert all(values == [] for values in columns.values())
+
+
+def test_lags_count_groups_at_their_first_use():
+    assert first_use_lags(GROUPS, learner_round=5) == {2: 1}
+    assert first_use_lags([], learner_round=5) == {}

@@ -1,0 +1,334 @@
+"""What stands on disk is read as it is; what cannot be read is named and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from experiments import (
+    change,
+    config,
+    evaluation,
+    rollout,
+    row,
+    write_experiment,
+    write_part,
+    write_trial,
+)
+
+from launch.experiment import ExperimentError, read_experiment, read_files
+from launch.summary import compare, table
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return write_experiment(tmp_path / "three_seeds")
+
+
+def only_trial(experiment):
+    (trial,) = read_experiment(experiment).trials
+    return trial
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The table's rows by arm; columns stand at least two blanks apart."""
+    lines = [line for line in text.splitlines() if "  " in line]
+    return {line.split()[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in lines}
+
+
+# ---- Rows ------------------------------------------------------------------------------------
+
+
+def test_rows_are_read_in_order_with_numbers_only(experiment):
+    write_trial(experiment, config(), [{**row(1), "node_ip": "10.0.0.1", "config": {}}, row(2)])
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 2]
+    assert "node_ip" not in trial.rows[0]
+    assert "done" not in trial.rows[0]
+    assert trial.column("count/trained") == [16.0, 32.0]
+    assert trial.last("count/trained") == 32.0
+    assert trial.problems == []
+
+
+def test_a_half_written_line_is_skipped_and_named(experiment):
+    directory = write_trial(experiment, config(), [row(1), row(2)])
+    with open(directory / "result.json", "a") as file:
+        file.write('{"training_iteration": 3, "reward/tr')
+    trial = only_trial(experiment)
+
+    assert trial.round == 2
+    assert trial.problems == [
+        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written, skipped"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{}", "null", '{"training_iteration": "2"}', "\x00\x00", '{"training_iteration": true}'],
+)
+def test_a_damaged_line_between_others_is_skipped_and_named(experiment, line):
+    directory = write_trial(experiment, config(), [row(1)])
+    with open(directory / "result.json", "a") as file:
+        file.write(f"{line}\n{json.dumps(row(3))}\n")
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 3]
+    assert "line 2 of 3 is damaged" in trial.problems[0]
+
+
+def test_rounds_trained_again_after_a_resume_replace_those_before(experiment):
+    first = [row(n, time__eval_s=1.0) for n in (1, 2, 3, 4, 5)]
+    again = [row(n, time__eval_s=10.0) for n in (3, 4)]
+    write_trial(experiment, config(), [*first, *again])
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 2, 3, 4]
+    assert trial.column("time/eval_s") == [1, 1, 10, 10]
+
+
+def test_a_value_that_is_no_finite_number_is_left_out_and_named(experiment):
+    nan = float("nan")
+    write_trial(experiment, config(), [row(1), row(2, loss__policy=nan), row(3, loss__policy=nan)])
+    trial = only_trial(experiment)
+
+    assert trial.column("loss/policy") == []
+    assert trial.problems == [
+        "colocated_k1-0-abc_00000/result.json: loss/policy is nan, first in round 2"
+    ]
+
+
+def test_evaluations_are_those_rows_that_measured_one(experiment):
+    # Measured before training, after round 2 and after round 3; row 1 repeats round 0.
+    rows = [
+        row(1, eval__round=0, reward__eval_mean=0.3),
+        row(2, eval__round=2, reward__eval_mean=0.5),
+        row(3, eval__round=3, reward__eval_mean=0.6),
+        row(4, eval__round=3, reward__eval_mean=0.6),
+    ]
+    write_trial(experiment, config(), rows)
+
+    points = [(round_, reward) for round_, reward, _ in only_trial(experiment).evaluated()]
+    assert points == [(0, 0.3), (2, 0.5), (3, 0.6)]
+
+
+# ---- Trials ----------------------------------------------------------------------------------
+
+
+def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment):
+    def write(arm, rows, error=None):
+        write_trial(experiment, config(arm, rounds=4), rows, error=error)
+
+    rows = [row(n) for n in (1, 2, 3)]
+    last = {**row(4), "done": True}
+    write("colocated_k1", [*rows, last])
+    write("colocated_k2", rows, error="Traceback\n  File\nActorFailed: generator died\n\n")
+    write("colocated_k4", rows)
+    write("colocated_k8", [])
+    write("sync", [*rows, last], error="ActorFailed: once")
+    write("async_k1", [rows[0], {**rows[1], "done": True}])
+    status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
+
+    assert status == {
+        "colocated_k1": "finished",
+        "colocated_k2": "failed after round 3 of 4: ActorFailed: generator died",
+        "colocated_k4": "still running or interrupted: round 3 of 4",
+        "colocated_k8": "no round yet",
+        "sync": "finished",
+        "async_k1": "stopped by the scheduler after round 2 of 4",
+    }
+
+
+def test_trials_stand_in_the_order_of_the_space_then_of_seeds(experiment):
+    for arm, seed in (("async_k1", 0), ("sync", 1), ("sync", 0), ("colocated_k1", 0)):
+        write_trial(experiment, config(arm, seed), [row(1)])
+
+    trials = read_experiment(experiment).trials
+    order = [(trial.config.arm, trial.config.seed) for trial in trials]
+    assert order == [("colocated_k1", 0), ("sync", 0), ("sync", 1), ("async_k1", 0)]
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"kk": 1}', "{"])
+def test_a_trial_without_a_usable_config_is_left_out_and_named(experiment, content):
+    write_trial(experiment, config(), [row(1)])
+    directory = write_trial(experiment, config("sync"), [row(1)])
+    (directory / "params.json").unlink()
+    if content is not None:
+        (directory / "params.json").write_text(content)
+    record = read_experiment(experiment)
+
+    assert [trial.config.arm for trial in record.trials] == ["colocated_k1"]
+    (problem,) = record.problems
+    assert problem.startswith("sync-0-abc_00000: left out, its config cannot be used")
+    assert "\n" not in problem
+
+
+def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    other = tmp_path / "other" / "inner"
+    other.mkdir(parents=True)
+    for path, words in (
+        (tmp_path / "nowhere", "does not exist"),
+        (file, "is not a directory"),
+        (empty, "is empty"),
+        (tmp_path / "other", "is no experiment"),
+    ):
+        with pytest.raises(ExperimentError, match=words) as caught:
+            read_experiment(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
+    directory = tmp_path / "of_tuner"
+    directory.mkdir()
+    write_trial(directory, config(), [row(1)])
+    record = read_experiment(directory)
+
+    assert len(record.trials) == 1
+    assert record.problems == ["of_tuner/experiment.json is missing"]
+
+
+# ---- Parquet parts ---------------------------------------------------------------------------
+
+
+def test_lags_count_each_group_once_at_its_first_use(experiment):
+    trial = write_trial(experiment, config("async_k1"), [row(1), row(2)])
+    # Two responses a group: cursors 0 and 1 at lag 0; then 2 at lag 1, 3 at lag 0, and 1 again.
+    write_part(trial, "rollouts", 1, [rollout(1, c) for c in (0, 0, 1, 1)])
+    second = [rollout(2, 2, lag=1), rollout(2, 2, lag=1), rollout(2, 3)]
+    write_part(trial, "rollouts", 2, [*second, rollout(2, 1, lag=1, first_use=False)])
+
+    assert read_files(only_trial(experiment)).lags == {0: 3, 1: 1}
+
+
+def test_a_damaged_part_is_skipped_and_named(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2), row(3)])
+    for n in (1, 2, 3):
+        write_part(trial, "rollouts", n, [rollout(n, n)])
+    path = trial / "rollouts" / "part-00000002.parquet"
+    os.truncate(path, path.stat().st_size // 2)
+    write_part(trial, "evaluations", 1, [{"round": 0, "cursor": 1}])
+    write_part(trial, "versions", 1, [{**change(1.0, "learner", 0), "side": b"\xff\xfe"}])
+    files = read_files(only_trial(experiment))
+
+    assert files.lags == {0: 2}
+    rollouts, evaluations, versions = files.damaged
+    assert rollouts.startswith(
+        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged, skipped ("
+    )
+    assert "evaluations/part-00000001.parquet is damaged" in evaluations
+    assert "versions/part-00000001.parquet is damaged" in versions
+
+
+def test_parts_beyond_the_last_row_are_not_read(experiment):
+    # A killed trial may have written a round whose row never came.
+    trial = write_trial(experiment, config(), [row(1)])
+    write_part(trial, "rollouts", 1, [rollout(1, 1)])
+    write_part(trial, "rollouts", 2, [rollout(2, 2)])
+
+    assert read_files(only_trial(experiment)).lags == {0: 1}
+
+
+def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experiment):
+    trial = write_trial(experiment, config(), [row(n) for n in range(1, 5)])
+    zero = [evaluation(0, c, f"before {c}", 0.25, index=i) for i in (1, 0) for c in range(6)]
+    write_part(trial, "evaluations", 1, zero)
+    for n in (2, 4):
+        write_part(
+            trial, "evaluations", n, [evaluation(n, c, f"after {n}", 1.0) for c in range(1, 6)]
+        )
+    examples = read_files(only_trial(experiment)).examples
+
+    assert examples.round == 4
+    # Cursor 0 is not in the latest evaluation.
+    assert [pair.prompt for pair in examples.pairs] == [f"prompt {c}" for c in (1, 2, 3, 4)]
+    assert [pair.before for pair in examples.pairs] == [f"before {c}" for c in (1, 2, 3, 4)]
+    assert {pair.after for pair in examples.pairs} == {"after 4"}
+    assert {(p.before_reward, p.after_reward) for p in examples.pairs} == {(0.25, 1.0)}
+
+
+def test_version_changes_are_in_order_from_the_first(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    write_part(trial, "versions", 1, [change(1000.5, "generator", 0), change(1000.0, "learner", 0)])
+    write_part(trial, "versions", 2, [change(1003.0, "learner", 1), change(0.0, "learner", 9)])
+    changes = read_files(only_trial(experiment)).changes
+
+    assert [(c.second, c.side, c.version) for c in changes] == [
+        (0.0, "learner", 0),
+        (0.5, "generator", 0),
+        (3.0, "learner", 1),
+    ]
+
+
+def test_without_parts_there_is_nothing_and_nothing_is_wrong(experiment):
+    write_trial(experiment, config(), [row(1)])
+    files = read_files(only_trial(experiment))
+
+    assert files.lags == {}
+    assert files.examples.pairs == ()
+    assert files.changes == []
+    assert files.damaged == []
+
+
+# ---- The table -------------------------------------------------------------------------------
+
+
+def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
+    # 4 rounds of 16 groups of 4: 256 responses, half of them in the counted rounds 3 and 4.
+    for seed, seconds in enumerate((2.0, 4.0, 8.0)):
+        rows = [row(n) for n in (1, 2, 3)]
+        end = row(4, time__wall_clock_s=seconds, reward__eval_mean=0.5 + seed / 10, time__eval_s=1)
+        write_trial(experiment, config(seed=seed, rounds=4), [*rows, end])
+    end = row(4, time__wall_clock_s=2.0, cost__device_hours=0.5, lag__max=1.0)
+    write_trial(experiment, config("async_k1", rounds=4), [*rows, end])
+    text = table(read_experiment(experiment).trials)
+    by_arm = cells(text)
+
+    assert text.startswith("medians over 3 seeds, (least to most)\n")
+    assert by_arm["colocated_k1"] == [
+        *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "0.0040"),
+        *("0.300 -> 0.600 (0.500-0.700)", "-", "0", "1.0", "0.0"),
+    ]
+    # 128 samples in 2 s are 64/s, against the median of 32/s.
+    assert by_arm["async_k1"][1:8] == [
+        *("4", "256", "2.0", "64", "2.00x", "0.5000", "0.300 -> 0.500"),
+    ]
+    assert by_arm["async_k1"][9] == "1"
+    assert text.endswith("relative to colocated_k1.")
+
+
+def test_reference_nll_is_the_mean_of_the_last_eight_rounds(experiment):
+    rows = [row(n, response__reference_nll_nats=9.0 if n <= 2 else 2.0) for n in range(1, 11)]
+    write_trial(experiment, config(rounds=10), rows)
+
+    assert cells(table(read_experiment(experiment).trials))["colocated_k1"][8] == "2.00"
+
+
+def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):
+    for arm, seconds in (("sync", 4.0), ("async_k1", 2.0)):
+        rows = [*(row(n) for n in (1, 2, 3)), row(4, time__wall_clock_s=seconds)]
+        write_trial(experiment, config(arm, rounds=4), rows)
+    trials = read_experiment(experiment).trials
+
+    assert compare(trials).speed_ups("async_k1") == [2.0]
+    assert "1.00x" in cells(table(trials))["sync"]
+    assert "relative to sync." in table(trials)
+
+
+def test_before_round_three_speed_is_unknown(experiment):
+    write_trial(experiment, config(), [row(1), row(2)])
+    cell = cells(table(read_experiment(experiment).trials))["colocated_k1"]
+
+    assert cell[3:6] == ["-", "-", "-"]
+
+
+def test_trials_without_a_row_are_no_part_of_the_table(experiment):
+    write_trial(experiment, config(), [])
+    trials = read_experiment(experiment).trials
+
+    assert table(trials) == "no trial has finished a round"
+    assert table([]) == "no trial has finished a round"

@@ -1,0 +1,420 @@
+"""The report shows what was measured, names what is missing, and runs nothing it was told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from experiments import (
+    SPACE,
+    change,
+    config,
+    evaluation,
+    rollout,
+    row,
+    write_experiment,
+    write_full,
+    write_part,
+    write_trial,
+)
+
+from launch import plots, report
+from launch.experiment import read_experiment, read_files
+from launch.summary import compare
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, str(ROOT / "launch" / "report.py")]
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(autouse=True)
+def small_pictures(monkeypatch):
+    monkeypatch.setattr(plots, "DPI", 30)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return write_experiment(tmp_path / "three_seeds")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    """Three arms with two seeds: the directory with its report."""
+    directory = tmp_path_factory.mktemp("storage") / "full"
+    write_full(directory, ("colocated_k1", "colocated_k8", "async_k4"))
+    heard: list[str] = []
+    assert report.write_report(directory, heard.append) == directory / "report.html"
+    assert heard == []
+    return directory
+
+
+def write(directory: Path) -> tuple[Page, list[str]]:
+    """The page, and what the command would warn of."""
+    heard: list[str] = []
+    return Page(report.write_report(directory, heard.append)), heard
+
+
+# ---- A complete experiment -------------------------------------------------------------------
+
+
+def test_the_page_asks_for_nothing_from_outside_and_runs_no_script(full):
+    page = Page(full / "report.html")
+    sources = [image["src"] for image in page.all("img")]
+    sources += [source["srcset"] for source in page.all("source")]
+
+    assert len(sources) == 2 * len(page.all("img")) > 0
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    # Links are to the trials' own files only.
+    assert all("://" not in link["href"] for link in page.all("a"))
+    assert not re.search(r"url\(|@import", (full / "report.html").read_text())
+    assert all(image["alt"] for image in page.all("img"))
+
+
+def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
+    page = Page(full / "report.html")
+    names = [figure["id"] for figure in page.all("figure")]
+
+    assert len(page.all("img")) == len(names) == len(set(names)) == 17
+    assert {f"{name}.png" for name in [*names, "legend"]} == set(os.listdir(full / "plots"))
+    for path in (full / "plots").iterdir():
+        assert path.read_bytes().startswith(PNG)
+    assert "Not drawn" not in page.words
+    assert "Missing or incomplete" not in page.words
+    assert "3 arms × 2 seeds: 6 trials, 6 finished" in page.words
+
+
+def test_the_page_has_the_rows_of_the_commands_table(full):
+    comparison = compare(read_experiment(full).trials)
+    words = Page(full / "report.html").words
+
+    for cells in comparison.rows():
+        for cell in cells:
+            numbers = re.findall(r"[\d.]+x?", cell.partition("(")[0]) if "k" not in cell else [cell]
+            assert all(number in words for number in numbers)
+    assert SPACE.question[1:] in words
+    assert "relative to colocated_k1" in words
+
+
+def test_settings_machine_and_commands_stand_on_the_page(full):
+    words = Page(full / "report.html").words
+
+    assert "What the arms set differently" in words
+    assert "Shared settings that are not the defaults: k_mode=fresh_batches." in words
+    assert "Seeds: 0, 1." in words
+    for text in ("2.13.0", "Linux-6.1-x86_64", "2026-11-20 15:00 UTC", "https://ui.perfetto.dev"):
+        assert text in words
+    assert f"tensorboard --logdir {full}" in words
+    assert f"python launch/report.py {full}" in words
+    assert (
+        f"python launch/tune.py --space async_vs_sync --resume must --name full "
+        f"--storage {full.parent}" in words
+    )
+    assert "async_k4-0-abc_00000/trace.json" in words
+
+
+def test_a_report_written_again_leaves_no_other_file(experiment):
+    write_trial(experiment, config(), [row(1)])
+    write(experiment)
+    before = {path for path in experiment.rglob("*") if path.is_file()}
+    write(experiment)
+
+    assert {path for path in experiment.rglob("*") if path.is_file()} == before
+
+
+# ---- What plots show -------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_median_with_least_and_most_over_seeds(experiment):
+    for seed, reward in enumerate((0.2, 0.5, 0.6)):
+        rows = [row(1, reward__train_mean=reward), row(2, reward__train_mean=reward + 0.1)]
+        write_trial(experiment, config(seed=seed), rows[: 2 if seed < 2 else 1])
+    arm = read_experiment(experiment).arms["colocated_k1"]
+    points = plots.curve(arm, plots._metric("reward/train_mean"))
+
+    assert points == [
+        plots.Point(1, 0.5, 0.2, 0.6),
+        # The third seed has not come this far.
+        plots.Point(2, pytest.approx(0.45), pytest.approx(0.3), pytest.approx(0.6)),
+    ]
+
+
+def test_the_frontier_begins_at_the_reference_and_has_a_point_an_evaluation(experiment):
+    rows = [
+        row(1, kl__reference_nats=1.0),
+        row(2, kl__reference_nats=2.5, eval__round=2, reward__eval_mean=0.7),
+        row(3, kl__reference_nats=4.0, eval__round=2, reward__eval_mean=0.7),
+    ]
+    write_trial(experiment, config(), rows)
+    (trial,) = read_experiment(experiment).trials
+
+    assert list(plots.frontier(trial)) == [(0, 0.0, 0.3), (2, 2.5, 0.7)]
+
+
+def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
+    rows = [
+        row(n, time__rollout_s=s, time__eval_s=e) for n, s, e in ((1, 9, 6), (2, 1, 0), (3, 2, 0))
+    ]
+    write_trial(experiment, config(seed=0), rows)
+    rows = [row(n, time__rollout_s=4.0) for n in (1, 2, 3)]
+    write_trial(experiment, config(seed=1), rows)
+    seconds = plots.stage_seconds(read_experiment(experiment).trials)
+
+    assert seconds["rollout"] == 3.0  # of 2 and 4
+    assert seconds["eval"] == 1.0  # of 2 and 0
+    assert seconds["optimize"] == 0.0
+
+
+def test_lag_shares_are_over_the_groups_of_all_seeds(experiment):
+    for seed in (0, 1):
+        trial = write_trial(experiment, config("async_k1", seed), [row(1)])
+        groups = [rollout(1, 0), rollout(1, 0), rollout(1, 1, lag=1), rollout(1, 2, lag=1)]
+        write_part(trial, "rollouts", 1, groups[: 4 if seed else 2])
+    trials = read_experiment(experiment).trials
+
+    assert plots.lag_shares(read_files(trial).lags for trial in trials) == {0: 0.5, 1: 0.5}
+
+
+def test_no_two_arms_look_alike():
+    looks = {(plots.colour(i), plots.marker(i)) for i in range(64)}
+    assert len(looks) == 64
+
+
+# ---- What is missing -------------------------------------------------------------------------
+
+
+def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
+    directory = write_experiment(tmp_path / "old", packages=None, machine=None, started=None)
+    params = config(rounds=4, **{"loss.kl_monitor": False})
+    write_trial(directory, params, [row(1, cost__device_hours=0.0)])
+    page, heard = write(directory)
+
+    for text in (
+        "colocated_k1-0-abc_00000: still running or interrupted: round 1 of 4",
+        "KL was not monitored (loss.kl_monitor=false): all trials",
+        "no rollouts were kept: all trials",
+        "no version changes were recorded: all trials",
+        "no held-out responses were kept: all trials",
+        "packages not recorded",
+        "machine not recorded",
+        "started not recorded",
+        "Not drawn. KL was not monitored (loss.kl_monitor=false).",
+        "Not drawn. Wall-clock begins with round 3, which no trial has finished.",
+        "Not drawn. No rollouts were kept",
+        "Not drawn. No version changes were recorded",
+        "Nothing to compare: no evaluation after the first was kept.",
+        "No trace.json was written.",
+    ):
+        assert text in page.words
+    assert heard == []
+
+
+def test_kl_that_should_be_there_and_is_not_is_told_from_kl_not_asked_for(experiment):
+    write_trial(experiment, config(), [row(1)])
+    write_trial(experiment, config("sync", **{"loss.kl_monitor": False}), [row(1)])
+    page, _ = write(experiment)
+
+    assert "KL was not monitored (loss.kl_monitor=false): sync-0-abc_00000" in page.words
+    assert "no KL in the rows: colocated_k1-0-abc_00000" in page.words
+
+
+def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller(experiment):
+    last = {**row(4), "done": True}
+    rows = [row(n) for n in (1, 2, 3)]
+    write_trial(experiment, config("sync", rounds=4), rows, error="Traceback\nActorFailed: <gone>")
+    trial = write_trial(experiment, config(rounds=4), [*rows, last], error="OSError: first time")
+    with open(trial / "result.json", "a") as file:
+        file.write('{"trai')
+    part = write_part(trial, "rollouts", 1, [rollout(1, 1)])
+    part.write_bytes(b"PAR1 nonsense PAR1")
+    (experiment / "broken").mkdir()
+    (experiment / "broken" / "params.json").write_text("{")
+    page, heard = write(experiment)
+
+    named = (
+        "broken: left out, its config cannot be used (broken/params.json cannot be read",
+        "result.json: line 5 of 5 is half-written, skipped",
+        "rollouts/part-00000001.parquet is damaged, skipped (",
+    )
+    for text, warning in zip(named, heard, strict=True):
+        assert text in page.words
+        assert text in warning
+        assert "\n" not in warning
+    assert "sync-0-abc_00000: failed after round 3 of 4: ActorFailed: <gone>" in page.words
+    assert "finished after a retry; it had failed: OSError: first time" in page.words
+    assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
+
+
+def test_an_unknown_space_and_odd_descriptions_do_not_stop_the_report(tmp_path):
+    directory = write_experiment(
+        tmp_path / "odd", space="of_the_future", packages=["torch"], machine="m", started=[1]
+    )
+    write_trial(directory, config(), [row(1)])
+    page, _ = write(directory)
+
+    assert "Experiment odd" in page.words
+    assert "Packages not recorded." in page.words
+
+
+def test_extreme_values_do_not_stop_the_report(experiment):
+    rows = [row(n, kl__reference_nats=s * 1e300, lag__max=1e18) for n, s in ((1, -1), (2, 1))]
+    write_trial(experiment, config(), [*rows, row(3, time__rollout_s=-1.0)])
+    page, _ = write(experiment)
+
+    assert "kl_reference" in [figure["id"] for figure in page.all("figure")]
+
+
+# ---- Untrusted text --------------------------------------------------------------------------
+
+
+def test_responses_are_text_and_never_markup(experiment):
+    evil = "<script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;\x1b[31m\x00\u202eabc"
+    trial = write_trial(experiment, config(), [row(1, eval__round=1)])
+    rows = [
+        evaluation(0, 0, evil, 0.0, prompt=f"say {evil}"),
+        evaluation(1, 0, "</pre></section>" + "long " * 2000, 1.0, prompt=f"say {evil}"),
+    ]
+    write_part(trial, "evaluations", 1, rows)
+    page, _ = write(experiment)
+
+    assert page.all("script") == []
+    assert all(image["src"].startswith("data:") for image in page.all("img"))
+    visible = "<script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;␛[31m␀[U+202E]abc"
+    assert visible in page.words
+    assert f"say {visible}" in page.words
+    assert "</pre></section>long long" in page.words
+    assert "more characters" in page.words
+    raw = (experiment / "report.html").read_text(encoding="utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", raw)
+
+
+def test_names_of_arms_and_directories_are_text_too(tmp_path):
+    directory = write_experiment(tmp_path / "a <b> & $c$")
+    for arm in ("<i>x", "$\\frac{$", 'quote"s', "漢字"):
+        params = {**config(), "arm": arm}
+        rows = [row(n) for n in (1, 2, 3)]
+        trial = write_trial(directory, params, rows)
+        (trial / "trace.json").write_text("[]")
+        write_part(trial, "rollouts", 1, [rollout(1, 1)])
+        write_part(trial, "versions", 1, [change(1.0, "learner", 0), change(2.0, "generator", 0)])
+    page, _ = write(directory)
+
+    assert page.all("i") == []
+    assert "<i>x" in page.words
+    assert "a <b> & $c$" in page.words
+    links = [link["href"] for link in page.all("a")]
+    assert "%3Ci%3Ex-0-abc_00000/trace.json" in links
+
+
+# ---- The command -----------------------------------------------------------------------------
+
+
+def run(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120
+    )
+
+
+def test_the_command_prints_the_path_and_warns_of_damage(experiment, tmp_path):
+    trial = write_trial(experiment, config(), [row(1)])
+    write_part(trial, "rollouts", 1, [rollout(1, 1)]).write_bytes(b"")
+    done = run("three_seeds", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{experiment / 'report.html'}\n"
+    assert done.stderr.startswith("report.py: warning: colocated_k1-0-abc_00000/rollouts/part-")
+    assert done.stderr.count("\n") == 1
+    assert (experiment / "report.html").is_file()
+
+
+def test_the_command_teaches(tmp_path):
+    done = run("--help", cwd=tmp_path)
+
+    assert done.returncode == 0
+    for text in ("EXPERIMENT_DIR/report.html", "examples:", "exit status"):
+        assert text in done.stdout
+
+
+def refused(capsys, *argv: str) -> str:
+    assert report.main([*argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("report.py: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_what_cannot_be_reported_on_ends_with_status_2_and_one_line(experiment, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    other = tmp_path / "other"
+    (other / "inner").mkdir(parents=True)
+
+    assert "does not exist" in refused(capsys, str(tmp_path / "nowhere"))
+    assert "is empty" in refused(capsys, str(empty))
+    assert "is no experiment" in refused(capsys, str(other))
+    assert "no trial has finished a round yet" in refused(capsys, str(experiment))
+    assert "EXPERIMENT_DIR" in refused(capsys)
+    assert "--bogus" in refused(capsys, str(experiment), "--bogus")
+
+    write_trial(experiment, config(), [])
+    assert "no trial has finished a round yet" in refused(capsys, str(experiment))
+    assert not (experiment / "report.html").exists()
+
+
+def test_a_place_that_cannot_be_written_to_is_named(experiment, capsys):
+    write_trial(experiment, config(), [row(1)])
+    (experiment / "plots").write_text("in the way")
+
+    assert "cannot write there" in refused(capsys, str(experiment))
+
+
+def test_without_matplotlib_the_command_says_how_to_install_it(experiment, tmp_path):
+    write_trial(experiment, config(), [row(1)])
+    program = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from launch import report\n"
+        f"sys.exit(report.main([{str(experiment)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "report.py: matplotlib is missing; install it by: pip install 'grpo-trainable[report]'\n"
+    )
+
+
+def test_importing_the_report_loads_neither_matplotlib_nor_torch_nor_ray():
+    program = "import json, sys, launch.report; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+
+    assert {"matplotlib", "torch", "ray"}.isdisjoint(json.loads(done.stdout))

@@ -1,0 +1,118 @@
+"""Tune trials as callbacks see them: a directory, a config, a checkpoint to start from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.fs
+
+from grpo_trainable.details import RoundDetails
+from grpo_trainable.metrics import NAMES, RATIO_EDGES, ActorSpan
+from grpo_trainable.timers import Span
+from grpo_trainable.versions import VersionChange
+
+
+class FakeTrial:
+    """Compared by identity and hashable, as Tune's is: its loggers keep files by trial."""
+
+    def __init__(self, directory: Path, **config: Any) -> None:
+        self.trial_id = directory.name
+        self.config = {"arm": "sync", "seed": 0, "rounds": 8, "callbacks": {}, **config}
+        self.path = self.local_path = str(directory)
+        self.storage = SimpleNamespace(storage_filesystem=pyarrow.fs.LocalFileSystem())
+        self.latest_checkpoint_result: Any = None
+        self.status = "RUNNING"
+        self.evaluated_params = {"arm": "sync"}
+        self.last_result: dict[str, Any] = {}
+
+    def __str__(self) -> str:
+        return self.trial_id
+
+    def init_local_path(self) -> None:
+        Path(self.local_path).mkdir(parents=True, exist_ok=True)
+
+    def is_finished(self) -> bool:
+        return self.status in ("TERMINATED", "ERROR")
+
+    def checkpoint_at(self, iteration: int | None) -> None:
+        metrics = {"training_iteration": iteration}
+        self.latest_checkpoint_result = iteration and SimpleNamespace(metrics=metrics)
+
+
+def row(round_: int, **values: Any) -> dict[str, Any]:
+    """A row of a trial: every metric is there; most are 0."""
+    return {
+        **{name: 0.0 for name in sorted(NAMES) if not re.fullmatch("time/.*_fraction", name)},
+        "training_iteration": round_,
+        "time_total_s": 2.0 * round_,
+        "config": {"arm": "sync"},
+        "eval/round": 0.0,
+        "version/learner": float(round_),
+        **values,
+    }
+
+
+def details(round_: int, **values: Any) -> RoundDetails:
+    """Two responses to one prompt, a generator and a learner that take turns; round r takes
+    seconds 10 r to 10 r + 9."""
+    start = 10.0 * round_
+    spans = [
+        ("trial", "trial", "round", 0, 9),
+        ("generator", "generator-0", "idle", 0, 1),
+        ("generator", "generator-0", "rollout", 1, 5),
+        ("learner", "learner", "idle", 0, 5),
+        ("learner", "learner", "optimize", 5, 9),
+    ]
+    fields: dict[str, Any] = {
+        "round": round_,
+        "rollouts": {
+            **_responses(round_, 2),
+            "advantage": [1.0, -1.0],
+            "uses": [1, 1],
+            "version": [round_ - 1] * 2,
+            "weights_round": [round_ - 1] * 2,
+            "lag": [0, 0],
+            "first_use": [True, True],
+            "behaviour_log_prob": [-3.0, -4.0],
+            "policy_log_prob": [-2.5, -4.5],
+            "reference_log_prob": [None, None],
+        },
+        "evaluations": {},
+        "versions": [
+            VersionChange(
+                at=start + 9,
+                role="learner",
+                actor="learner",
+                version=round_,
+                weights_round=round_,
+            )
+        ],
+        "spans": [
+            ActorSpan(role, actor, Span(stage, start + low, start + high))
+            for role, actor, stage, low, high in spans
+        ],
+        "lags": {0: 1},
+        "ratio_counts": [0] * 30 + [8] + [0] * 30,
+    }
+    assert len(fields["ratio_counts"]) == len(RATIO_EDGES) - 1
+    return RoundDetails(**{**fields, **values})
+
+
+def held_out(round_: int, count: int = 3) -> dict[str, list[Any]]:
+    return _responses(round_, count)
+
+
+def _responses(round_: int, count: int) -> dict[str, list[Any]]:
+    return {
+        "round": [round_] * count,
+        "cursor": list(range(count)),
+        "response_index": [0] * count,
+        "prompt": [f"prompt {i}" for i in range(count)],
+        "response": [f"response {i} of {round_}" for i in range(count)],
+        "reward": [1.0] + [0.0] * (count - 1),
+        "finished": [True] * count,
+        "tokens": [4] * count,
+    }
