@@ -173,7 +173,8 @@ def _learning(arms: Arms) -> list[Plot]:
             arms,
             name="reward_rounds",
             title="Held-out reward against rounds",
-            look="Higher is better. Arms that train several batches a round need fewer rounds.",
+            look="Higher is better; arms that train several batches a round need fewer rounds. "
+            "Equal curves lie within each other.",
             x_label="round",
             y_label=reward,
             series=held_out_by(lambda t, n, row: n),
@@ -197,7 +198,7 @@ def _learning(arms: Arms) -> list[Plot]:
             look="Should rise with the held-out reward; rising alone, it is learned by heart.",
             x_label="round",
             y_label="mean reward of the round",
-            series=_metric("reward/train_mean"),
+            series=metric("reward/train_mean"),
             missing="No row has reward/train_mean.",
         ),
     ]
@@ -269,7 +270,9 @@ def _stages(arms: Arms) -> list[Plot]:
 
 def _drift(arms: Arms) -> list[Plot]:
     monitored = any(trial.config.loss.kl_monitor for trials in arms.values() for trial in trials)
-    no_kl = "No row has kl/…" if monitored else "KL was not monitored (loss.kl_monitor=false)."
+    no_kl = (
+        "No row has a KL (kl/…)." if monitored else "KL was not monitored (loss.kl_monitor=false)."
+    )
     plots = []
     for name, title, look in (
         (
@@ -296,8 +299,8 @@ def _drift(arms: Arms) -> list[Plot]:
                 look=f"{look} Solid: k1 (signed), dotted: k3 (never negative).",
                 x_label="round",
                 y_label="nats a response",
-                series=_metric(f"kl/{name}_nats"),
-                dotted=_metric(f"kl/{name}_k3_nats"),
+                series=metric(f"kl/{name}_nats"),
+                dotted=metric(f"kl/{name}_k3_nats"),
                 missing=no_kl,
             )
         )
@@ -322,7 +325,7 @@ def _drift(arms: Arms) -> list[Plot]:
             "rise means that the text falls apart.",
             x_label="round",
             y_label="nats a token",
-            series=_metric("response/reference_nll_nats"),
+            series=metric("response/reference_nll_nats"),
             missing="No row has response/reference_nll_nats." if monitored else no_kl,
         )
     )
@@ -334,7 +337,7 @@ def _drift(arms: Arms) -> list[Plot]:
             look="A fall or rise that the task does not ask for is a reward being gamed.",
             x_label="round",
             y_label="tokens",
-            series=_metric("response/length_mean"),
+            series=metric("response/length_mean"),
             missing="No row has response/length_mean.",
         )
     )
@@ -361,8 +364,8 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             "mean. Equal lines are drawn a hair apart.",
             x_label="round",
             y_label="rounds behind",
-            series=_metric("lag/max"),
-            dotted=_metric("lag/mean"),
+            series=metric("lag/max"),
+            dotted=metric("lag/mean"),
             apart=0.02,
             whole=True,
             missing="No row has lag/max.",
@@ -395,7 +398,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
 # ---- What is drawn ---------------------------------------------------------------------------
 
 
-def _metric(name: str) -> Series:
+def metric(name: str) -> Series:
     def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
         for row in trial.rows:
             if name in row:
@@ -600,7 +603,7 @@ def _draw_stage_bars(
 def _draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
     def draw(axes: Axes, i: int, trials: Sequence[TrialRecord]) -> None:
         layers = [
-            {point.x: point.y for point in curve(trials, _metric(f"time/{stage}_s"))}
+            {point.x: point.y for point in curve(trials, metric(f"time/{stage}_s"))}
             for stage in STAGES
         ]
         rounds = sorted({x for layer in layers for x in layer})
@@ -754,7 +757,7 @@ def _axes(
         axes.set_ylim(len(short) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=4))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
     else:
         axes.xaxis.set_major_locator(
             MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=x_label == "round")

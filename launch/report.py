@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment_dir", metavar="EXPERIMENT_DIR", help="as tune.py printed it")
     try:
         directory = parser.parse_args(argv).experiment_dir
-        print(write_report(Path(os.path.abspath(os.path.expanduser(directory)))))
+        print(write_report(Path(os.path.expanduser(directory))))
     except ReportError as error:
         print(f"report.py: {error}", file=sys.stderr)
         return USAGE
@@ -92,6 +92,7 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         ReportError: there is no experiment, it has no row yet, matplotlib is missing, or the page
             cannot be written.
     """
+    directory = Path(os.path.abspath(directory))  # "." has no name to show
     try:
         experiment = read_experiment(directory)
     except ExperimentError as error:

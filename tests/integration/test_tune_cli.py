@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import json
 import signal
 import subprocess
@@ -10,8 +12,12 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grpo_trainable.metrics import NAMES
+from launch.experiment import read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [
@@ -74,11 +80,97 @@ def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):
 
         events = EventAccumulator(str(trial))
         events.Reload()
-        scalars = {tag.removeprefix("ray/tune/") for tag in events.Tags()["scalars"]}
-        for name in ("reward/eval_mean", "time/rollout_s", "lag/max", "version/learner"):
-            assert name in scalars
-            logged = [event.value for event in events.Scalars(f"ray/tune/{name}")]
+        scalars = set(events.Tags()["scalars"])
+        assert scalars == NAMES & results[0].keys()
+        for name in scalars:
+            logged = [event.value for event in events.Scalars(name)]
             assert logged == pytest.approx([row[name] for row in results], rel=1e-5)
+
+
+def test_every_logged_number_is_a_metric_with_a_name(finished):
+    experiment, _ = finished
+    # Tune's own, and what ends a trial.
+    tune = {"done", "should_checkpoint", "iterations_since_restore", "timestamp", "pid"}
+    tune |= {"training_iteration", "time_this_iter_s", "time_total_s", "time_since_restore"}
+    for trial in trial_directories(experiment):
+        for row in rows(trial):
+            numbers = {name for name, value in row.items() if isinstance(value, int | float)}
+            assert numbers - tune == set(NAMES)
+
+
+def parts(trial: Path, kind: str) -> list[dict]:
+    paths = sorted((trial / kind).glob("part-*.parquet"))
+    return [entry for path in paths for entry in pq.read_table(path).to_pylist()]
+
+
+def test_rollouts_versions_and_evaluations_agree_with_the_rows(finished):
+    experiment, _ = finished
+    for trial in trial_directories(experiment):
+        rollouts, results = parts(trial, "rollouts"), rows(trial)
+        for row in results:
+            of_round = [r for r in rollouts if r["round"] == row["training_iteration"]]
+            assert len(of_round) == 16
+            rewards = [response["reward"] for response in of_round]
+            assert sum(rewards) / 16 == pytest.approx(row["reward/train_mean"])
+            assert max(r["lag"] for r in of_round) == row["lag/max"]
+            drift = [r["policy_log_prob"] - r["reference_log_prob"] for r in of_round]
+            assert sum(drift) / 16 == pytest.approx(row["kl/reference_nats"], abs=1e-3)
+        held_out = parts(trial, "evaluations")
+        assert sorted({entry["round"] for entry in held_out}) == [0, 2, 4]
+        prompts = [
+            [entry["prompt"] for entry in held_out if entry["round"] == round_]
+            for round_ in (0, 2, 4)
+        ]
+        assert prompts[0] == prompts[1] == prompts[2]
+        learner = [v["version"] for v in parts(trial, "versions") if v["side"] == "learner"]
+        assert learner == [row["version/learner"] for row in results]
+
+
+def spans(trial: Path) -> dict[str, list[tuple[str, float, float]]]:
+    """(stage, start, end) by actor, of the trace."""
+    events = json.loads((trial / "trace.json").read_text())
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    by_actor: dict[str, list[tuple[str, float, float]]] = {name: [] for name in names.values()}
+    for event in events:
+        if event["ph"] == "X":
+            span = (event["name"], event["ts"], event["ts"] + event["dur"])
+            by_actor[names[event["tid"]]].append(span)
+    return by_actor
+
+
+def overlap(first: list[tuple], second: list[tuple]) -> float:
+    return sum(
+        max(0.0, min(a[2], b[2]) - max(a[1], b[1])) for a, b in itertools.product(first, second)
+    )
+
+
+def test_trace_shows_what_ran_beside_what(finished):
+    experiment, _ = finished
+    for trial in trial_directories(experiment):
+        by_actor = spans(trial)
+        everything = [span for spans in by_actor.values() for span in spans]
+        rollouts, steps = (
+            [span for span in everything if span[0] == name] for name in ("rollout", "optimize")
+        )
+        assert rollouts
+        assert steps
+        asynchronous = "async" in trial.name
+        assert (overlap(rollouts, steps) > 0) == asynchronous
+        expected = {"trial", "worker"} if "colocated" in trial.name else {"trial", "learner"}
+        assert expected <= by_actor.keys()
+        # An actor does one thing at a time.
+        for actor, own in by_actor.items():
+            own.sort(key=lambda span: span[1])
+            for before, after in itertools.pairwise(own):
+                assert after[1] >= before[2] - 1, (actor, before, after)  # microseconds
+
+
+def test_report_is_written_and_its_path_is_printed(finished):
+    experiment, out = finished
+    assert f"report: {experiment / 'report.html'}" in out
+    page = (experiment / "report.html").read_text()
+    for arm in ("colocated_k1", "sync", "async_k1"):
+        assert arm in page
 
 
 def test_hparams_are_what_was_searched(finished):
@@ -133,6 +225,63 @@ def test_ctrl_c_ends_everything_and_resume_finishes_from_the_last_checkpoint(tmp
     assert iterations.count(1) == 1
     last = rows(trial)[-1]
     assert last["count/requested"] == last["count/trained"] == 40 * 4
+
+
+def is_ours(process: psutil.Process) -> bool:
+    """Not one of Ray's own, of which some take long to notice that their driver is gone."""
+    title = " ".join(process.cmdline())
+    return any(f"ray::{role}" in title for role in ("Generator", "Learner", "DetailedGRPO"))
+
+
+def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
+    argv = ["--space", "async_vs_sync", "--name", "killed", *SMALL, "--set", "arm=sync"]
+    argv += ["--set", "eval.every=2"]
+    process = subprocess.Popen(
+        command(*argv, "--iterations", "60", "--checkpoint-every", "3", storage=tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    experiment = tmp_path / "killed"
+    wait_for(lambda: list(experiment.glob("*/checkpoint_000002/manifest.json")), 120)
+    children = psutil.Process(process.pid).children(recursive=True)
+    actors = [child for child in children if is_ours(child)]
+    assert len(actors) == 3
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(actors, timeout=20)
+    assert not alive
+    (trial,) = trial_directories(experiment)
+    before = len(rows(trial))
+    assert 6 <= before < 60
+
+    resumed = run("--resume", "must", "--name", "killed", storage=tmp_path)
+
+    assert resumed.returncode == 0, resumed.stderr
+    every = list(range(1, 61))
+    evaluated = list(range(0, 61, 2))
+    results = rows(trial)
+    assert [row["training_iteration"] for row in results] == every
+    assert results[before]["iterations_since_restore"] < before  # it did not start over
+    with (trial / "progress.csv").open(newline="") as file:
+        assert [int(row["training_iteration"]) for row in csv.DictReader(file)] == every
+    for kind in ("rollouts", "versions"):
+        assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
+    assert len(parts(trial, "rollouts")) == 60 * 16
+    held_out = [entry["round"] for entry in parts(trial, "evaluations")]
+    assert held_out == [round_ for round_ in evaluated for _ in range(8)]
+    rounds = [span for span in spans(trial)["trial"] if span[0] == "round"]
+    assert len(rounds) == 60
+    events = EventAccumulator(str(trial), {"scalars": 0, "histograms": 0, "tensors": 0})
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        assert [event.step for event in events.Scalars(name)] == every
+    assert [event.step for event in events.Histograms("rollouts/reward")] == every
+    texts = [event.step for event in events.Tensors("examples/held_out/text_summary")]
+    assert texts == [1, *evaluated[1:]]
+    (record,) = read_experiment(experiment).trials
+    assert [row["training_iteration"] for row in record.rows] == every
+    assert [round_ for round_, _, _ in record.evaluated()] == evaluated
 
 
 def wait_for(condition, timeout_s: float):

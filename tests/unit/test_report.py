@@ -155,7 +155,7 @@ def test_a_curve_is_the_median_with_least_and_most_over_seeds(experiment):
         rows = [row(1, reward__train_mean=reward), row(2, reward__train_mean=reward + 0.1)]
         write_trial(experiment, config(seed=seed), rows[: 2 if seed < 2 else 1])
     arm = read_experiment(experiment).arms["colocated_k1"]
-    points = plots.curve(arm, plots._metric("reward/train_mean"))
+    points = plots.curve(arm, plots.metric("reward/train_mean"))
 
     assert points == [
         plots.Point(1, 0.5, 0.2, 0.6),
