@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo_trainable.config import ConfigError, GRPOConfig
+from launch import EXPERIMENT_FILE
 from search_spaces import SPACES
 
-EXPERIMENT_FILE = "experiment.json"
 MAX_ROUND = 1 << 31
 MAX_SECONDS = 1 << 40  # since 1970; above it is no time
 

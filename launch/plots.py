@@ -236,7 +236,7 @@ def _costs(comparison: Comparison) -> list[Plot]:
 
 def _stages(arms: Arms) -> list[Plot]:
     height = max(HEIGHT, _panel_rows(len(arms)) * 1.3 + 0.9)
-    seconds = {arm: stage_seconds(trials) for arm, trials in arms.items()}
+    seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
     missing = None if timed else "No row has time/…_s."
     alt = "; ".join(
@@ -246,19 +246,19 @@ def _stages(arms: Arms) -> list[Plot]:
     return [
         Plot(
             name="stages",
-            title="Seconds of a round, by stage",
-            look="The longest piece is what to speed up. The tick is the length of a round that is "
-            "not evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
+            title="Seconds for 100 responses, by stage",
+            look="The longest piece is what to speed up. The tick is the whole step where nothing "
+            "is evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
             "waiting for the other.",
             draw=lambda figure, theme: _draw_stage_bars(figure, theme, seconds),
-            alt=f"Stacked bars, median seconds a round. {alt}.",
+            alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,
             missing=missing,
         ),
         Plot(
             name="stages_over_rounds",
-            title="The same over the rounds",
-            look="Seconds of each round, one panel an arm: steady layers are healthy, a growing "
+            title="Seconds of each round, by stage",
+            look="One panel an arm: steady layers are healthy, a growing "
             "one or a spike asks for a look at the trace.",
             draw=lambda figure, theme: _draw_stage_areas(figure, theme, arms),
             alt=f"Stacked areas of the seconds of each stage, a panel for {', '.join(arms)}.",
@@ -296,11 +296,13 @@ def _drift(arms: Arms) -> list[Plot]:
                 arms,
                 name=f"kl_{name}",
                 title=title,
-                look=f"{look} Solid: k1 (signed), dotted: k3 (never negative).",
+                look=f"{look} Solid: k1 (signed), dotted: k3 (never negative, a single unlikely "
+                "token makes it jump). Logarithmic beyond the innermost marks.",
                 x_label="round",
                 y_label="nats a response",
                 series=metric(f"kl/{name}_nats"),
                 dotted=metric(f"kl/{name}_k3_nats"),
+                linear_within=1.0 if name == "reference" else 0.1,
                 missing=no_kl,
             )
         )
@@ -430,15 +432,18 @@ def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
     return points
 
 
-def stage_seconds(trials: Sequence[TrialRecord]) -> dict[str, float]:
-    """Seconds of a round by stage, waiting and `step`: a trial's median over its rounds, and of
-    these the median over trials. Most rounds are not evaluated: of eval it is the mean."""
+def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
+    """Seconds for so many responses by stage, waiting and `step`: a trial's median over its
+    rounds, and of these the median over trials. Most rounds are not evaluated: of eval it is the
+    mean. By responses, because arms differ in how many a round has."""
     seconds = {}
+    config = trials[0].config  # trials of an arm differ in their seed
+    scale = responses / (config.prompts_per_round * config.rollout.group_size)
     for stage in (*STAGES, *WAITING, "step"):
         middle = statistics.fmean if stage == "eval" else statistics.median
         columns = [trial.column(f"time/{stage}_s") for trial in trials]
         spent = [middle(column) for column in columns if column]
-        seconds[stage] = statistics.median(spent) if spent else 0.0
+        seconds[stage] = scale * statistics.median(spent) if spent else 0.0
     return seconds
 
 
@@ -468,8 +473,10 @@ def _lines(
     dotted: Series | None = None,
     apart: float = 0.0,
     whole: bool = False,
+    linear_within: float | None = None,
 ) -> Plot:
-    """A line an arm, with a band from least to most when there are several seeds."""
+    """A line an arm, with a band from least to most when there are several seeds. Values beyond
+    `linear_within` are drawn on a logarithmic scale."""
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
 
@@ -509,6 +516,10 @@ def _lines(
                 linewidth=1.4,
                 zorder=2,
             )
+        if linear_within is not None:
+            axes.set_yscale("symlog", linthresh=linear_within)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.axhline(0, color=theme.text, linewidth=0.8)
         if whole:
             axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             low, high = axes.get_ylim()
@@ -557,6 +568,7 @@ def _bars(
                 va="center",
                 color=theme.text,
                 fontsize=FONT,
+                bbox={"facecolor": theme.background, "edgecolor": "none", "pad": 0.6},
             )
         if line is not None:
             axes.axvline(line, color=theme.text, linewidth=1, linestyle="--", zorder=1)

@@ -133,6 +133,10 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         for plot in drawn:
             _write(directory / "plots" / f"{plot.name}.png", images[f"{plot.name}-light"])
         _write(directory / "plots" / "legend.png", legend)
+        # Of an earlier report, with other arms or more metrics.
+        for path in (directory / "plots").glob("*.png"):
+            if path.stem not in {"legend", *(plot.name for plot in drawn)}:
+                path.unlink()
         page = render_page(experiment, comparison, files, sections, images, damaged)
         path = directory / "report.html"
         _write(path, page.encode("utf-8", errors="replace"))

@@ -37,7 +37,7 @@ from search_spaces.base import param_space
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 GRACE_S = 22.0  # after an interrupt; Ray needs up to 3 s more to end what we leave
 # What results may depend on; their versions are kept with the experiment.
-PACKAGES = ("grpo-trainable", "torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
+PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 
 
 class UsageError(Exception):

@@ -191,9 +191,9 @@ class Learner:
                         batches[b].rows(rows), None if reference is None else reference[rows]
                     )
                     steps.append(step)
-                    if self.config.loss.kl_monitor and previous is None:
-                        # The first step saw every row under the policy before the round.
-                        previous = [_scatter_rows(log_probs, rows, batches[b])]
+                    if previous and previous[b] is None:
+                        # The first step saw its whole batch under the policy before the round.
+                        previous[b] = _scatter_rows(log_probs, rows, batches[b])
             with clock("reference"):
                 kl, policy = self._drift(batches, references, previous)
             self.round += 1
@@ -380,24 +380,28 @@ class Learner:
 
     def _previous_log_probs(
         self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
-    ) -> list[Tensor | None] | None:
-        """Of the policy before the round; None where the first gradient step computes them anyway,
-        or nobody asks."""
-        first_sees_all = len(batches) == 1 and len(plan[0][1]) == batches[0].num_rows
-        if first_sees_all or not self.config.loss.kl_monitor:
-            return None
-        return [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+    ) -> list[Tensor | None]:
+        """Of the policy before the round, for each batch; None for the one that the first gradient
+        step runs through as a whole. Empty when nobody asks."""
+        if not self.config.loss.kl_monitor:
+            return []
+        first, rows = plan[0]
+        return [
+            None
+            if b == first and len(rows) == batch.num_rows
+            else self._no_grad_log_probs(self.policy, batch)
+            for b, batch in enumerate(batches)
+        ]
 
     def _drift(
         self,
         batches: Sequence[TrainBatch],
         references: Sequence[Tensor | None],
-        previous: Sequence[Tensor | None] | None,
+        previous: Sequence[Tensor | None],
     ) -> tuple[dict[str, Drift], list[Tensor | None]]:
         """KL from the policy as it is now to the three others, and its log-probs (B, S)."""
         if not self.config.loss.kl_monitor:
             return {}, [None] * len(batches)
-        assert previous is not None
         current = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
         others = {
             "reference": references,

@@ -397,6 +397,17 @@ def test_kl_after_a_round_equals_a_plain_recomputation(
         assert updated.kl["reference"].k3 >= updated.kl["previous"].k3 > 0
 
 
+def test_monitoring_changes_no_weight(policy_path: str) -> None:
+    ends = []
+    for monitor in (True, False):
+        pair = Pair(policy_path, k=2, k_mode="fresh_batches", loss={"kl_monitor": monitor})
+        for _ in range(2):
+            pair.sync()
+            pair.learner.update([pair.rollouts(), pair.rollouts()])
+        ends.append(pair.weights())
+    assert equal(*ends)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_without_learning_the_kl_to_reference_and_previous_is_exactly_0(
     policy_path: str, mode: dict[str, Any]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,3 +113,12 @@ def test_rllib_names_repeat_our_figures() -> None:
         "learners/default_policy/gradients_default_optimizer_global_norm": 2.0,
     }
     assert got.keys() <= NAMES
+
+
+def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "metrics.md").read_text("utf-8")
+    lines = (line for line in page.splitlines() if line.startswith("| `"))
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    of_metrics = [row for row in rows if len(row) == 5]  # name, unit, who, healthy, when not
+    assert sorted(row[0].strip("`") for row in of_metrics) == sorted(NAMES)
+    assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []

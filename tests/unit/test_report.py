@@ -183,11 +183,14 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     write_trial(experiment, config(seed=0), rows)
     rows = [row(n, time__rollout_s=4.0) for n in (1, 2, 3)]
     write_trial(experiment, config(seed=1), rows)
-    seconds = plots.stage_seconds(read_experiment(experiment).trials)
+    trials = read_experiment(experiment).trials
+    a_round = trials[0].config.prompts_per_round * trials[0].config.rollout.group_size
+    seconds = plots.stage_seconds(trials, responses=a_round)
 
     assert seconds["rollout"] == 3.0  # of 2 and 4
     assert seconds["eval"] == 1.0  # of 2 and 0
     assert seconds["optimize"] == 0.0
+    assert plots.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 
 
 def test_lag_shares_are_over_the_groups_of_all_seeds(experiment):
