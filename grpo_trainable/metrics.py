@@ -24,6 +24,9 @@ KL_TO = ("reference", "previous", "behaviour")
 # Bins of the histogram of token ratios: even steps of the logarithm, 1 in the middle of a bin.
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
+# Shares of the round, which callbacks/stage_timings.py adds to the rows of a Trainable.
+FRACTIONS = tuple(f"time/{stage}_fraction" for stage in (*STAGES, "other"))
+
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
@@ -31,8 +34,7 @@ NAMES = frozenset(
         *(f"time/{stage}_s" for stage in STAGES),
         *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
         *("time/generator_idle_s", "time/learner_idle_s"),
-        # Shares of the round, by callbacks/stage_timings.py.
-        *(f"time/{stage}_fraction" for stage in (*STAGES, "other")),
+        *FRACTIONS,
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),

@@ -70,8 +70,12 @@ class TrialRecord:
     def status(self) -> str:
         reached = f"round {self.round} of {self.config.rounds}"
         if self.done:
-            early = self.round < self.config.rounds
-            return f"stopped by the scheduler after {reached}" if early else "finished"
+            if self.round >= self.config.rounds:
+                return "finished"
+            limit = self.config.callbacks.kl_stop
+            drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
+            by = f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
+            return f"stopped by {by} after {reached}"
         if self.error is not None:
             return f"failed after {reached}: {self.error}"
         return f"still running or interrupted: {reached}" if self.rows else "no round yet"

@@ -195,7 +195,8 @@ valid_values = {
     "optim.lr": st.floats(0, 1) | st.integers(0, 1),
     "optim.betas": st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
     "checkpoint.keep": st.none() | st.integers(1, 9),
-    "callbacks.verbose": st.just(False),
+    "callbacks.kl_stop": st.none() | st.floats(0.01, 100),
+    "callbacks.verbose": st.booleans(),
     "resources.generator_cpus": st.none() | st.floats(0.01, 64),
 }
 
@@ -479,6 +480,14 @@ APART = {"placement": "disaggregated"}
             "buffer_capacity=2: buffer_sampling=recency never reuses a group unless it is <= "
             "buffer.sample_batches=1; valid: fifo, uniform, mixed sampling",
         ),
+        (
+            nested(callbacks__kl_stop=3, loss__kl_monitor=False),
+            "callbacks.kl_stop=3.0: needs loss.kl_monitor=true, which measures the KL",
+        ),
+        (
+            nested(callbacks__kl_band=[0, 9], loss__kl_monitor=False, loss__kl_coef=0.1),
+            "callbacks.kl_band=[0.0, 9.0]: needs loss.kl_monitor=true, which measures the KL",
+        ),
         (APART | nested(lag=2, buffer__max_age=1), "buffer.max_age=1: must be >= lag=2"),
         (
             nested(task__keywords_file="w", task__train_file="t"),
@@ -504,6 +513,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(k=8, k_mode="fresh_batches"),
         nested(rollout__min_new_tokens=60),
         nested(rollout__unit_prompts=16),
+        nested(callbacks__kl_stop=3, callbacks__kl_band=[0, 9]),
         nested(resources__worker_gpus=0.5),
         nested(task__train_file="t", task__eval_file="e"),
     ],
@@ -595,11 +605,6 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
             nested(loss__importance_cap=2),
             "loss.importance_cap=2.0 is not built yet; valid now: none",
         ),
-        (
-            nested(callbacks__kl_band=[1, 2]),
-            "callbacks.kl_band=[1.0, 2.0] is not built yet; valid now: none",
-        ),
-        (nested(callbacks__kl_stop=3), "callbacks.kl_stop=3.0 is not built yet; valid now: none"),
         (
             nested(resources__num_learners=2),
             "resources.num_learners=2 is not built yet; valid now: 1",
