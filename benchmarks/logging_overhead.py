@@ -30,7 +30,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "logging_overhead.json")
     args = parser.parse_args()
 
-    os.environ.update({"TUNE_GLOBAL_CHECKPOINT_S": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+    os.environ.update(
+        {
+            "TUNE_GLOBAL_CHECKPOINT_S": "1",  # as the launcher sets them
+            "RAY_AIR_NEW_OUTPUT": "0",
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+    )
     import ray
 
     ray.init(

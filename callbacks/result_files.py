@@ -15,7 +15,7 @@ from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import cut_lines, restored_iteration, trial_directory
+from callbacks.trial_files import continued_file, cut_lines, restored_iteration
 from grpo_trainable.details import DETAILS
 
 
@@ -28,7 +28,7 @@ class ResultJsonCallback(Survivor, JsonLoggerCallback):
             self._trial_files[trial].close()
         trial.init_local_path()
         self.update_config(trial, trial.config)
-        path = trial_directory(trial) / EXPR_RESULT_FILE
+        path = continued_file(trial, EXPR_RESULT_FILE)
         cut_lines(path, restored_iteration(trial), lambda line: _iteration(json.loads(line)))
         self._trial_files[trial] = path.open("at")
 
@@ -43,7 +43,7 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
     def _setup_trial(self, trial: Any) -> None:
         if trial in self._trial_files:
             self._trial_files[trial].close()
-        path = trial_directory(trial) / EXPR_PROGRESS_FILE
+        path = continued_file(trial, EXPR_PROGRESS_FILE)
         header: list[str] = []
         if path.exists():
             with path.open(newline="") as file:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.utils import flatten_dict
 from tensorboard.compat.proto import event_pb2
-from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard import summary
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from callbacks.rollouts import EVALUATIONS
@@ -25,6 +25,7 @@ from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 
 EXAMPLES = 4  # held-out prompts shown as text
+BINS = 30  # of a histogram, evenly from its least to its greatest value
 
 # The tab CUSTOM SCALARS: category -> chart -> tags that share it.
 LAYOUT: dict[str, dict[str, list[Any]]] = {
@@ -78,13 +79,18 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
             self.log_trial_start(trial)
         writer, step = self._writers[trial], result["training_iteration"]
         scalars = {name: float(result[name]) for name in sorted(NAMES & result.keys())}
-        for name, value in scalars.items():
-            if math.isfinite(value):
-                writer.add_scalar(name, value, step)
         self._latest[trial] = scalars
+        summaries = [
+            summary.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)
+        ]
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
-            self._add_details(writer, details, step)
+            summaries += detail_summaries(details)
+        # One record a round: the writer's queue costs more than what goes through it.
+        record = summaries[0]
+        for other in summaries[1:]:
+            record.MergeFrom(other)
+        writer._get_file_writer().add_summary(record, step)
         writer.flush()
 
     def log_trial_end(self, trial: Any, failed: bool = False) -> None:
@@ -94,21 +100,28 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
         if searched and latest:
-            for summary in hparams(searched, latest):
-                writer._get_file_writer().add_summary(summary)
+            for part in summary.hparams(searched, latest):
+                writer._get_file_writer().add_summary(part)
         writer.close()
 
-    def _add_details(self, writer: Any, details: RoundDetails, step: int) -> None:
-        rollouts = details.rollouts
-        writer.add_histogram("rollouts/reward", np.array(rollouts["reward"]), step)
-        writer.add_histogram("rollouts/response_length", np.array(rollouts["tokens"]), step)
-        lags = [lag for lag, groups in details.lags.items() for _ in range(groups)]
-        if lags:
-            writer.add_histogram("rollouts/lag", np.array(lags), step)
-        counts = np.array(details.ratio_counts)
-        if counts.sum():
-            middles = np.sqrt(RATIO_EDGES[1:] * RATIO_EDGES[:-1])
-            writer.add_histogram_raw(
+
+def detail_summaries(details: RoundDetails) -> list[Any]:
+    """Histograms, and the examples where there was an evaluation."""
+    samples = {
+        "reward": details.rollouts["reward"],
+        "response_length": details.rollouts["tokens"],
+        "lag": [lag for lag, groups in details.lags.items() for _ in range(groups)],
+    }
+    summaries = [
+        summary.histogram(f"rollouts/{name}", np.array(values, dtype=np.float64), BINS)
+        for name, values in samples.items()
+        if values
+    ]
+    counts = np.array(details.ratio_counts)
+    if counts.sum():
+        middles = np.sqrt(RATIO_EDGES[1:] * RATIO_EDGES[:-1])
+        summaries.append(
+            summary.histogram_raw(
                 "rollouts/ratio",
                 min=float(RATIO_EDGES[0]),
                 max=float(RATIO_EDGES[-1]),
@@ -117,10 +130,11 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
                 sum_squares=float((counts * middles**2).sum()),
                 bucket_limits=RATIO_EDGES[1:].tolist(),
                 bucket_counts=counts.tolist(),
-                global_step=step,
             )
-        if details.evaluations:
-            writer.add_text("examples/held_out", examples_table(details.evaluations), step)
+        )
+    if details.evaluations:
+        summaries.append(summary.text("examples/held_out", examples_table(details.evaluations)))
+    return summaries
 
 
 def cut_events(path: Path, last: int) -> None:

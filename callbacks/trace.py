@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import cut_lines, label, restored_iteration, trial_directory
+from callbacks.trial_files import (
+    continued_file,
+    cut_lines,
+    label,
+    restored_iteration,
+    trial_directory,
+)
 from grpo_trainable.details import DETAILS, RoundDetails
 
 FILE = "trace.json"
@@ -26,7 +32,7 @@ class TraceCallback(Survivor):
         self._rows: dict[str, list[str]] = {}  # trial -> actors in the order of their rows
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        path = trial_directory(trial) / FILE
+        path = continued_file(trial, FILE)
         cut_lines(path, restored_iteration(trial), _round_of)
         events = [_event(line) for line in path.open("rb")] if path.exists() else []
         self._rows[trial.trial_id] = [

@@ -31,6 +31,17 @@ def trial_directory(trial: Any) -> Path:
     return directory
 
 
+def continued_file(trial: Any, name: str) -> Path:
+    """A file that a trial goes on writing: as it is in the trial's directory, else as a remote
+    storage has it. It need not exist."""
+    path, storage = trial_directory(trial) / name, trial.storage.storage_filesystem
+    if not path.exists() and not isinstance(storage, pyarrow.fs.LocalFileSystem):
+        stored = f"{trial.path}/{name}"
+        if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
+            pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)
+    return path
+
+
 def restored_iteration(trial: Any) -> int:
     """The iteration that a trial about to start continues after; 0 from the start."""
     result = trial.latest_checkpoint_result

@@ -6,10 +6,12 @@ import csv
 import json
 import logging
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -233,6 +235,30 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     assert [entry[0] for entry in timings.series.rows("trial")] == list(range(1, 9))
     (kl,) = (c for c in callbacks if isinstance(c, KLCallback))
     assert [entry[0] for entry in kl.curves.rows("trial")] == list(range(1, 9))
+
+
+def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
+    # Remote is what is not the local file system: here a folder of it under another name.
+    (tmp_path / "bucket" / "trial").mkdir(parents=True)
+    trial = FakeTrial(tmp_path / "first")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    for name in ("result.json", "progress.csv", "trace.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "bucket" / "trial" / name)
+    resumed = FakeTrial(tmp_path / "staging")
+    resumed.path = "trial"
+    resumed.storage.storage_filesystem = pyarrow.fs.SubTreeFileSystem(
+        str(tmp_path / "bucket"), pyarrow.fs.LocalFileSystem()
+    )
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, resumed, 4)
+    play(callbacks, resumed, range(5, 9))
+    resumed.path = resumed.local_path
+    on_disk = rounds_on_disk(resumed)
+    for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
+        assert on_disk[name] == list(range(1, 9))
+    assert on_disk["scalars"] == [5, 6, 7, 8]  # the earlier ones are in files of their own
 
 
 def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
