@@ -1,10 +1,12 @@
-"""What our callbacks cost: seconds of a whole trial with them, over the same trial without.
+"""What our callbacks cost: seconds of a round with them, over the same round without.
 
 The same Trainable runs under a Tuner with Tune's default loggers (result.json, progress.csv,
 TensorBoard) and under one with `grpo_callbacks`, in turn, with the same seed and workload: the
-default one. Compared are the seconds from the start of the third round to the end of the last row,
-by the driver's clock, without checkpoints and evaluations, which neither run has after the first.
-Rows with details are what the callbacks need, so the trial that makes them is the one with them.
+default one. A round lasts from one row's arrival in the driver to the next, so everything between
+two rows counts; neither run has checkpoints or evaluations there. Round i is compared with round i,
+which at lag 0 trains on the very same responses, and the median over the rounds is the overhead of
+a run: the machine's own spikes hit single rounds. Rows with details are what the callbacks need, so
+the Trainable that makes them is the one that runs with them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +48,33 @@ def main() -> None:
         logging_level="ERROR",
         runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
     )
-    runs: dict[str, dict[str, list[float]]] = {}
+    runs: dict[str, dict[str, list[list[float]]]] = {}
     try:
         for repeat in range(args.repeats):
             for arm in ("sync", "async_k1"):
                 for kind in ("bare", "ours"):
                     seconds = run(arm, kind, args.rounds, args.seed + repeat)
                     runs.setdefault(arm, {}).setdefault(kind, []).append(seconds)
-                    print(f"repeat {repeat} {arm:<9} {kind:<5} {seconds:.2f} s", flush=True)
+                    shown = f"{statistics.median(seconds):.3f} s a round (median)"
+                    print(f"repeat {repeat} {arm:<9} {kind:<5} {shown}", flush=True)
     finally:
         ray.shutdown()
     overheads = {}
     for arm, kinds in runs.items():
-        ratios = [ours / bare for bare, ours in zip(kinds["bare"], kinds["ours"], strict=True)]
+        ratios = [
+            statistics.median(with_ / without for without, with_ in zip(bare, ours, strict=True))
+            for bare, ours in zip(kinds["bare"], kinds["ours"], strict=True)
+        ]
         overheads[arm] = {"ratios": ratios, "median": statistics.median(ratios)}
         shown = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
         print(f"{arm:<9} overhead {statistics.median(ratios) - 1:+.1%} (median of {shown})")
     workload = {"rounds": args.rounds, "first_round": FIRST_ROUND, "space": "async_vs_sync"}
-    result = {"workload": workload, "seconds": runs, "overhead": overheads}
+    result = {"workload": workload, "seconds_a_round": runs, "overhead": overheads}
     write(args.out, {**provenance(args), **result})
 
 
-def run(arm: str, kind: str, rounds: int, seed: int) -> float:
-    """Seconds from the row before round `FIRST_ROUND` to the row before the last."""
+def run(arm: str, kind: str, rounds: int, seed: int) -> list[float]:
+    """Seconds of each round from `FIRST_ROUND` to the last but one."""
     from ray import tune
 
     from callbacks import grpo_callbacks
@@ -100,7 +107,7 @@ def run(arm: str, kind: str, rounds: int, seed: int) -> float:
         if grid.errors:
             raise SystemExit(f"{arm} {kind}: {grid.errors[0]}")
     # The last row brings the last evaluation with it.
-    return stamps.at[rounds - 2] - stamps.at[FIRST_ROUND - 2]
+    return [after - before for before, after in pairwise(stamps.at[FIRST_ROUND - 2 : rounds - 1])]
 
 
 if __name__ == "__main__":
