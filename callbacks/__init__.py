@@ -16,7 +16,8 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
 
     For the Trainable that `grpo_trainable.trainable.register` makes known as "GRPO": plain
     `GRPOTrainable` rows have no responses, spans and version changes in them. They replace Tune's
-    loggers of result.json, progress.csv and TensorBoard.
+    loggers of result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig, or
+    Tune's own reporter prints beside the console.
     """
     from callbacks.console import ConsoleCallback
     from callbacks.kl import KLCallback
@@ -25,12 +26,14 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
+    from callbacks.verbosity import set_verbose
     from callbacks.version_log import VersionLogCallback
 
+    set_verbose(verbose)
     return [
         KLCallback(),
-        StageTimingsCallback(verbose=verbose),  # adds to the row: before all that write it
-        VersionLogCallback(verbose=verbose),
+        StageTimingsCallback(),  # adds to the row: before all that write it
+        VersionLogCallback(),
         RolloutsCallback(),
         TraceCallback(),
         TensorBoardCallback(),

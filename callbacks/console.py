@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from callbacks.stage_timings import STAGES, stage_fractions
 from callbacks.survivor import Survivor
-from callbacks.trial_files import label
+from callbacks.trial_files import config_of, label
 
 BAR_WIDTH = 24
 COLOURS = {
@@ -33,9 +34,11 @@ _live: Live | None = None  # the terminal's; a process has one
 def stop_live_table() -> None:
     """Leaves the last table standing and the cursor visible. Nothing happens without one."""
     global _live
-    if _live is not None:
-        _live.stop()
-        _live = None
+    live, _live = _live, None
+    # A terminal that is gone must not keep the command from ending.
+    with contextlib.suppress(OSError, ValueError):
+        if live is not None:
+            live.stop()
 
 
 class ConsoleCallback(Survivor):
@@ -68,7 +71,7 @@ class ConsoleCallback(Survivor):
         line = None
         if self._evaluated.get(trial.trial_id) != result["eval/round"]:
             self._evaluated[trial.trial_id] = result["eval/round"]
-            line = progress_line(result, trial.config["rounds"])
+            line = progress_line(result, config_of(trial).rounds)
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -131,7 +134,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
         if "reward/eval_mean" not in row:
             table.add_row(label(trial), "starting")
             continue
-        rounds = trial.config["rounds"]
+        rounds = config_of(trial).rounds
         state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
         left = "" if state else f"{_seconds_left(row, rounds):.0f} s"
         table.add_row(

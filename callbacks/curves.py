@@ -35,6 +35,4 @@ class Curves:
         return {"columns": self.columns, "values": dict(self._values)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """State of other columns, as an older version kept them, is dropped."""
-        if tuple(state["columns"]) == self.columns:
-            self._values = {trial_id: array("d", v) for trial_id, v in state["values"].items()}
+        self._values = dict(state["values"])

@@ -7,15 +7,12 @@ from typing import Any
 
 from callbacks.curves import Curves
 from callbacks.survivor import Survivor
-from callbacks.trial_files import label, restored_iteration
+from callbacks.trial_files import config_of, label, restored_iteration
+from grpo_trainable.metrics import KL_TO
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = tuple(
-    f"kl/{other}_{unit}"
-    for other in ("reference", "previous", "behaviour")
-    for unit in ("nats", "k3_nats")
-)
+COLUMNS = tuple(f"kl/{other}_{unit}" for other in KL_TO for unit in ("nats", "k3_nats"))
 
 
 class KLCallback(Survivor):
@@ -37,15 +34,15 @@ class KLCallback(Survivor):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        if COLUMNS[0] not in result:
+        if "kl/reference_nats" not in result:
             return
         round_ = result["training_iteration"]
         self.curves.add(trial.trial_id, round_, *(result[name] for name in COLUMNS))
-        settings = trial.config.get("callbacks", {})
-        nats = result[COLUMNS[0]]
-        if settings.get("kl_band") is not None:
-            self._judge(trial, round_, nats, *settings["kl_band"])
-        limit = settings.get("kl_stop")
+        settings = config_of(trial).callbacks
+        nats = result["kl/reference_nats"]
+        if settings.kl_band is not None:
+            self._judge(trial, round_, nats, *settings.kl_band)
+        limit = settings.kl_stop
         if limit is not None and nats > limit:
             logger.warning(
                 "%s ends after round %d: kl/reference_nats %.3g is above callbacks.kl_stop=%g",
@@ -53,20 +50,19 @@ class KLCallback(Survivor):
             )
 
     def _judge(self, trial: Any, round_: int, nats: float, low: float, high: float) -> None:
-        place = "below" if nats < low else "above" if nats > high else "inside"
-        before = self._place.get(trial.trial_id, "below")  # the KL of the first policy is 0
+        # k1 is signed: with low = 0 nothing is below.
+        place = "below" if low > 0 and nats < low else "above" if nats > high else "inside"
+        start = "below" if low > 0 else "inside"  # the KL of the first policy is 0
+        before = self._place.get(trial.trial_id, start)
         self._place[trial.trial_id] = place
         if place == before:
             return
+        told = f"{label(trial)}, round {round_}: kl/reference_nats {nats:.3g} is"
+        band = f"callbacks.kl_band [{low:g}, {high:g}]"
         if place == "inside":
-            what, level = "is in", logging.INFO
+            print(f"{told} in {band}", flush=True)
         else:
-            what, level = f"is {place}", logging.WARNING
-        logger.log(
-            level,
-            "%s, round %d: kl/reference_nats %.3g %s callbacks.kl_band [%g, %g]",
-            *(label(trial), round_, nats, what, low, high),
-        )
+            logger.warning("%s %s %s", told, place, band)
 
     def get_state(self) -> dict[str, Any]:
         return {"curves": self.curves.get_state(), "place": dict(self._place)}

@@ -54,7 +54,9 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
         cut_lines(path, restored_iteration(trial), iteration)
-        self._trial_continue[trial] = bool(header) and path.stat().st_size > 0
+        if path.exists() and path.stat().st_size == 0:
+            header = []  # it was cut short itself
+        self._trial_continue[trial] = bool(header)
         self._trial_files[trial] = path.open("at")
         writer = csv.DictWriter(self._trial_files[trial], header) if header else None
         self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own

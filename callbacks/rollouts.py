@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from callbacks.survivor import Survivor
 from callbacks.trial_files import (
+    config_of,
     cut_parts,
     label,
     restored_iteration,
@@ -68,7 +69,7 @@ class RolloutsCallback(Survivor):
             return
         evaluations = pa.Table.from_pydict(details.evaluations, EVALUATIONS)
         write_part(directory / "evaluations", round_, evaluations)
-        if trial.config.get("callbacks", {}).get("verbose", False):
+        if config_of(trial).callbacks.verbose:
             for example in evaluations.slice(0, 2).to_pylist():
                 text = " ".join(example["response"].split())
                 print(f"{label(trial):<18} {example['prompt']!r} ({example['reward']:g}): {text}")

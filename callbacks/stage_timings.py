@@ -8,7 +8,9 @@ from typing import Any
 from callbacks.curves import Curves
 from callbacks.survivor import Survivor
 from callbacks.trial_files import label, restored_iteration
+from callbacks.verbosity import is_verbose
 
+# In the order in which a round goes through them, which is how they are stacked.
 STAGES = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
 IDLE = ("generator_idle", "learner_idle")
 
@@ -27,9 +29,8 @@ class StageTimingsCallback(Survivor):
     """Adds the shares to each row, keeps the seconds of every stage and round, and says at a
     trial's end what they came to."""
 
-    def __init__(self, verbose: bool = False) -> None:
-        self._verbose = verbose
-        self.series = Curves(*STAGES, *IDLE, "step", "device_hours")
+    def __init__(self) -> None:
+        self.series = Curves(*STAGES, *IDLE, "device_hours")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.series.cut(trial.trial_id, restored_iteration(trial))
@@ -41,12 +42,12 @@ class StageTimingsCallback(Survivor):
         self.series.add(
             trial.trial_id,
             result["training_iteration"],
-            *(result[f"time/{name}_s"] for name in (*STAGES, *IDLE, "step")),
+            *(result[f"time/{name}_s"] for name in (*STAGES, *IDLE)),
             result["cost/device_hours"],
         )
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        if self._verbose and (totals := self.totals(trial.trial_id)):
+        if is_verbose(trial) and (totals := self.totals(trial.trial_id)):
             print(f"{label(trial):<18} {_line(totals)}", flush=True)
 
     def totals(self, trial_id: str) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,7 @@ from ray.tune import Callback
 
 logger = logging.getLogger(__name__)
 
-HOOKS = tuple(
-    name for name in vars(Callback) if name.startswith("on_") or name in ("get_state", "set_state")
-)
+HOOKS = tuple(name for name, value in vars(Callback).items() if inspect.isfunction(value))
 
 
 class Survivor(Callback):

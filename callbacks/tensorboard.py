@@ -112,11 +112,11 @@ def detail_summaries(details: RoundDetails) -> list[Any]:
         "response_length": details.rollouts["tokens"],
         "lag": [lag for lag, groups in details.lags.items() for _ in range(groups)],
     }
-    summaries = [
-        summary.histogram(f"rollouts/{name}", np.array(values, dtype=np.float64), BINS)
-        for name, values in samples.items()
-        if values
-    ]
+    summaries = []
+    for name, values in samples.items():
+        finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
+        if len(finite):
+            summaries.append(summary.histogram(f"rollouts/{name}", finite, BINS))
     counts = np.array(details.ratio_counts)
     if counts.sum():
         middles = np.sqrt(RATIO_EDGES[1:] * RATIO_EDGES[:-1])

@@ -104,4 +104,7 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
         return
     with path.open("r+b") as file:
         file.seek(-len(END), 2)
+        if file.read() != END:
+            raise OSError(f"{path}: does not end as a trace does; an earlier round was cut short")
+        file.seek(-len(END), 2)
         file.write(b"".join(b"," + line + b"\n" for line in lines) + END)

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from grpo_trainable.config import GRPOConfig
+
 PART = re.compile(r"part-(\d{8})\.parquet")
 
 
@@ -48,9 +50,15 @@ def restored_iteration(trial: Any) -> int:
     return 0 if result is None else int(result.metrics["training_iteration"])
 
 
+def config_of(trial: Any) -> GRPOConfig:
+    """A trial's config with its defaults."""
+    return GRPOConfig.from_dict(trial.config)
+
+
 def label(trial: Any) -> str:
     """As people are told of a trial: `arm/seed`."""
-    return f"{trial.config.get('arm', 'custom')}/{trial.config.get('seed', 0)}"
+    config = config_of(trial)
+    return f"{config.arm}/{config.seed}"
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:

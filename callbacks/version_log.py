@@ -17,6 +17,7 @@ from callbacks.trial_files import (
     trial_directory,
     write_part,
 )
+from callbacks.verbosity import is_verbose
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.versions import VersionChange
 
@@ -35,11 +36,10 @@ SCHEMA = pa.schema(
 class VersionLogCallback(Survivor):
     """Keeps version changes in `versions/part-*.parquet`, and the histogram of realised lags.
 
-    Prints a line for each change if `verbose`, or where a trial's `callbacks.verbose` says so.
+    Prints a line for each change, and the histogram at a trial's end, where that is asked for.
     """
 
-    def __init__(self, verbose: bool = False) -> None:
-        self._verbose = verbose
+    def __init__(self) -> None:
         self._versions: dict[tuple[str, str], int] = {}  # (trial, actor) -> what it has
         self._lags = Curves("lag", "groups")
 
@@ -75,12 +75,18 @@ class VersionLogCallback(Survivor):
             result["training_iteration"],
             pa.Table.from_pylist(rows, SCHEMA),
         )
-        verbose = self._verbose or trial.config.get("callbacks", {}).get("verbose", False)
+        verbose = is_verbose(trial)
         for change in details.versions:
             before = self._versions.get((trial.trial_id, change.actor))
             self._versions[trial.trial_id, change.actor] = change.version
             if verbose:
                 print(version_line(label(trial), details.round, change, before), flush=True)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        lags = self.lag_histogram(trial.trial_id)
+        if lags and is_verbose(trial):
+            groups = ", ".join(f"{lag}: {count}" for lag, count in lags.items())
+            print(f"{label(trial):<18} groups by lag at first training: {groups}", flush=True)
 
     def lag_histogram(self, trial_id: str) -> dict[int, int]:
         """lag -> groups of a trial that were trained for the first time at it."""

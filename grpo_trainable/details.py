@@ -22,7 +22,7 @@ DETAILS = "details"
 Columns = dict[str, list[Any]]  # name -> one value a response
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RoundDetails:
     round: int  # rounds trained so far
     rollouts: Columns  # what the round trained on
@@ -32,8 +32,8 @@ class RoundDetails:
     lags: dict[int, int]  # lag -> groups trained for the first time
     ratio_counts: list[int]  # response tokens between metrics.RATIO_EDGES, all gradient steps
 
-    def __str__(self) -> str:
-        # What a logger writes that meets it unprepared.
+    def __repr__(self) -> str:
+        # What a logger writes that meets it unprepared; Tune formats every row for its own.
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 

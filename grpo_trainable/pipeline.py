@@ -146,6 +146,12 @@ class Pipeline:
         # Mean (format, answer) rewards of the groups in the buffer, by cursor.
         self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._round = _Round()
+        self._stopped = False  # before its rounds were over
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round follows."""
+        return self._stopped or self.gate.learner_round >= self.config.rounds
 
     # ---- The round ---------------------------------------------------------------------------
 
@@ -163,8 +169,8 @@ class Pipeline:
         """
         start = self._clock()
         round_ = self.gate.learner_round
-        if round_ >= self.config.rounds:
-            raise RuntimeError(f"all rounds={self.config.rounds} of this trial are trained")
+        if self.ended:
+            raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
         self._holding = False
         if self.evaluation is None:
             self._evaluate()
@@ -183,7 +189,8 @@ class Pipeline:
         self._holding = True
         if self.config.lag == 0:
             self._finish_everything()
-        last = self.gate.learner_round == self.config.rounds or self._drifted(updated)
+        self._stopped = self._drifted(updated)
+        last = self.ended
         if last or self.gate.learner_round % self.config.eval.every == 0:
             self._evaluate()
         if last:
@@ -485,6 +492,7 @@ class Pipeline:
         """Everything but the buffer's groups, as plain data; between two rounds."""
         return {
             "learner_round": self.gate.learner_round,
+            "stopped": self._stopped,
             "next_unit": self._next_unit,
             "in_flight_units": sorted({*self._outstanding, *self._again}),
             "counts": vars(self.counts).copy(),
@@ -496,6 +504,7 @@ class Pipeline:
         """Goes on from `state`; what was in flight then is requested again. Before `start`."""
         assert not self._open
         self.gate.learner_round = state["learner_round"]
+        self._stopped = state["stopped"]
         self._next_unit = state["next_unit"]
         self._again = list(state["in_flight_units"])
         self.counts = Counts(**state["counts"])

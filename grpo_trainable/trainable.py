@@ -9,6 +9,7 @@ from typing import Any
 
 from ray import tune
 from ray.tune.registry import register_trainable
+from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
@@ -117,6 +118,10 @@ class GRPOTrainable(tune.Trainable):
             # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
             self.pipeline.start()
             self._started = True
+        if self.pipeline.ended:
+            # Restored from its last checkpoint, before Tune knew that it was the last: nothing
+            # follows, and the last row stands.
+            return {RESULT_DUPLICATE: True, "done": True}
         report = self.pipeline.run_round()
         row = {**report.metrics, **self._time_and_cost(report)}
         counts = self.pipeline.counts
@@ -150,7 +155,10 @@ class GRPOTrainable(tune.Trainable):
         """Tune's save, timed whole: writing, and its own copy to the storage path."""
         start = now()
         try:
-            return super().save(*args, **kwargs)
+            result = super().save(*args, **kwargs)
+            # Tune keeps the last row with every checkpoint, in each snapshot that it takes.
+            result.metrics.pop(DETAILS, None)
+            return result
         finally:
             span = Span("checkpoint", start, now())
             self._checkpoints.append(span)

@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
 from launch import EXPERIMENT_FILE
 from search_spaces import SPACES
+
+EXAMPLES = 4  # held-out prompts that are shown before and after
 
 MAX_ROUND = 1 << 31
 MAX_SECONDS = 1 << 40  # since 1970; above it is no time
@@ -56,15 +60,26 @@ class TrialRecord:
     directory: Path
     params: Mapping[str, Any]  # params.json as it was written
     config: GRPOConfig
+    arm: str  # the config's, and what else tells it apart where trials of one arm differ
     rows: Sequence[Mapping[str, float]]  # one a round, in order, finite numbers only
     done: bool
     error: str | None  # the last line of error.txt; a retried trial may be done all the same
+    error_at: float | None  # seconds since 1970
     problems: Sequence[str]  # what could not be read, in one line each
 
     @property
     def round(self) -> int:
         """Rounds trained so far."""
         return int(self.rows[-1]["training_iteration"]) if self.rows else 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether its last failure is the last that was heard of it: Tune keeps the error of a
+        trial that it has started again."""
+        if self.done or self.error is None:
+            return False
+        reported = self.last("timestamp")
+        return reported is None or self.error_at is None or reported <= self.error_at
 
     @property
     def status(self) -> str:
@@ -76,9 +91,10 @@ class TrialRecord:
             drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
             by = f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
             return f"stopped by {by} after {reached}"
-        if self.error is not None:
+        if self.failed:
             return f"failed after {reached}: {self.error}"
-        return f"still running or interrupted: {reached}" if self.rows else "no round yet"
+        before = f"; it had failed: {self.error}" if self.error is not None else ""
+        return f"still running or interrupted: {reached}{before}" if self.rows else "no round yet"
 
     def column(self, name: str) -> list[float]:
         """A metric's values in the order of rounds, those rounds left out that lack it."""
@@ -114,7 +130,7 @@ class ExperimentRecord:
         arms: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
             if trial.rows:
-                arms.setdefault(trial.config.arm, []).append(trial)
+                arms.setdefault(trial.arm, []).append(trial)
         return arms
 
 
@@ -150,8 +166,27 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     order = {arm: place for place, arm in enumerate(space.arms)} if space else {}
     trials.sort(key=lambda t: (order.get(t.config.arm, len(order)), t.config.arm, t.config.seed))
     return ExperimentRecord(
-        directory=directory, description=description, trials=trials, problems=problems
+        directory=directory, description=description, trials=told_apart(trials), problems=problems
     )
+
+
+def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Trials of one arm are seeds of one system. Where their settings differ, as in a grid that was
+    searched without arms, the arm's label says in what."""
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for trial in trials:
+        settings.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
+    labelled = []
+    for trial in trials:
+        same_arm = settings[trial.config.arm]
+        differing = [
+            f"{key}={shown(value)}"
+            for key, value in flatten(trial.config.to_dict()).items()
+            if key != "seed" and any(other[key] != value for other in same_arm)
+        ]
+        label = f"{trial.config.arm} ({', '.join(differing)})" if differing else trial.config.arm
+        labelled.append(replace(trial, arm=label))
+    return labelled
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
@@ -171,9 +206,11 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         directory=directory,
         params=params,
         config=config,
+        arm=config.arm,
         rows=rows,
         done=done,
         error=_last_line(directory / "error.txt"),
+        error_at=_last_failure(directory / "error.txt"),
         problems=own,
     )
 
@@ -249,6 +286,16 @@ def _last_line(path: Path) -> str | None:
     return lines[-1].strip() if lines else "(error.txt is empty)"
 
 
+def _last_failure(path: Path) -> float | None:
+    """When Tune says that the last failure occurred."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        times = re.findall(r"^Failure # \d+ \(occurred at ([\d_-]+)\)", text, re.MULTILINE)
+        return time.mktime(time.strptime(times[-1], "%Y-%m-%d_%H-%M-%S"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -294,7 +341,7 @@ class Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VersionChange:
+class VersionPoint:
     second: float  # since the trial's first
     side: str  # "learner" or "generator"
     actor: str
@@ -307,17 +354,17 @@ class TrialFiles:
 
     lags: Counter[int]  # groups by the lag of their first training
     examples: Examples
-    changes: Sequence[VersionChange]
+    changes: Sequence[VersionPoint]
     damaged: Sequence[str]
 
 
-def read_files(trial: TrialRecord, num_examples: int = 4) -> TrialFiles:
+def read_files(trial: TrialRecord) -> TrialFiles:
     rollouts, damaged = read_parts(trial, "rollouts")
     evaluations, damaged_evaluations = read_parts(trial, "evaluations")
     versions, damaged_versions = read_parts(trial, "versions")
     return TrialFiles(
         lags=_lags(rollouts),
-        examples=_examples(evaluations.to_pylist(), num_examples),
+        examples=_examples(evaluations.to_pylist(), EXAMPLES),
         changes=_changes(versions.to_pylist()),
         damaged=[*damaged, *damaged_evaluations, *damaged_versions],
     )
@@ -325,12 +372,9 @@ def read_files(trial: TrialRecord, num_examples: int = 4) -> TrialFiles:
 
 def _lags(rollouts: pa.Table) -> Counter[int]:
     """A row is a response: a group is counted once."""
-    groups = {
-        (row["round"], row["cursor"]): row["lag"]
-        for row in rollouts.to_pylist()
-        if row["first_use"] and row["lag"] is not None
-    }
-    return Counter(groups.values())
+    first = rollouts.filter(pc.field("first_use") & pc.field("lag").is_valid())
+    groups = first.group_by(["round", "cursor"]).aggregate([("lag", "max")])
+    return Counter(groups.column("lag_max").to_pylist())
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
@@ -362,7 +406,7 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
     )
 
 
-def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionChange]:
+def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionPoint]:
     known = [
         row
         for row in rows
@@ -370,7 +414,7 @@ def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionChange]:
     ]
     known.sort(key=lambda row: row["at"])
     return [
-        VersionChange(
+        VersionPoint(
             second=row["at"] - known[0]["at"],
             side=row["side"],
             actor=row["actor"],

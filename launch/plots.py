@@ -646,8 +646,7 @@ def _draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles]
     def draw(axes: Axes, i: int, read: TrialFiles) -> None:
         learner = [change for change in read.changes if change.side == "learner"]
         steps = list(dict.fromkeys(change.version for change in learner))
-        # One change more than rounds: version 0 comes first.
-        last = steps[min(FIRST_ROUNDS, len(steps) - 1)] if steps else math.inf
+        last = steps[min(FIRST_ROUNDS, len(steps)) - 1] if steps else math.inf
         end = max((c.second for c in read.changes if c.version <= last), default=1.0)
         # By actor: several generators change at times of their own.
         for side, actor in sorted({(c.side, c.actor) for c in read.changes}):

@@ -133,9 +133,10 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         for plot in drawn:
             _write(directory / "plots" / f"{plot.name}.png", images[f"{plot.name}-light"])
         _write(directory / "plots" / "legend.png", legend)
-        # Of an earlier report, with other arms or more metrics.
+        # Of an earlier report that could draw more.
+        names = {plot.name for section in sections for plot in section.plots}
         for path in (directory / "plots").glob("*.png"):
-            if path.stem not in {"legend", *(plot.name for plot in drawn)}:
+            if path.stem in names - {plot.name for plot in drawn}:
                 path.unlink()
         page = render_page(experiment, comparison, files, sections, images, damaged)
         path = directory / "report.html"
@@ -196,9 +197,9 @@ def _head(experiment: ExperimentRecord, name: str) -> str:
     question = space.question if space else f"experiment {name}"
     trials = experiment.trials
     seeds = len({trial.config.seed for trial in trials})
-    arms = len({trial.config.arm for trial in trials})
+    arms = len({trial.arm for trial in trials})
     done = sum(trial.done for trial in trials)
-    failed = sum(trial.error is not None and not trial.done for trial in trials)
+    failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed
     counts = [f"{done} finished"]
     counts += [f"{failed} failed"] if failed else []
@@ -404,7 +405,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
 def _settings_section(experiment: ExperimentRecord) -> str:
     by_arm: dict[str, list[Mapping[str, Any]]] = {}
     for trial in experiment.trials:
-        by_arm.setdefault(trial.config.arm, []).append(flatten(trial.config.to_dict()))
+        by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
     every = [flat for trials in by_arm.values() for flat in trials]
     keys = [key for key in every[0] if key not in ("arm", "seed")]
     shared = {key: every[0][key] for key in keys if all(f[key] == every[0][key] for f in every)}

@@ -54,7 +54,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         if "response/reference_nll_nats" in row
     ]
     return TrialSummary(
-        arm=trial.config.arm,
+        arm=trial.arm,
         seed=trial.config.seed,
         rounds=rounds,
         samples=samples,

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -420,9 +421,11 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            self._release_terminal()
-            print("interrupted again: stopping at once", file=sys.stderr, flush=True)
-            os._exit(INTERRUPTED)
+            try:
+                self._release_terminal()
+                print("interrupted again: stopping at once", file=sys.stderr, flush=True)
+            finally:
+                os._exit(INTERRUPTED)
         self.received = True
         name = signal.Signals(number).name
         print(f"{name}: saving the experiment and ending the trials", file=sys.stderr, flush=True)
@@ -435,9 +438,11 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _give_up(self) -> None:
-        self._release_terminal()
-        print(self._resume, flush=True)
-        os._exit(INTERRUPTED)
+        try:
+            self._release_terminal()
+            print(self._resume, flush=True)
+        finally:
+            os._exit(INTERRUPTED)
 
 
 def run(plan: Plan) -> int:
@@ -451,6 +456,7 @@ def run(plan: Plan) -> int:
 
     from callbacks import grpo_callbacks
     from callbacks.console import stop_live_table
+    from callbacks.verbosity import set_verbose
     from grpo_trainable.trainable import NAME, register
 
     # Threads that spin while they wait take the core that another actor was promised.
@@ -508,7 +514,11 @@ def run(plan: Plan) -> int:
                 tune_config=tune_config(plan),
                 run_config=run_config,
             )
+        # A resumed experiment's callbacks are those that were pickled with it.
+        set_verbose(args.verbose)
         results = tuner.fit()
+        # Tune is over: an interrupt from now on ends the command itself.
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         stop_live_table()
         return summarise(plan, results, interrupted=interrupt.received)
     except UsageError as error:
@@ -568,13 +578,13 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
     print(table(read_experiment(plan.directory).trials))
     print()
     print(f"tensorboard --logdir {shlex.quote(str(plan.directory))}")
-    report_line(plan, write=not interrupted)
     failed = [result for result in results if result.error is not None]
     for result in failed:
         last = str(result.error).strip().splitlines()[-1]
         print(f"failed: {last}\n        see {Path(result.path) / 'error.txt'}")
     if interrupted or failed:
         print(resume_line(plan), flush=True)
+    report_line(plan, write=not interrupted)
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK
@@ -592,6 +602,10 @@ def report_line(plan: Plan, *, write: bool) -> None:
         print(f"report: {write_report(plan.directory)}", flush=True)
     except ReportError as error:
         print(f"no report: {error}; then: {command}", flush=True)
+    except Exception:
+        # The trials are what the command was for; their outcome is its exit status.
+        traceback.print_exc()
+        print(f"no report: the error above; to try again: {command}", flush=True)
 
 
 def resume_line(plan: Plan) -> str:

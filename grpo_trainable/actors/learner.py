@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -168,6 +168,7 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
+        monitor = self.config.loss.kl_monitor
         with self._desk.call():
             clock = self._desk.clock
             with clock("optimize"):
@@ -180,9 +181,11 @@ class Learner:
             # The reference runs before the first gradient step: with k > 1 the later steps reuse
             # its answer.
             with clock("reference"):
-                references = [self._no_grad_log_probs(self.reference, b) for b in batches]
+                references: list[Tensor | None] = [None] * len(batches)
+                if self.reference is not None:
+                    references = [self._no_grad_log_probs(self.reference, b) for b in batches]
                 nll = self._reference_nll(batches, references)
-                previous = self._previous_log_probs(batches, plan)
+                previous = self._previous_log_probs(batches, plan) if monitor else {}
             with clock("optimize"):
                 steps = []
                 for b, rows in plan:
@@ -191,11 +194,15 @@ class Learner:
                         batches[b].rows(rows), None if reference is None else reference[rows]
                     )
                     steps.append(step)
-                    if previous and previous[b] is None:
+                    if monitor and b not in previous:
                         # The first step saw its whole batch under the policy before the round.
                         previous[b] = _scatter_rows(log_probs, rows, batches[b])
             with clock("reference"):
-                kl, policy = self._drift(batches, references, previous)
+                policy: list[Tensor] = []
+                kl = {}
+                if monitor:
+                    policy = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+                    kl = self._drift(batches, policy, references, previous)
             self.round += 1
             spans = clock.take()
         return Updated(
@@ -368,10 +375,8 @@ class Learner:
         )
 
     @torch.no_grad()
-    def _no_grad_log_probs(self, model: Any, batch: TrainBatch) -> Tensor | None:
-        """(B, S), by the microbatches of a gradient step; None without a model."""
-        if model is None:
-            return None
+    def _no_grad_log_probs(self, model: Any, batch: TrainBatch) -> Tensor:
+        """(B, S), by the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in _microbatches(batch, self.config.optim.microbatch):
             micro = batch.rows(rows)
@@ -380,32 +385,28 @@ class Learner:
 
     def _previous_log_probs(
         self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
-    ) -> list[Tensor | None]:
-        """Of the policy before the round, for each batch; None for the one that the first gradient
-        step runs through as a whole. Empty when nobody asks."""
-        if not self.config.loss.kl_monitor:
-            return []
+    ) -> dict[int, Tensor]:
+        """Of the policy before the round, for each batch but one that the first gradient step runs
+        through as a whole."""
         first, rows = plan[0]
-        return [
-            None
-            if b == first and len(rows) == batch.num_rows
-            else self._no_grad_log_probs(self.policy, batch)
+        covered = first if len(rows) == batches[first].num_rows else None
+        return {
+            b: self._no_grad_log_probs(self.policy, batch)
             for b, batch in enumerate(batches)
-        ]
+            if b != covered
+        }
 
     def _drift(
         self,
         batches: Sequence[TrainBatch],
+        policy: Sequence[Tensor],
         references: Sequence[Tensor | None],
-        previous: Sequence[Tensor | None],
-    ) -> tuple[dict[str, Drift], list[Tensor | None]]:
-        """KL from the policy as it is now to the three others, and its log-probs (B, S)."""
-        if not self.config.loss.kl_monitor:
-            return {}, [None] * len(batches)
-        current = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+        previous: Mapping[int, Tensor],
+    ) -> dict[str, Drift]:
+        """KL from the policy as it is now to the three others; log-probs are (B, S)."""
         others = {
             "reference": references,
-            "previous": previous,
+            "previous": [previous[b] for b in range(len(batches))],
             "behaviour": [batch.behaviour_log_probs for batch in batches],
         }
         masks = [batch.response_mask for batch in batches]
@@ -415,14 +416,16 @@ class Learner:
         for name, log_probs in others.items():
             values = {}
             for estimator in ("k1", "k3"):
-                total = sum(
-                    weight * float(sequence_kl(a.double(), b.double(), mask, estimator))
-                    for a, b, mask, weight in zip(current, log_probs, masks, weights, strict=True)
-                    if a is not None and b is not None
-                )
+                total = 0.0
+                for ours, theirs, mask, weight in zip(
+                    policy, log_probs, masks, weights, strict=True
+                ):
+                    assert theirs is not None  # who monitors has a reference
+                    kl = sequence_kl(ours.double(), theirs.double(), mask, estimator)
+                    total += weight * float(kl)
                 values[estimator] = total / max(sum(weights), 1)
             drift[name] = Drift(**values)
-        return drift, current
+        return drift
 
     def _reference_nll(
         self, batches: Sequence[TrainBatch], references: Sequence[Tensor | None]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,17 @@ from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fraction
 from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trial_files import cut_lines, cut_parts
+from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES
+
+
+@pytest.fixture
+def verbose() -> Iterator[None]:
+    set_verbose(True)
+    yield
+    set_verbose(False)
 
 
 def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
@@ -96,6 +103,15 @@ def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
     assert "Broken.on_trial_result failed for trial trial" in caplog.text
 
 
+def test_failing_setup_does_not_pass_either(caplog):
+    class Broken(Survivor):
+        def setup(self, **info: Any) -> None:
+            raise OSError("the terminal is gone")
+
+    Broken().setup()
+    assert "Broken.setup failed for the experiment" in caplog.text
+
+
 def test_interrupt_is_no_failure():
     class Interrupted(Survivor):
         def on_experiment_end(self, trials: list, **info: Any) -> None:
@@ -106,7 +122,7 @@ def test_interrupt_is_no_failure():
 
 
 def test_every_hook_of_tune_is_covered():
-    assert {"on_trial_result", "on_checkpoint", "on_experiment_end", "set_state"} <= set(HOOKS)
+    assert {"setup", "on_trial_result", "on_checkpoint", "get_state", "set_state"} <= set(HOOKS)
     for callback in grpo_callbacks():
         assert all(hasattr(getattr(callback, hook), "__survives__") for hook in HOOKS)
 
@@ -136,9 +152,6 @@ def test_curves_are_cut_to_the_iteration_a_trial_starts_from():
     restored = Curves("kl", "k3")
     restored.set_state(pickle.loads(pickle.dumps(curves.get_state())))
     assert restored.rows("a") == curves.rows("a")
-    other = Curves("kl")
-    other.set_state(curves.get_state())
-    assert other.rows("a") == []
 
 
 # ---- Files that a trial goes on writing --------------------------------------------------------
@@ -270,6 +283,46 @@ def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
     assert DETAILS not in (tmp_path / "trial" / "result.json").read_text()
 
 
+def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial" / "progress.csv").write_text("buffer/age_max,buffer/age_me")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        assert [row["training_iteration"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = grpo_callbacks(console=False)
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    path = tmp_path / "trial" / "trace.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])  # as a full disk leaves it
+    play(callbacks, trial, range(3, 4))
+    assert "TraceCallback.on_trial_result failed for trial trial" in caplog.text
+    start(callbacks, trial, 1)
+    play(callbacks, trial, range(2, 4))
+    assert rounds_on_disk(trial)["trace"] == [1, 2, 3]
+
+
+def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, caplog):
+    trial = FakeTrial(tmp_path / "trial")
+    trial.config = {"lag": 1, "placement": "disaggregated"}
+    callbacks = grpo_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    assert caplog.records == []
+    assert "custom/0" in capsys.readouterr().out
+
+
+def test_details_say_little_of_themselves():
+    assert len(repr([details(1)])) < 100
+
+
 def test_progress_csv_keeps_the_columns_of_its_first_row(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = grpo_callbacks(console=False)
@@ -294,16 +347,22 @@ def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
     return callback
 
 
-def test_leaving_the_band_warns_once_each_time(caplog, tmp_path):
-    caplog.set_level(logging.INFO)
+def test_leaving_the_band_warns_once_each_time(caplog, capsys, tmp_path):
     nats = [0.0, 0.5, 2.0, 5.0, 6.0, 2.0, 0.5, 0.4, 2.0]
     follow(nats, tmp_path, kl_band=[1.0, 4.0])
-    told = [(record.levelname, record.args[1]) for record in caplog.records]
     # Below at first is where every policy starts.
-    assert told == [("INFO", 3), ("WARNING", 4), ("INFO", 6), ("WARNING", 7), ("INFO", 9)]
-    assert "is above callbacks.kl_band [1, 4]" in caplog.text
-    assert "is below callbacks.kl_band" in caplog.text
-    assert "sync/0" in caplog.text
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 4: kl/reference_nats 5 is above callbacks.kl_band [1, 4]",
+        "sync/0, round 7: kl/reference_nats 0.5 is below callbacks.kl_band [1, 4]",
+    ]
+    back = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in back] == [f"sync/0, round {n}" for n in (3, 6, 9)]
+
+
+def test_band_from_0_does_not_mind_noise_around_0(caplog, capsys, tmp_path):
+    follow([-0.02, 0.01, -0.01, 21.0], tmp_path, kl_band=[0.0, 20.0])
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["sync/0, round 4"]
+    assert capsys.readouterr().out == ""
 
 
 def test_reason_of_a_stop_is_told(caplog, tmp_path):
@@ -343,8 +402,8 @@ def test_shares_of_nothing_are_0():
     assert set(stage_fractions(row(1)).values()) == {0.0}
 
 
-def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys):
-    trial, callback = FakeTrial(tmp_path / "trial"), StageTimingsCallback(verbose=True)
+def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
+    trial, callback = FakeTrial(tmp_path / "trial"), StageTimingsCallback()
     for round_ in (1, 2, 3):
         values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5}
         result = row(round_, **values, **{"cost/device_hours": round_ / 10})
@@ -362,16 +421,21 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys):
 # ---- Versions, rollouts, trace -----------------------------------------------------------------
 
 
-def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys):
-    for verbose, config in ((False, {}), (True, {}), (False, {"verbose": True})):
-        trial = FakeTrial(tmp_path / f"{verbose}{len(config)}", callbacks=config)
-        callback = VersionLogCallback(verbose=verbose)
+def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose):
+    for on, config in ((False, {}), (True, {}), (False, {"verbose": True})):
+        set_verbose(on)
+        trial = FakeTrial(tmp_path / f"{on}{len(config)}", callbacks=config)
+        callback = VersionLogCallback()
         start([callback], trial)
         play([callback], trial, range(1, 3))
         out = capsys.readouterr().out.splitlines()
-        if not (verbose or config):
+        callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+        histogram = capsys.readouterr().out
+        if not (on or config):
             assert out == []
+            assert histogram == ""
             continue
+        assert "groups by lag at first training: 0: 2" in histogram
         told = " ".join(out[0].split()[1:])
         assert told == "sync/0 round 1 learner version 1 (weights of round 1)"
         assert "version 1 -> 2" in out[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import pytest
 from experiments import (
@@ -138,6 +139,27 @@ def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment
         "sync": "finished",
         "async_k1": "stopped by the scheduler after round 2 of 4",
     }
+
+
+def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
+    text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nTraceback\nActorFailed: once\n"
+    at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    for arm, reported in (("sync", at + 9), ("async_k1", at - 9)):
+        rows = [{**row(3), "timestamp": reported}]
+        write_trial(experiment, config(arm, rounds=4), rows, error=text)
+    status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
+    assert status == {
+        "sync": "still running or interrupted: round 3 of 4; it had failed: ActorFailed: once",
+        "async_k1": "failed after round 3 of 4: ActorFailed: once",
+    }
+
+
+def test_trials_of_one_arm_that_differ_are_told_apart(experiment):
+    for seed, lag in ((0, 1), (1, 2), (2, 2)):
+        write_trial(experiment, {**config("async_k1", seed), "lag": lag}, [row(1)])
+    write_trial(experiment, config("sync", 0), [row(1)])
+    arms = {arm: len(trials) for arm, trials in read_experiment(experiment).arms.items()}
+    assert arms == {"async_k1 (lag=1)": 1, "async_k1 (lag=2)": 2, "sync": 1}
 
 
 def test_trials_stand_in_the_order_of_the_space_then_of_seeds(experiment):

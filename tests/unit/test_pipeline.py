@@ -430,6 +430,12 @@ def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) 
     assert last.metrics["count/requested"] == (
         last.metrics["count/trained"] + last.metrics["count/waiting"]
     )
+    # Restored from its last checkpoint it is still over.
+    again = world(config)
+    again.learners.load_state(w.learners.state())
+    again.pipeline.load_state(w.pipeline.state(), w.pipeline.buffer.groups())
+    assert w.pipeline.ended
+    assert again.pipeline.ended
 
 
 @pytest.mark.parametrize("generators", [1, 3])
