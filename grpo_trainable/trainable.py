@@ -143,7 +143,7 @@ class GRPOTrainable(tune.Trainable):
         tokens = sum(group.num_tokens for group in report.groups)
         return {
             "time/wall_clock_s": self._wall_clock.seconds,
-            "time/checkpoint_s": sum(span.seconds for span in self._checkpoints),
+            "time/checkpoint_s": sum((span.seconds for span in self._checkpoints), 0.0),
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,
             "cost/device_hours": self._wall_clock.seconds / 3600 * self.grpo.devices,

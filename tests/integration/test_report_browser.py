@@ -7,13 +7,10 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 from experiments import (
     config,
     evaluation,
