@@ -55,7 +55,7 @@ class ConsoleCallback(Survivor):
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
             stop_live_table()
-            _live = Live(console=console, refresh_per_second=1)
+            _live = Live(Text("the first trials start …"), console=console, refresh_per_second=1)
             _live.start()
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

@@ -34,8 +34,8 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "format and answer": ["Multiline", ["reward/format_mean", "reward/answer_mean"]],
     },
     "KL, nats per response": {
-        "k1": ["Multiline", [f"kl/{other}_nats" for other in KL_TO]],
-        "k3": ["Multiline", [f"kl/{other}_k3_nats" for other in KL_TO]],
+        f"to the {other}": ["Multiline", [f"kl/{other}_nats", f"kl/{other}_k3_nats"]]
+        for other in KL_TO
     },
     "time": {
         "seconds of each stage": ["Multiline", [f"time/{stage}_s" for stage in STAGES]],
