@@ -1,12 +1,13 @@
-"""What our callbacks cost: seconds of a round with them, over the same round without.
+"""What our callbacks cost: seconds of a round with them, over a round with Tune's default loggers.
 
-The same Trainable runs under a Tuner with Tune's default loggers (result.json, progress.csv,
-TensorBoard) and under one with `grpo_callbacks`, in turn, with the same seed and workload: the
-default one. A round lasts from one row's arrival in the driver to the next, so everything between
-two rows counts; neither run has evaluations there, and both have the default checkpoints. Round i is compared with round i,
-which at lag 0 trains on the very same responses, and the median over the rounds is the overhead of
-a run: the machine's own spikes hit single rounds. Rows with details are what the callbacks need, so
-the Trainable that makes them is the one that runs with them.
+Both kinds of logging take turns within one trial, round by round: in one round the Trainable adds
+the details and `grpo_callbacks` write the row down, in the other it is bare and Tune's own loggers
+write (result.json, progress.csv, TensorBoard). A round lasts from the end of one row's processing in
+the driver to the end of the next, so it holds all that its kind of logging costs. Neighbouring
+rounds make a pair, in the order ours, theirs, theirs, ours: a machine whose speed wanders within a
+minute (all shared ones do) hits both alike, and responses that get shorter favour neither. The
+overhead of a run is the median over its pairs. The workload is the default one, without evaluations
+between the first and the last round, with its checkpoints.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any
 
 from measure import RESULTS, provenance, write
 
-FIRST_ROUND = 3
+FIRST_ROUND = 3  # the first two warm up
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40, help="of each run (40)")
-    parser.add_argument("--repeats", type=int, default=3, help="of all runs, in turn (3)")
+    parser.add_argument("--rounds", type=int, default=64, help="of each run (64)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each arm (3)")
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
     parser.add_argument("--out", type=Path, default=RESULTS / "logging_overhead.json")
     args = parser.parse_args()
@@ -38,6 +39,7 @@ def main() -> None:
             "TUNE_GLOBAL_CHECKPOINT_S": "1",  # as the launcher sets them
             "RAY_AIR_NEW_OUTPUT": "0",
             "OMP_WAIT_POLICY": "PASSIVE",
+            "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         }
     )
     import ray
@@ -48,67 +50,93 @@ def main() -> None:
         logging_level="ERROR",
         runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
     )
-    runs: dict[str, dict[str, list[list[float]]]] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
     try:
         for repeat in range(args.repeats):
             for arm in ("sync", "async_k1"):
-                # In turn the first: a machine that slows down must not favour one of them.
-                for kind in ("bare", "ours")[:: 1 if repeat % 2 == 0 else -1]:
-                    seconds = run(arm, kind, args.rounds, args.seed + repeat)
-                    runs.setdefault(arm, {}).setdefault(kind, []).append(seconds)
-                    shown = f"{statistics.median(seconds):.3f} s a round (median)"
-                    print(f"repeat {repeat} {arm:<9} {kind:<5} {shown}", flush=True)
+                result = run(arm, args.rounds, args.seed + repeat)
+                runs.setdefault(arm, []).append(result)
+                print(
+                    f"repeat {repeat} {arm:<9} theirs {result['theirs_s']:.3f} s a round, "
+                    f"overhead {result['overhead']:+.1%} (median of {result['pairs']} pairs, "
+                    f"quartiles {result['quartiles'][0]:+.1%} to {result['quartiles'][1]:+.1%})",
+                    flush=True,
+                )
     finally:
         ray.shutdown()
-    overheads = {}
-    for arm, kinds in runs.items():
-        ratios = [
-            statistics.median(with_ / without for without, with_ in zip(bare, ours, strict=True))
-            for bare, ours in zip(kinds["bare"], kinds["ours"], strict=True)
-        ]
-        overheads[arm] = {"ratios": ratios, "median": statistics.median(ratios)}
-        shown = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
-        print(f"{arm:<9} overhead {statistics.median(ratios) - 1:+.1%} (median of {shown})")
+    medians = {arm: statistics.median(r["overhead"] for r in rs) for arm, rs in runs.items()}
+    for arm, median in medians.items():
+        print(f"{arm:<9} overhead {median:+.1%} (median of {args.repeats})")
     workload = {"rounds": args.rounds, "first_round": FIRST_ROUND, "space": "async_vs_sync"}
-    result = {"workload": workload, "seconds_a_round": runs, "overhead": overheads}
-    write(args.out, {**provenance(args), **result})
+    write(args.out, {**provenance(args), "workload": workload, "runs": runs, "overhead": medians})
 
 
-def run(arm: str, kind: str, rounds: int, seed: int) -> list[float]:
-    """Seconds of each round from `FIRST_ROUND` to the last but one."""
+def is_ours(round_: int) -> bool:
+    """Ours, theirs, theirs, ours."""
+    return round_ % 4 in (0, 3)
+
+
+def run(arm: str, rounds: int, seed: int) -> dict[str, Any]:
     from ray import tune
+    from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
     from callbacks import grpo_callbacks
-    from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+    from grpo_trainable.pipeline import RoundReport
+    from grpo_trainable.trainable import DetailedGRPO
     from search_spaces import SPACES
 
-    class Stamps(tune.Callback):
-        """When each row arrived at it, the last of ours; Tune's own loggers come after."""
+    class InTurn(DetailedGRPO):
+        def _extra(self, report: RoundReport) -> dict[str, Any]:
+            return super()._extra(report) if is_ours(report.round) else {}
+
+    class Loggers(tune.Callback):
+        """Hands each row to the loggers whose turn it is, and notes when they were done."""
 
         def __init__(self) -> None:
-            self.at: list[float] = []
+            self.ours = grpo_callbacks()
+            self.theirs = [JsonLoggerCallback(), CSVLoggerCallback(), TBXLoggerCallback()]
+            self.ends: list[float] = []
+
+        def on_trial_start(self, *args: Any, **info: Any) -> None:
+            for callback in (*self.ours, *self.theirs):
+                callback.on_trial_start(*args, **info)
 
         def on_trial_result(self, *args: Any, **info: Any) -> None:
-            self.at.append(time.perf_counter())
+            mine = is_ours(info["result"]["training_iteration"])
+            for callback in self.ours if mine else self.theirs:
+                callback.on_trial_result(*args, **info)
+            self.ends.append(time.perf_counter())
+
+        def on_trial_complete(self, *args: Any, **info: Any) -> None:
+            for callback in (*self.ours, *self.theirs):
+                callback.on_trial_complete(*args, **info)
 
     fixed = {"rounds": rounds, "eval.every": rounds + 1}
     (config,) = SPACES["async_vs_sync"].trials({"arm": arm, **fixed}, [seed])
-    stamps = Stamps()
+    loggers = Loggers()
     with tempfile.TemporaryDirectory() as storage:
         grid = tune.Tuner(
-            GRPOTrainable if kind == "bare" else DetailedGRPO,
+            InTurn,
             param_space=config.to_dict(),
             run_config=tune.RunConfig(
-                name=kind,
-                storage_path=storage,
-                verbose=0,
-                callbacks=[*([] if kind == "bare" else grpo_callbacks()), stamps],
+                name="overhead", storage_path=storage, verbose=0, callbacks=[loggers]
             ),
         ).fit()
         if grid.errors:
-            raise SystemExit(f"{arm} {kind}: {grid.errors[0]}")
-    # The last row brings the last evaluation with it.
-    return [after - before for before, after in pairwise(stamps.at[FIRST_ROUND - 2 : rounds - 1])]
+            raise SystemExit(f"{arm}: {grid.errors[0]}")
+    # The last round has the last evaluation in it.
+    seconds = {i + 2: after - before for i, (before, after) in enumerate(pairwise(loggers.ends))}
+    firsts = range(FIRST_ROUND, rounds - 1, 2)
+    pairs = [(n, n + 1) if is_ours(n) else (n + 1, n) for n in firsts]
+    ratios = [seconds[ours] / seconds[theirs] - 1 for ours, theirs in pairs]
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {
+        "overhead": statistics.median(ratios),
+        "pairs": len(pairs),
+        "quartiles": [low, high],
+        "ours_s": statistics.median(seconds[ours] for ours, _ in pairs),
+        "theirs_s": statistics.median(seconds[theirs] for _, theirs in pairs),
+    }
 
 
 if __name__ == "__main__":
