@@ -2,8 +2,8 @@
 
 Both kinds of logging take turns within one trial, round by round: in one round the Trainable adds
 the details and `grpo_callbacks` write the row down, in the other it is bare and Tune's own loggers
-write (result.json, progress.csv, TensorBoard). A round lasts from the end of one row's processing in
-the driver to the end of the next, so it holds all that its kind of logging costs. Neighbouring
+write (result.json, progress.csv, TensorBoard). A round lasts from the end of one row's processing
+in the driver to the end of the next, so it holds all that its kind of logging costs. Neighbouring
 rounds make a pair, in the order ours, theirs, theirs, ours: a machine whose speed wanders within a
 minute (all shared ones do) hits both alike, and responses that get shorter favour neither. The
 overhead of a run is the median over its pairs. The workload is the default one, without evaluations
@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import RESULTS, provenance, write
 
-FIRST_ROUND = 3  # the first two warm up
+FIRST_ROUND = 4  # an even one; those before it warm up
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def is_ours(round_: int) -> bool:
-    """Ours, theirs, theirs, ours."""
+    """From an even round on: ours, theirs, theirs, ours, and so on."""
     return round_ % 4 in (0, 3)
 
 
@@ -128,6 +128,7 @@ def run(arm: str, rounds: int, seed: int) -> dict[str, Any]:
     seconds = {i + 2: after - before for i, (before, after) in enumerate(pairwise(loggers.ends))}
     firsts = range(FIRST_ROUND, rounds - 1, 2)
     pairs = [(n, n + 1) if is_ours(n) else (n + 1, n) for n in firsts]
+    assert all(is_ours(ours) and not is_ours(theirs) for ours, theirs in pairs)
     ratios = [seconds[ours] / seconds[theirs] - 1 for ours, theirs in pairs]
     low, _, high = statistics.quantiles(ratios, n=4)
     return {
