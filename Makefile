@@ -34,6 +34,7 @@ bench: $(READY)
 bench-trials: $(READY)
 	$(BIN)/python benchmarks/overlap.py $(ARGS)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
+	$(BIN)/python benchmarks/logging_overhead.py
 
 # Removed before it is made: an activated .venv must not build its own successor.
 fresh:
