@@ -166,6 +166,13 @@ def test_trace_shows_what_ran_beside_what(finished):
                 assert after[1] >= before[2] - 1, (actor, before, after)  # microseconds
 
 
+def test_snapshots_of_tune_hold_no_details(finished):
+    experiment, _ = finished
+    (state,) = experiment.glob("experiment_state-*.json")
+    # What is not JSON stands in it as pickle, in hexadecimal.
+    assert b"RoundDetails".hex() not in state.read_text()
+
+
 def test_report_is_written_and_its_path_is_printed(finished):
     experiment, out = finished
     assert f"report: {experiment / 'report.html'}" in out
