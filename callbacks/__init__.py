@@ -19,7 +19,9 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     loggers of result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig, or
     Tune's own reporter prints beside the console.
     """
+    from callbacks.checkpoints import CheckpointFallback
     from callbacks.console import ConsoleCallback
+    from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
     from callbacks.rollouts import RolloutsCallback
@@ -31,6 +33,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
 
     set_verbose(verbose)
     return [
+        CheckpointFallback(),  # settles where a trial starts: before all that cut their files
         KLCallback(),
         StageTimingsCallback(),  # adds to the row: before all that write it
         VersionLogCallback(),
@@ -40,4 +43,5 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),  # takes the details out of the row: after all that read them
         ProgressCsvCallback(),
+        CheckpointOnInterrupt(),
     ]

@@ -15,6 +15,7 @@ from rich.text import Text
 from callbacks.stage_timings import STAGES, stage_fractions
 from callbacks.survivor import Survivor
 from callbacks.trial_files import config_of, label
+from grpo_trainable.details import DETAILS, RoundDetails
 
 BAR_WIDTH = 24
 COLOURS = {
@@ -68,6 +69,10 @@ class ConsoleCallback(Survivor):
     ) -> None:
         # Not the details, nor what other callbacks may still take out of the row.
         self._latest[trial.trial_id] = {k: v for k, v in result.items() if type(v) in (int, float)}
+        details: RoundDetails | None = result.get(DETAILS)
+        if details is not None:
+            for note in details.notes:
+                print(f"{label(trial)}, round {details.round}: {note}", flush=True)
         line = None
         if self._evaluated.get(trial.trial_id) != result["eval/round"]:
             self._evaluated[trial.trial_id] = result["eval/round"]

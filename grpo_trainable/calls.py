@@ -14,6 +14,11 @@ class ActorFailed(RuntimeError):
     """
 
 
+class ActorLost(ActorFailed):
+    """It died, or answers no more: nothing that was submitted to it will come back. Another actor
+    in its place may do better, unlike after an exception that the work itself raised."""
+
+
 class Call(Protocol):
     """A submitted call that has not been collected yet."""
 
@@ -44,7 +49,8 @@ class Runtime(Protocol):
         ...
 
     def result(self, call: Any) -> Any:
-        """The value of a call that is done. ActorFailed when there is none."""
+        """The value of a call that is done. ActorFailed when there is none, ActorLost when its
+        actor is gone."""
         ...
 
 
@@ -55,6 +61,6 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
     return runtime.result(call)
 
 
-def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorFailed:
+def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorLost:
     waiting = ", ".join(sorted({f"{call.actor} ({call.stage})" for call in calls}))
-    return ActorFailed(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")
+    return ActorLost(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

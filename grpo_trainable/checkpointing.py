@@ -81,6 +81,31 @@ def read_checkpoint(directory: str | Path) -> TrialState:
         CheckpointError: missing, damaged, foreign or of a newer format.
     """
     directory = Path(directory)
+    contents = _verified(directory)
+    state = _parse(directory / STATE, contents[STATE])
+    tensors = {part: load(contents[part_file(part)]) for part in PARTS}
+    rows = state.pop("buffer")
+    return TrialState(
+        state=state,
+        policy=tensors["policy"],
+        optimizer=tensors["optimizer"],
+        groups=_unpack_groups(tensors["buffer"], rows),
+    )
+
+
+def checkpoint_round(directory: str | Path) -> int:
+    """Rounds trained when the checkpoint was taken, once all of it is verified.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    directory = Path(directory)
+    state = _parse(directory / STATE, _verified(directory)[STATE])
+    return int(state["pipeline"]["learner_round"])
+
+
+def _verified(directory: Path) -> dict[str, bytes]:
+    """Every file's content, as the manifest vouches for it."""
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
@@ -98,15 +123,7 @@ def read_checkpoint(directory: str | Path) -> TrialState:
             raise CheckpointError(
                 f"{directory / name}: damaged (its SHA-256 is not the manifest's)"
             )
-    state = _parse(directory / STATE, contents[STATE])
-    tensors = {part: load(contents[part_file(part)]) for part in PARTS}
-    rows = state.pop("buffer")
-    return TrialState(
-        state=state,
-        policy=tensors["policy"],
-        optimizer=tensors["optimizer"],
-        groups=_unpack_groups(tensors["buffer"], rows),
-    )
+    return contents
 
 
 def refuse_foreign_files(directory: str | Path) -> None:

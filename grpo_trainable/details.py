@@ -29,6 +29,7 @@ class RoundDetails:
     evaluations: Columns  # held-out responses of the evaluations within the round; often none
     versions: list[VersionChange]  # by time
     spans: list[ActorSpan]
+    notes: list[str]  # what the user should hear of: an actor replaced, a checkpoint not written
     lags: dict[int, int]  # lag -> groups trained for the first time
     ratio_counts: list[int]  # response tokens between metrics.RATIO_EDGES, all gradient steps
 

@@ -44,9 +44,15 @@ NAMES = frozenset(
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         "group/zero_advantage_fraction",
         *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
-        *("count/requested", "count/trained", "count/waiting", "count/in_flight"),
+        *(
+            "count/requested",
+            "count/redispatched",
+            "count/trained",
+            "count/waiting",
+            "count/in_flight",
+        ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
-        *("count/dropped_zero_advantage", "count/reward_errors"),
+        *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
         *("sync/bytes", "sync/gb_per_s"),
         # What tools written for RLlib look for.
         *("env_runners/episode_return_mean", "env_runners/num_episodes_lifetime"),

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from grpo_trainable.actors.generator import Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Updated
-from grpo_trainable.calls import Actor, ActorFailed, Runtime, no_answer
+from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime, no_answer
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
@@ -29,6 +29,9 @@ from grpo_trainable.versions import StalenessGate, VersionChange
 # More would only be sampled with older weights than necessary.
 UNITS_AHEAD = 2
 
+# Times that a generator is replaced without one unit of work in between; then the trial fails.
+REPLACEMENTS_IN_A_ROW = 3
+
 
 class RequestSource(Protocol):
     def request(self, stream: str, cursor: int) -> Request: ...
@@ -39,6 +42,7 @@ class Counts:
     """In groups, over the trial. requested = trained + dropped + waiting + in flight."""
 
     requested: int = 0
+    redispatched: int = 0  # asked for once more, because their generator was lost
     trained: int = 0  # at least once
     dropped_stale: int = 0
     dropped_reward: int = 0
@@ -46,6 +50,7 @@ class Counts:
     dropped_zero_advantage: int = 0
     reward_errors: int = 0  # responses
     scored_responses: int = 0
+    checkpoint_failures: int = 0
     sampled_responses: int = 0  # of training groups
     sampled_tokens: int = 0
 
@@ -90,13 +95,24 @@ class RoundReport:
     spans: list[ActorSpan]
     versions: list[VersionChange]
     evaluations: list[HeldOut]
+    notes: list[str]  # what the user should hear of, in one line each
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class _Generator:
     actor: Actor
     units: int = 0  # submitted and not yet returned
     version: int = 0  # of the weights it last reported
+    replaced: int = 0  # times since its last unit came back
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Open:
+    """A call that was submitted and not yet collected."""
+
+    generator: _Generator | None  # None: the learner
+    collect: Callable[[Any], None]  # takes its value
+    again: Callable[[], None]  # asks for it once more, when its generator was lost
 
 
 @dataclass(kw_only=True)
@@ -106,6 +122,7 @@ class _Round:
     spans: list[ActorSpan] = field(default_factory=list)
     versions: list[VersionChange] = field(default_factory=list)
     evaluations: list[HeldOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     sync_bytes: int = 0
 
 
@@ -124,8 +141,11 @@ class Pipeline:
         learners: LearnerGroup,
         runtime: Runtime,
         clock: Callable[[], float] = now,
+        spawn: Callable[[str], Actor] | None = None,
     ) -> None:
-        """`clock` tells the time of the actors' spans: seconds since 1970."""
+        """`clock` tells the time of the actors' spans: seconds since 1970. `spawn` starts a
+        generator in place of the one of that name, which was killed; without it the loss of one is
+        the end."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.buffer = ReplayBuffer(config.rollout.prompts)
@@ -136,7 +156,10 @@ class Pipeline:
         self._learners = learners
         self._runtime = runtime
         self._clock = clock
-        self._open: dict[Any, Callable[[Any], None]] = {}  # what to do with each call's value
+        self._spawn = spawn
+        self._started = False  # an actor that cannot even start is not replaced
+        self._open: dict[Any, _Open] = {}
+        self._published: Any = None  # the transport's handle of the newest weights
         self._weights_round = 0  # of the weights last submitted to the generators
         self._version = 0
         self._next_unit = 0
@@ -160,6 +183,7 @@ class Pipeline:
         self._publish()
         self._finish_everything()
         self._round = _Round(versions=self._round.versions)
+        self._started = True
 
     def run_round(self) -> RoundReport:
         """Rollouts in, k gradient steps, weights out; and evaluation when it is due.
@@ -225,7 +249,9 @@ class Pipeline:
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
         """The learner's k steps; generators' answers are taken in meanwhile."""
         values: list[Updated] = []
-        self._open[self._learners.update(batches)] = values.append
+        self._open[self._learners.update(batches)] = _Open(
+            generator=None, collect=values.append, again=_never
+        )
         self._work_until(lambda: bool(values))
         (updated,) = values
         self._add_spans("learner", self._learners.name, updated.spans)
@@ -245,9 +271,17 @@ class Pipeline:
         published = self._learners.publish()
         self._add_spans("learner", self._learners.name, published.spans)
         self._weights_round, self._version = published.round, published.version
+        self._published = published.handle
         for generator in self._generators:
-            call = generator.actor.submit("sync", "load", published.handle)
-            self._open[call] = lambda loaded, generator=generator: self._loaded(generator, loaded)
+            self._load(generator)
+
+    def _load(self, generator: _Generator) -> None:
+        call = generator.actor.submit("sync", "load", self._published)
+        self._open[call] = _Open(
+            generator=generator,
+            collect=lambda loaded: self._loaded(generator, loaded),
+            again=lambda: None,  # its replacement loads the newest weights first of all
+        )
 
     def _loaded(self, generator: _Generator, loaded: Loaded) -> None:
         self._add_spans("generator", generator.actor.name, loaded.spans)
@@ -315,7 +349,8 @@ class Pipeline:
                 generator,
                 "rollout",
                 requests,
-                lambda scored, unit=unit: self._sampled(unit, scored),
+                done=lambda scored, unit=unit: self._sampled(unit, scored),
+                again=lambda unit=unit: self._lost(unit),
             )
 
     def _least_busy(self) -> _Generator:
@@ -326,17 +361,27 @@ class Pipeline:
         generator: _Generator,
         stage: str,
         requests: Sequence[Request],
+        *,
         done: Callable[[ScoredUnit], None],
+        again: Callable[[], None],
     ) -> None:
         generator.units += 1
 
         def collect(scored: ScoredUnit) -> None:
             generator.units -= 1
+            generator.replaced = 0
             self._add_spans("generator", generator.actor.name, scored.spans)
             self._count_reward_errors(scored, sum(request.group_size for request in requests))
             done(scored)
 
-        self._open[generator.actor.submit(stage, "generate", requests)] = collect
+        call = generator.actor.submit(stage, "generate", requests)
+        self._open[call] = _Open(generator=generator, collect=collect, again=again)
+
+    def _lost(self, unit: int) -> None:
+        """A unit whose generator is gone is next in turn."""
+        self._outstanding.remove(unit)
+        self._again = sorted((*self._again, unit))
+        self.counts.redispatched += len(self._cursors(unit))
 
     def _sampled(self, unit: int, scored: ScoredUnit) -> None:
         self._outstanding.remove(unit)
@@ -373,9 +418,15 @@ class Pipeline:
         prompts = range(config.eval.prompts)
         units = [prompts[i : i + size] for i in range(0, len(prompts), size)]
         done: list[ScoredUnit] = []
-        for unit in units:
+
+        def ask(unit: range) -> None:
             requests = [self._requests.request("eval", cursor) for cursor in unit]
-            self._generate(self._least_busy(), "eval", requests, done.append)
+            self._generate(
+                self._least_busy(), "eval", requests, done=done.append, again=lambda: ask(unit)
+            )
+
+        for unit in units:
+            ask(unit)
         self._work_until(lambda: len(done) == len(units))
         groups = sorted((g for scored in done for g in scored.groups), key=lambda g: g.cursor)
         rewards = [float(group.rewards.mean()) for group in groups]
@@ -400,12 +451,61 @@ class Pipeline:
     def _collect(self) -> None:
         """Waits for the next answer, and hands out more work."""
         calls = list(self._open)
-        done = self._runtime.wait(calls, self.config.resources.deadline_s)
+        deadline_s = self.config.resources.deadline_s
+        done = self._runtime.wait(calls, deadline_s)
         if not done:
-            raise no_answer(calls, self.config.resources.deadline_s)
+            self._give_up(calls, no_answer(calls, deadline_s))
         for call in done:
-            self._open.pop(call)(self._runtime.result(call))
+            # A generator that was replaced meanwhile took its other calls with it.
+            if call in self._open:
+                self._take_answer(call)
         self._dispatch()
+
+    def _take_answer(self, call: Any) -> None:
+        item = self._open[call]
+        try:
+            value = self._runtime.result(call)
+        except ActorLost as error:
+            self._give_up([call], error)
+            return
+        del self._open[call]
+        item.collect(value)
+
+    def _give_up(self, calls: Sequence[Any], error: ActorLost) -> None:
+        """Replaces the generators of these calls. A lost learner is the trial's end: raises."""
+        generators = [self._open[call].generator for call in calls]
+        for generator in dict.fromkeys(generators):
+            if generator is None or self._spawn is None or not self._started:
+                raise error
+            if generator.replaced >= REPLACEMENTS_IN_A_ROW:
+                raise ActorFailed(
+                    f"{error}; {generator.actor.name} was replaced {generator.replaced} times "
+                    "without finishing any work"
+                ) from error
+            if self._learners.name == generator.actor.name:
+                raise error  # a colocated worker: the learner is lost with it
+        for generator in dict.fromkeys(generators):
+            assert generator is not None
+            self._replace(generator, str(error))
+
+    def _replace(self, generator: _Generator, reason: str) -> None:
+        """Another actor, which loads the newest weights before it samples; what the old one had to
+        do is asked for once more."""
+        assert self._spawn is not None
+        lost = [call for call, item in self._open.items() if item.generator is generator]
+        again = [self._open.pop(call).again for call in lost]
+        name = generator.actor.name
+        generator.actor.kill()
+        generator.actor, generator.units = self._spawn(name), 0
+        generator.replaced += 1
+        before = self.counts.redispatched
+        self._load(generator)
+        for ask in again:
+            ask()
+        self._round.notes.append(
+            f"{name} was replaced ({reason}); {self.counts.redispatched - before} prompts are "
+            "asked for again"
+        )
 
     # ---- The report --------------------------------------------------------------------------
 
@@ -454,7 +554,8 @@ class Pipeline:
             row[f"kl/{other}_nats"] = drift.k1
             row[f"kl/{other}_k3_nats"] = drift.k3
         counts = self.counts
-        for name in ("requested", "trained", "dropped", "reward_errors"):
+        for name in ("requested", "redispatched", "trained", "dropped", "reward_errors",
+                     "checkpoint_failures"):  # fmt: skip
             row[f"count/{name}"] = float(getattr(counts, name))
         for cause in ("stale", "reward", "lost", "zero_advantage"):
             row[f"count/dropped_{cause}"] = float(getattr(counts, f"dropped_{cause}"))
@@ -479,6 +580,7 @@ class Pipeline:
             spans=this.spans,
             versions=sorted(this.versions, key=lambda change: change.at),
             evaluations=this.evaluations,
+            notes=this.notes,
         )
 
     @property
@@ -514,6 +616,10 @@ class Pipeline:
             c: (format_, answer) for c, format_, answer in state["partial_rewards"]
         }
         self.buffer.add(groups)
+
+
+def _never() -> None:
+    raise AssertionError("the learner's work is not asked for again")
 
 
 def _mean(values: Sequence[float]) -> float:

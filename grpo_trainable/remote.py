@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from grpo_trainable.calls import ActorFailed
+from grpo_trainable.calls import ActorFailed, ActorLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class RayRuntime:
         except RayActorError as error:
             # Ray's last line is the reason, the end of a traceback when the actor never started.
             reason = str(error).strip().splitlines()[-1]
-            raise ActorFailed(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
+            raise ActorLost(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise ActorFailed(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import tune
+from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
@@ -74,7 +75,15 @@ class GRPOTrainable(tune.Trainable):
         self._tokenizer = read_tokenizer(config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
         self._learners = learners
-        self.pipeline = Pipeline(config, self._prompts, generators, learners, self._runtime)
+        self.pipeline = Pipeline(
+            config,
+            self._prompts,
+            generators,
+            learners,
+            self._runtime,
+            spawn=None if config.placement == "colocated" else self._replacement,
+        )
+        self._notes: list[str] = []  # since the last round
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # since the last round
         self._started = False
@@ -95,18 +104,24 @@ class GRPOTrainable(tune.Trainable):
             cpus=r.learner_cpus,
             gpus=r.learner_gpus,
         )
-        generators = [
-            self._actor(
-                Generator,
-                f"generator-{i}",
-                config,
-                ObjectStoreReceiver(r.deadline_s),
-                cpus=config.generator_cpus,
-                gpus=r.generator_gpus,
-            )
-            for i in range(r.num_generators)
-        ]
+        generators = [self._generator(f"generator-{i}") for i in range(r.num_generators)]
         return generators, learner
+
+    def _generator(self, name: str) -> Actor:
+        r = self.grpo.resources
+        return self._actor(
+            Generator,
+            name,
+            self.grpo,
+            ObjectStoreReceiver(r.deadline_s),
+            cpus=self.grpo.generator_cpus,
+            gpus=r.generator_gpus,
+        )
+
+    def _replacement(self, name: str) -> Actor:
+        """A new generator in place of the one of this name, which was killed."""
+        self._actors = [actor for actor in self._actors if actor.name != name]
+        return self._generator(name)
 
     def _actor(self, cls: type, name: str, *args: Any, cpus: float, gpus: float) -> Actor:
         actor = RayActor(cls, name, *args, num_cpus=cpus, num_gpus=gpus)
@@ -128,8 +143,11 @@ class GRPOTrainable(tune.Trainable):
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
         checkpoint = report.last or report.round % self.grpo.checkpoint.every == 0
+        self._notes += report.notes
+        for note in self._notes:
+            logger.warning("%s", note)
         extra = self._extra(report)
-        self._checkpoints = []
+        self._checkpoints, self._notes = [], []
         return {**row, **extra, "done": report.last, "should_checkpoint": checkpoint}
 
     def _extra(self, report: RoundReport) -> dict[str, Any]:
@@ -159,6 +177,16 @@ class GRPOTrainable(tune.Trainable):
             # Tune keeps the last row with every checkpoint, in each snapshot that it takes.
             result.metrics.pop(DETAILS, None)
             return result
+        except OSError as error:
+            if args or kwargs:
+                raise  # the caller's own directory
+            # No space, or no permission: work that can go on must not end for it.
+            self._notes.append(
+                f"the checkpoint could not be written ({error.strerror or error}); the one before "
+                "stays"
+            )
+            self.pipeline.counts.checkpoint_failures += 1
+            return _TrainingResult(checkpoint=None, metrics={})
         finally:
             span = Span("checkpoint", start, now())
             self._checkpoints.append(span)
@@ -271,6 +299,7 @@ class DetailedGRPO(GRPOTrainable):
             evaluations=evaluations,
             versions=report.versions,
             spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
+            notes=self._notes,
             lags=first_use_lags(report.groups, report.round - 1),
             ratio_counts=[
                 sum(counts)

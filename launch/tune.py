@@ -36,7 +36,9 @@ from search_spaces import SPACES, SearchSpace
 from search_spaces.base import param_space
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-GRACE_S = 22.0  # after an interrupt; Ray needs up to 3 s more to end what we leave
+# Seconds after an interrupt: to the end of the round and its checkpoint, and to our own end. Ray
+# needs up to 3 s more to end what we leave.
+ROUND_S, GRACE_S = 15.0, 22.0
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 
@@ -405,13 +407,17 @@ def check_resources(
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM. The first lets Tune save its state and end the trials, the second ends
-    the program at once; `GRACE_S` after the first it ends in any case."""
+    """Ctrl-C and SIGTERM. The first lets every trial finish its round and save, for `ROUND_S`; the
+    second ends the program at once; `GRACE_S` after the first it ends in any case."""
 
     def __init__(self, resume: str, release_terminal: Callable[[], None]) -> None:
+        from callbacks import interruption
+
         self.received = False
         self._resume = resume
         self._release_terminal = release_terminal
+        self._requested = interruption.requested
+        self._requested.clear()
 
     def install(self) -> None:
         """Around `ray.init`, which sets handlers of its own; Tune's would hide the interrupt."""
@@ -428,14 +434,19 @@ class Interrupt:
                 os._exit(INTERRUPTED)
         self.received = True
         name = signal.Signals(number).name
-        print(f"{name}: saving the experiment and ending the trials", file=sys.stderr, flush=True)
-        watchdog = threading.Timer(GRACE_S, self._give_up)
-        watchdog.daemon = True
-        watchdog.start()
+        print(f"{name}: the trials end their round and save", file=sys.stderr, flush=True)
+        for seconds, act in ((ROUND_S, self._end_now), (GRACE_S, self._give_up)):
+            watchdog = threading.Timer(seconds, act)
+            watchdog.daemon = True
+            watchdog.start()
+        self._requested.set()
+        if not callable(signal.getsignal(signal.SIGUSR1)):
+            raise KeyboardInterrupt  # before Tune runs
+
+    def _end_now(self) -> None:
+        """What has not been saved by now goes back to its last checkpoint."""
         if callable(signal.getsignal(signal.SIGUSR1)):
-            signal.raise_signal(signal.SIGUSR1)  # Tune's own handler: it ends the run in order
-        else:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGUSR1)
 
     def _give_up(self) -> None:
         try:
@@ -470,6 +481,7 @@ def run(plan: Plan) -> int:
         os.environ.update(environment)
         machine = this_machine(plan.trials)
         options["include_dashboard"] = False
+        options["_node_ip_address"] = "127.0.0.1"  # nobody else may reach it
         options["num_cpus"], options["num_gpus"] = int(machine["CPU"]), int(machine["GPU"])
     else:
         options["address"] = args.address

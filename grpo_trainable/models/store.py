@@ -42,6 +42,9 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
         ValueError: the directory is not a policy of ours, in one line that names the file.
     """
     directory = Path(directory)
+    for name in ("config.json", "tokenizer.json", "policy.safetensors"):
+        if (directory / name).is_symlink():
+            raise ValueError(f"{directory / name}: is a link, which may lead out of the directory")
     config = read_config(directory)
     tokenizer = Tokenizer.load(directory / "tokenizer.json")
     if tokenizer.vocab_size > config.vocab_size:

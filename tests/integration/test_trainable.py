@@ -194,18 +194,43 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
     assert running.step()["version/learner"] == 4.0
 
 
-def test_dead_generator_is_an_error_that_names_it(trainable: Any) -> None:
+def kill(trainable: GRPOTrainable, name: str) -> None:
+    next(actor for actor in trainable._actors if actor.name == name).kill()
+
+
+def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
+    results: dict[str, tune.Result], trainable: Any
+) -> None:
+    running = trainable(ARMS["sync"])
+    running.step()
+    kill(running, "generator-0")
+    row: dict[str, Any] = {}
+    for _ in range(3):
+        row = running.step()
+    assert row["count/redispatched"] == 4  # both units of the round were asked of the dead one
+    last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
+    assert untimed(row) == untimed(last)
+    assert len(actor_processes()) == 2
+
+
+def test_dead_generator_costs_an_asynchronous_run_no_prompt(trainable: Any) -> None:
+    running = trainable(trial_config(lag=1, rounds=6))
+    running.step()
+    kill(running, "generator-0")
+    row = running.step()
+    while not row["done"]:
+        row = running.step()
+        assert row["lag/max"] <= 1
+    assert row["count/requested"] == row["count/trained"] == 24
+    assert row["count/redispatched"] >= 2
+
+
+def test_dead_learner_is_an_error_that_names_it(trainable: Any) -> None:
     running = trainable(trial_config(lag=1, rounds=50))
     running.step()
-    generator = next(actor for actor in running._actors if actor.name == "generator-0")
-    generator.kill()
-    with pytest.raises(ActorFailed, match=r"(rollout|sync): generator-0 died"):
-        run_to_the_end(running)
-
-
-def run_to_the_end(trainable: GRPOTrainable) -> None:
-    while not trainable.step()["done"]:
-        pass
+    kill(running, "learner")
+    with pytest.raises(ActorFailed, match=r"(optimize|sync): learner died"):
+        running.step()
 
 
 MURDEROUS_REWARD = """
@@ -221,7 +246,7 @@ def reward(response, ground_truth):
 """
 
 
-def test_generator_killed_in_mid_run_fails_the_trial_and_leaves_no_actor(
+def test_generator_that_dies_again_and_again_fails_the_trial_and_leaves_no_actor(
     ray_session: None, tmp_path: Path
 ) -> None:
     # The first evaluation asks for 12 rewards, a round for 16: the third round's rollout dies.
@@ -230,6 +255,7 @@ def test_generator_killed_in_mid_run_fails_the_trial_and_leaves_no_actor(
     config = trial_config(task={"reward": f"{reward}:reward"})
     (result,) = fit(config, tmp_path)
     assert "ActorFailed: rollout: generator-0 died" in str(result.error)
+    assert "replaced 3 times without finishing any work" in str(result.error)
     assert result.metrics["training_iteration"] == 2
     assert_no_actor_left()
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from grpo_trainable.checkpointing import checkpoint_round
 from grpo_trainable.metrics import NAMES
 from launch.experiment import read_experiment
 
@@ -201,19 +202,21 @@ def test_params_json_has_every_key_in_its_own_place(finished):
         assert params["arm"] in trial.name
 
 
-def test_ctrl_c_ends_everything_and_resume_finishes_from_the_last_checkpoint(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_saves_every_trial_ends_everything_and_resume_goes_on(tmp_path, number):
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     process = subprocess.Popen(
-        command(*argv, "--iterations", "40", "--checkpoint-every", "2", storage=tmp_path),
+        # No checkpoint is due before the end.
+        command(*argv, "--iterations", "40", "--checkpoint-every", "1000", storage=tmp_path),
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
     )
-    wait_for(lambda: list((tmp_path / "cut").glob("*/checkpoint_*/manifest.json")), 120)
+    wait_for(lambda: any(len(rows(t)) > 2 for t in trial_directories(tmp_path / "cut")), 120)
     children = psutil.Process(process.pid).children(recursive=True)
 
     interrupted = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=25)
     _, alive = psutil.wait_procs(children, timeout=25 - (time.monotonic() - interrupted))
 
@@ -224,15 +227,18 @@ def test_ctrl_c_ends_everything_and_resume_finishes_from_the_last_checkpoint(tmp
     (trial,) = trial_directories(tmp_path / "cut")
     before = len(rows(trial))
     assert before < 40
+    (saved,) = trial.glob("checkpoint_*")
+    last = checkpoint_round(saved)
+    assert last >= before - 1  # a row may come in while the experiment ends
     resumed = run("--resume", "must", "--name", "cut", storage=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["training_iteration"] for row in rows(trial)]
     assert iterations[-1] == 40
-    assert set(iterations) == set(range(1, 41))
-    # It went on from a checkpoint: not from the start.
-    assert iterations.count(1) == 1
-    last = rows(trial)[-1]
-    assert last["count/requested"] == last["count/trained"] == 40 * 4
+    assert iterations == list(range(1, 41))
+    # Nothing that was saved was done again.
+    assert rows(trial)[last]["iterations_since_restore"] == 1
+    end = rows(trial)[-1]
+    assert end["count/requested"] == end["count/trained"] == 40 * 4
 
 
 def is_ours(process: psutil.Process) -> bool:
@@ -295,6 +301,34 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
     (record,) = read_experiment(experiment).trials
     assert [row["training_iteration"] for row in record.rows] == every
     assert [round_ for round_, _, _ in record.evaluated()] == evaluated
+
+
+def test_damaged_checkpoints_give_way_to_the_newest_whole_one(tmp_path):
+    argv = ["--space", "async_vs_sync", "--name", "torn", *SMALL, "--set", "arm=sync"]
+    argv += ["--set", "checkpoint.keep=null", "--checkpoint-every", "2", "--iterations", "60"]
+    process = subprocess.Popen(
+        command(*argv, storage=tmp_path),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=tmp_path,
+    )
+    # A snapshot of Tune is taken every second: it notes one of those that are damaged below.
+    wait_for(lambda: list((tmp_path / "torn").glob("*/checkpoint_000012/manifest.json")), 120)
+    process.kill()
+    process.wait()
+    (trial,) = trial_directories(tmp_path / "torn")
+    whole = trial / "checkpoint_000001"
+    for path in set(trial.glob("checkpoint_*")) - {trial / "checkpoint_000000", whole}:
+        with (path / "policy-00001-of-00001.safetensors").open("r+b") as file:
+            file.truncate(1000)
+
+    resumed = run("--resume", "must", "--name", "torn", storage=tmp_path)
+
+    assert resumed.returncode == 0, resumed.stderr
+    assert "going on from checkpoint_000001 (round 4)" in resumed.stdout
+    results = rows(trial)
+    assert [row["training_iteration"] for row in results] == list(range(1, 61))
+    assert results[4]["iterations_since_restore"] == 1
 
 
 def wait_for(condition, timeout_s: float):

@@ -23,7 +23,7 @@ from grpo_trainable.actors.learner import (
     ResponseFigures,
     Updated,
 )
-from grpo_trainable.calls import ActorFailed
+from grpo_trainable.calls import ActorFailed, ActorLost
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.pipeline import Pipeline, RoundReport
@@ -54,6 +54,8 @@ class FakeCall:
     end: float
     value: Any = None
     error: str | None = None
+    lost: bool = False  # its actor is dead
+    owner: Any = None
 
 
 class FakeRuntime:
@@ -85,6 +87,8 @@ class FakeRuntime:
     def result(self, call: FakeCall) -> Any:
         assert call.end <= self.time, "collected before it was done"
         self.uncollected.remove(call)
+        if call.lost:
+            raise ActorLost(f"{call.stage}: {call.actor} died (killed)")
         if call.error is not None:
             raise ActorFailed(f"{call.stage}: {call.actor} failed with {call.error}")
         return call.value
@@ -94,7 +98,8 @@ class FakeActor:
     """Works through its calls in the order they were submitted, one at a time.
 
     `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
-    n)` says whether the n-th call of a stage is never answered.
+    n)` says whether the n-th call of a stage is never answered, `dies(stage, n)` whether the actor
+    dies in it, once it has started. `submitted` counts calls by stage, replaced actors included.
     """
 
     def __init__(
@@ -104,14 +109,17 @@ class FakeActor:
         role: Any,
         durations: Durations,
         hangs: Callable[[str, int], bool] = lambda stage, n: False,
+        dies: Callable[[str, int], bool] = lambda stage, n: False,
+        submitted: dict[str, int] | None = None,
     ) -> None:
         self.name = name
         self.killed = False
         self._runtime = runtime
         self._role = role
         self._durations = durations
-        self._hangs = hangs
-        self._submitted: dict[str, int] = {}
+        self._hangs, self._dies = hangs, dies
+        self._submitted = {} if submitted is None else submitted
+        self._dead = False
         self._free_at = 0.0
 
     def submit(self, stage: str, method: str, *args: Any) -> FakeCall:
@@ -122,17 +130,23 @@ class FakeActor:
             end = math.inf
         self._free_at = end
         call = FakeCall(self.name, stage, start, end)
-        if end < math.inf:
+        if self._dead or self._dies(stage, n):
+            self._dead = call.lost = True
+        elif end < math.inf:
             # An answer depends on the actor's own calls alone, so it may be known already.
             try:
                 call.value = getattr(self._role, method)(start, end, *args)
             except RuntimeError as error:
                 call.error = f"{type(error).__name__}: {error}"
+        call.owner = self
         self._runtime.uncollected.add(call)
         return call
 
     def kill(self) -> None:
         self.killed = True
+        # Nobody collects what a killed actor had to do.
+        gone = {call for call in self._runtime.uncollected if call.owner is self}
+        self._runtime.uncollected -= gone
 
 
 class FakeRequests:
@@ -383,15 +397,30 @@ def world(
     latency: float = 0.0,
     reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+    dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
 ) -> World:
-    """`hangs(actor, stage, n)`: whether an actor's n-th call of a stage is never answered."""
+    """`hangs(actor, stage, n)`: whether the n-th call of a stage to the actors of a name is never
+    answered; `dies(actor, stage, n)`: whether the actor dies in it."""
     durations = durations or constant_durations()
     runtime = FakeRuntime(seed=seed, latency=latency)
     trained: list[TrainingCall] = []
     generated: list[GeneratorCall] = []
 
+    submitted: dict[str, dict[str, int]] = {}
+
     def actor(name: str, role: Any) -> FakeActor:
-        return FakeActor(runtime, name, role, durations, lambda stage, n: hangs(name, stage, n))
+        return FakeActor(
+            runtime,
+            name,
+            role,
+            durations,
+            lambda stage, n: hangs(name, stage, n),
+            lambda stage, n: dies(name, stage, n),
+            submitted.setdefault(name, {}),
+        )
+
+    def spawn(name: str) -> FakeActor:
+        return actor(name, FakeGenerator(name, generated, reward_fails))
 
     learner_role = FakeLearner(config.k, trained)
     if config.placement == "colocated":
@@ -400,11 +429,16 @@ def world(
         generators = [learner]
     else:
         learner = actor("learner", learner_role)
-        generators = [
-            actor(f"generator-{i}", FakeGenerator(f"generator-{i}", generated, reward_fails))
-            for i in range(config.resources.num_generators)
-        ]
+        generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
     learners = LearnerGroup([learner], runtime, config.resources.deadline_s)
     requests = FakeRequests(config)
-    pipeline = Pipeline(config, requests, generators, learners, runtime, runtime.now)
+    pipeline = Pipeline(
+        config,
+        requests,
+        generators,
+        learners,
+        runtime,
+        runtime.now,
+        spawn=None if config.placement == "colocated" else spawn,
+    )
     return World(config, runtime, pipeline, learners, requests, trained, generated)

@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trials import FakeTrial, details, held_out, row
 
 from callbacks import grpo_callbacks
+from callbacks.checkpoints import CheckpointFallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
 from callbacks.curves import Curves
 from callbacks.kl import KLCallback
@@ -40,6 +41,11 @@ def verbose() -> Iterator[None]:
     set_verbose(True)
     yield
     set_verbose(False)
+
+
+def file_callbacks() -> list[Callback]:
+    """Those that write files; the trials' checkpoints are only named here, not there."""
+    return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointFallback)]
 
 
 def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
@@ -223,7 +229,7 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     tmp_path: Path, restart: int | None, killed: bool
 ) -> None:
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
     assert rounds_on_disk(trial) == until(6)
@@ -235,7 +241,7 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
             with (tmp_path / "trial" / name).open("ab") as file:
                 file.write(b'{"training_iter')
         states = [pickle.loads(pickle.dumps(callback.get_state())) for callback in callbacks]
-        callbacks = grpo_callbacks(console=False)
+        callbacks = file_callbacks()
         for callback, state in zip(callbacks, states, strict=True):
             if state:
                 callback.set_state(state)
@@ -254,7 +260,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     # Remote is what is not the local file system: here a folder of it under another name.
     (tmp_path / "bucket" / "trial").mkdir(parents=True)
     trial = FakeTrial(tmp_path / "first")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 7))
     for name in ("result.json", "progress.csv", "trace.json"):
@@ -264,7 +270,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     resumed.storage.storage_filesystem = pyarrow.fs.SubTreeFileSystem(
         str(tmp_path / "bucket"), pyarrow.fs.LocalFileSystem()
     )
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, resumed, 4)
     play(callbacks, resumed, range(5, 9))
     resumed.path = resumed.local_path
@@ -276,7 +282,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
 
 def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     result = report(callbacks, trial, row(1, **{DETAILS: details(1)}))
     assert DETAILS not in result
@@ -287,7 +293,7 @@ def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     (tmp_path / "trial").mkdir()
     (tmp_path / "trial" / "progress.csv").write_text("buffer/age_max,buffer/age_me")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
     with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
@@ -296,7 +302,7 @@ def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
 
 def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
     path = tmp_path / "trial" / "trace.json"
@@ -312,7 +318,7 @@ def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
 def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, caplog):
     trial = FakeTrial(tmp_path / "trial")
     trial.config = {"lag": 1, "placement": "disaggregated"}
-    callbacks = grpo_callbacks()
+    callbacks = [*file_callbacks(), ConsoleCallback()]
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
     assert caplog.records == []
@@ -325,10 +331,10 @@ def test_details_say_little_of_themselves():
 
 def test_progress_csv_keeps_the_columns_of_its_first_row(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial, 2)
     shuffled = dict(reversed(row(3).items()))
     report(callbacks, trial, {**shuffled, "new/metric": 1.0, "version/learner": 3.0})
@@ -443,7 +449,7 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
 
 def test_versions_and_rollouts_on_disk(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     play(callbacks, trial, range(1, 3))
     assert parts(trial, "versions")[1] == {
@@ -464,7 +470,7 @@ def test_versions_and_rollouts_on_disk(tmp_path):
 
 def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
-    callbacks = grpo_callbacks(console=False)
+    callbacks = file_callbacks()
     start(callbacks, trial)
     path, sizes = tmp_path / "trial" / "trace.json", []
     for round_ in (1, 2, 3):

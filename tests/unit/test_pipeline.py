@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -334,9 +335,13 @@ def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
 )  # fmt: skip
 def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str) -> None:
     config = config_of(
-        rounds=9, rollout={"unit_prompts": 1}, resources={"deadline_s": 30.0, "num_generators": 2}
+        rounds=9,
+        rollout={"unit_prompts": 1},
+        eval={"every": 50},
+        resources={"deadline_s": 30.0, "num_generators": 2},
     )
-    w = world(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n == 2)
+    # Nor does any that takes its place.
+    w = world(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n >= 2)
     with pytest.raises(ActorFailed) as failure:
         w.run(config.rounds)
     assert "resources.deadline_s=30 s" in str(failure.value)
@@ -468,3 +473,86 @@ def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
     for report in reports:
         for held_out in report.evaluations:
             assert [group.cursor for group in held_out.groups] == list(range(9))
+
+
+# ---- Generators that are lost ------------------------------------------------------------------
+
+
+def some_die(seed: int, share: float) -> Callable[[str, str, int], bool]:
+    """Whether a generator dies in a call: at most three times in a row, once in each stage."""
+
+    def dies(actor: str, stage: str, n: int) -> bool:
+        # The first load is at the start, where nothing is replaced.
+        if actor == "learner" or (stage, n) == ("sync", 1):
+            return False
+        return n % 3 == 0 and random.Random(f"{seed}/{actor}/{stage}/{n}").random() < share
+
+    return dies
+
+
+@bounded
+@given(configs(), speeds, seeds, st.sampled_from([0.1, 0.5]), st.sampled_from([0.0, 1 / 64]))
+def test_lost_generators_cost_no_prompt_and_break_no_bound(
+    config: GRPOConfig, scale: dict[str, float], seed: int, share: float, latency: float
+) -> None:
+    config = config_with_generators(config, config.resources.num_generators)
+    dies = some_die(seed, share)
+    durations = long_tailed_durations(seed, scale)
+    w = world(config, durations=durations, seed=seed, latency=latency, dies=dies)
+    reports = []
+    w.pipeline.start()
+    for _ in range(config.rounds):
+        reports.append(w.pipeline.run_round())
+        counts = {k[6:]: v for k, v in reports[-1].metrics.items() if k.startswith("count/")}
+        assert counts["requested"] == (
+            counts["trained"] + counts["dropped"] + counts["waiting"] + counts["in_flight"]
+        )
+        assert reports[-1].metrics["lag/max"] <= config.lag
+    assert trained_cursors(w) == all_cursors(config)
+    for call in w.trained:
+        assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
+    assert not w.runtime.uncollected
+    assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
+    asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
+    assert len(asked) == len(all_cursors(config)) + counts["redispatched"]
+    assert bool(sum(len(report.notes) for report in reports)) >= bool(counts["redispatched"])
+    if config.lag == 0:
+        undisturbed = world(config)
+        rows = [untimed(report) for report in undisturbed.run(config.rounds)]
+        ours = [untimed(report) for report in reports]
+        for row in (*rows, *ours):
+            row.pop("count/redispatched")
+        assert ours == rows
+        assert history(w) == history(undisturbed)
+
+
+def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
+    config = config_of(rounds=3, resources={"deadline_s": 30.0})
+    w = world(config, hangs=lambda name, stage, n: (stage, n) == ("rollout", 2))
+    reports = w.run(3)
+    (note,) = [note for report in reports for note in report.notes]
+    assert "generator-0 was replaced (no answer within resources.deadline_s=30 s" in note
+    assert "2 prompts" in note
+    assert reports[-1].metrics["count/redispatched"] == 2
+    assert w.runtime.now() > 30
+
+
+def test_replacement_has_the_newest_weights_before_it_samples() -> None:
+    config = config_of(rounds=4)
+    w = world(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))
+    w.run(4)
+    rounds = [call.weights_round for call in w.of_stream("train")]
+    assert rounds == [0, 1, 2, 3]
+
+
+def test_generator_that_dies_again_and_again_ends_the_trial() -> None:
+    w = world(config_of(), dies=lambda name, stage, n: stage == "rollout")
+    with pytest.raises(ActorFailed, match=r"generator-0 was replaced 3 times without finishing"):
+        w.run(1)
+
+
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_lost_learner_is_the_end(placement: str) -> None:
+    w = world(config_of(placement=placement), dies=lambda name, stage, n: stage == "optimize")
+    with pytest.raises(ActorFailed, match=r"optimize: (learner|worker) died"):
+        w.run(1)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
+from ray.train._internal.checkpoint_manager import _CheckpointManager
 
 from grpo_trainable.details import RoundDetails
 from grpo_trainable.metrics import FRACTIONS, NAMES, RATIO_EDGES, ActorSpan
@@ -22,10 +23,14 @@ class FakeTrial:
         self.config = {"arm": "sync", "seed": 0, "rounds": 8, "callbacks": {}, **config}
         self.path = self.local_path = str(directory)
         self.storage = SimpleNamespace(storage_filesystem=pyarrow.fs.LocalFileSystem())
-        self.latest_checkpoint_result: Any = None
+        self.run_metadata = SimpleNamespace(checkpoint_manager=_CheckpointManager(None))
         self.status = "RUNNING"
         self.evaluated_params = {"arm": "sync"}
         self.last_result: dict[str, Any] = {}
+
+    @property
+    def latest_checkpoint_result(self) -> Any:
+        return self.run_metadata.checkpoint_manager.latest_checkpoint_result
 
     def __str__(self) -> str:
         return self.trial_id
@@ -38,7 +43,9 @@ class FakeTrial:
 
     def checkpoint_at(self, iteration: int | None) -> None:
         metrics = {"training_iteration": iteration}
-        self.latest_checkpoint_result = iteration and SimpleNamespace(metrics=metrics)
+        self.run_metadata.checkpoint_manager._latest_checkpoint_result = (
+            iteration and SimpleNamespace(metrics=metrics)
+        )
 
 
 def row(round_: int, **values: Any) -> dict[str, Any]:
@@ -93,6 +100,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
             ActorSpan(role, actor, Span(stage, start + low, start + high))
             for role, actor, stage, low, high in spans
         ],
+        "notes": [],
         "lags": {0: 1},
         "ratio_counts": [0] * 30 + [8] + [0] * 30,
     }

@@ -1,0 +1,94 @@
+"""The checkpoint that a trial starts from: the newest one that is whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+from ray.air.constants import EXPR_RESULT_FILE
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
+
+from callbacks.survivor import Survivor
+from callbacks.trial_files import label
+from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
+
+
+class CheckpointFallback(Survivor):
+    """Must come first: the other callbacks cut their files to the checkpoint it settles on.
+
+    Tune starts a trial from the newest checkpoint that it has noted. It copies checkpoints file by
+    file, notes them in snapshots, and has no other choice when the one it noted is torn or gone:
+    the trial fails. Here the newest whole checkpoint in the trial's directory takes its place, and
+    one line says so. Only a local storage path is looked into.
+    """
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        if not isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+            return
+        manager = trial.run_metadata.checkpoint_manager
+        noted = manager.latest_checkpoint_result
+        noted_at = None if noted is None or noted.checkpoint is None else noted.checkpoint.path
+        problem = "no checkpoint was noted" if noted_at is None else damage(noted_at)
+        if problem is None:
+            return
+        whole = newest_whole(Path(trial.path))
+        if noted is None and whole is None:
+            return  # a trial that starts for the first time
+        instead = None if whole is None else training_result(Path(trial.path), *whole)
+        # Tune has no public way to say this.
+        manager._latest_checkpoint_result = instead
+        manager._checkpoint_results = [
+            result
+            for result in manager._checkpoint_results
+            if result is not noted and result.checkpoint and Path(result.checkpoint.path).is_dir()
+        ]
+        if instead is None:
+            print(f"{label(trial)}: {problem}; no whole one is left, starting anew", flush=True)
+            return
+        assert whole is not None
+        path, round_ = whole
+        if str(path) not in {result.checkpoint.path for result in manager._checkpoint_results}:
+            manager._checkpoint_results.append(instead)
+        print(f"{label(trial)}: {problem}; going on from {path.name} (round {round_})", flush=True)
+
+
+def damage(path: str) -> str | None:
+    """What is wrong with a checkpoint, in one line; None when it is whole."""
+    try:
+        checkpoint_round(path)
+    except CheckpointError as error:
+        reason = str(error).removeprefix(str(Path(path).parent)).lstrip("/")
+        return reason
+    return None
+
+
+def newest_whole(directory: Path) -> tuple[Path, int] | None:
+    """The whole checkpoint of the most rounds in a trial's directory, and its rounds."""
+    whole = []
+    for path in directory.glob("checkpoint_*"):
+        try:
+            whole.append((checkpoint_round(path), path))
+        except CheckpointError:
+            continue
+    if not whole:
+        return None
+    round_, path = max(whole)
+    return path, round_
+
+
+def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
+    """A checkpoint with the row of its round, from which Tune goes on counting."""
+    metrics: dict[str, Any] = {"training_iteration": round_}
+    for line in (directory / EXPR_RESULT_FILE).read_bytes().splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if row.get("training_iteration") == round_:
+            metrics = row
+            break
+    checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
+    return _TrainingResult(checkpoint=checkpoint, metrics=metrics)

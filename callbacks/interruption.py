@@ -1,0 +1,43 @@
+"""An interrupt ends the experiment in order: each running trial finishes its round and saves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from callbacks.survivor import Survivor
+
+# A process has one experiment at a time, and its signal handler cannot reach a callback object:
+# Tune makes a new one of it when the experiment is resumed.
+requested = threading.Event()
+
+
+class CheckpointOnInterrupt(Survivor):
+    """Once `requested` is set, every trial saves a checkpoint with its next row; when all that run
+    have saved, Tune is told to end (SIGUSR1 is its own signal for that)."""
+
+    def __init__(self) -> None:
+        self._saved: set[str] = set()
+        self._ended = False
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        if requested.is_set():
+            result[SHOULD_CHECKPOINT] = True
+
+    def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        if requested.is_set():
+            self._saved.add(trial.trial_id)
+
+    def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
+        if not requested.is_set() or self._ended:
+            return
+        # A trial that is still starting has nothing to save that its last checkpoint has not.
+        running = [t for t in trials if t.status == "RUNNING" and t.last_result]
+        if all(trial.trial_id in self._saved for trial in running):
+            self._ended = True
+            signal.raise_signal(signal.SIGUSR1)

@@ -1,0 +1,104 @@
+"""Processes that are killed under a running experiment."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from conftest import assert_no_actor_left, trial_config
+from ray import tune
+
+from callbacks import grpo_callbacks
+from grpo_trainable.checkpointing import checkpoint_round
+from grpo_trainable.trainable import DetailedGRPO
+
+
+class KillOnce(tune.Callback):
+    """SIGKILL to the process of a role after round 3, once."""
+
+    def __init__(self, role: str) -> None:
+        self._role, self._done = role, False
+
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        if self._done or result["training_iteration"] < 3:
+            return
+        for process in psutil.Process().children(recursive=True):
+            if f"ray::{self._role}" in " ".join(process.cmdline()):
+                process.kill()
+                self._done = True
+        assert self._done
+
+
+@pytest.mark.parametrize(
+    ("role", "placement", "starts_over"),
+    [
+        ("Generator", "disaggregated", False),
+        ("Learner", "disaggregated", True),
+        ("Colocated", "colocated", True),
+        ("DetailedGRPO", "disaggregated", True),
+    ],
+)
+def test_killed_process_costs_no_round_and_leaves_none_twice(
+    ray_session: None, tmp_path: Path, role: str, placement: str, starts_over: bool
+) -> None:
+    config = trial_config(placement=placement, rounds=6, checkpoint={"every": 2})
+    killer = KillOnce(role)
+    (result,) = tune.Tuner(
+        DetailedGRPO,
+        param_space=config,
+        run_config=tune.RunConfig(
+            name="killed",
+            storage_path=str(tmp_path),
+            verbose=0,
+            callbacks=[*grpo_callbacks(console=False), killer],
+            failure_config=tune.FailureConfig(max_failures=2),
+        ),
+    ).fit()
+    assert result.error is None or not result.error
+    assert killer._done
+    trial = Path(result.path)
+    lines = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    last = lines[-1]
+    assert last["count/trained"] == 24
+    assert (last["count/redispatched"] > 0) == (role == "Generator")
+    # A trial that was started again went on from its last checkpoint, not from the start.
+    assert (last["iterations_since_restore"] < 6) == starts_over
+    rounds = [
+        entry["round"]
+        for path in sorted((trial / "rollouts").glob("*.parquet"))
+        for entry in pq.read_table(path, columns=["round"]).to_pylist()
+    ]
+    assert rounds == [round_ for round_ in range(1, 7) for _ in range(16)]
+    assert_no_actor_left()
+
+
+def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
+    ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FullDisk(DetailedGRPO):
+        """There is no space for the checkpoint after round 2."""
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            if self.iteration == 2:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().save_checkpoint(checkpoint_dir)
+
+    (result,) = tune.Tuner(
+        FullDisk,
+        param_space=trial_config(placement="colocated", rounds=5, checkpoint={"every": 2}),
+        run_config=tune.RunConfig(
+            name="full", storage_path=str(tmp_path), verbose=0, callbacks=grpo_callbacks()
+        ),
+    ).fit()
+    assert not result.error
+    trial = Path(result.path)
+    lines = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
+    assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 1, 1, 1]
+    assert [checkpoint_round(path) for path in sorted(trial.glob("checkpoint_*"))] == [4, 5]
+    assert "could not be written (No space left on device)" in capsys.readouterr().out
