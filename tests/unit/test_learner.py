@@ -578,6 +578,20 @@ def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
     assert equal(state.optimizer, stored_optimizer)
 
 
+def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
+    # Population based training: a trial goes on from a better one's checkpoint, with a changed lr.
+    donor = Pair(policy_path)
+    donor.sync()
+    donor.learner.update([donor.rollouts()])
+    taker = Pair(policy_path, optim={"lr": 1e-3}, k=2)
+    taker.learner.load_state(donor.learner.state())
+    assert equal(taker.weights(), donor.weights())
+    taker.sync()
+    steps = taker.learner.update([taker.rollouts()]).steps
+    assert [step.lr for step in steps] == [1e-3, 1e-3]
+    assert taker.learner.version == 3
+
+
 def test_state_before_the_first_step_restores(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
