@@ -12,7 +12,7 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import label
+from callbacks.trial_files import is_local, label
 from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
 
 
@@ -26,7 +26,7 @@ class CheckpointFallback(Survivor):
     """
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        if not isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
+        if not is_local(trial):
             return
         manager = trial.run_metadata.checkpoint_manager
         noted = manager.latest_checkpoint_result
@@ -60,8 +60,7 @@ def damage(path: str) -> str | None:
     try:
         checkpoint_round(path)
     except CheckpointError as error:
-        reason = str(error).removeprefix(str(Path(path).parent)).lstrip("/")
-        return reason
+        return str(error).removeprefix(str(Path(path).parent)).lstrip("/")
     return None
 
 

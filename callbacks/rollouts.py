@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from callbacks.survivor import Survivor
+from callbacks.details_reader import DetailsReader
 from callbacks.trial_files import (
     config_of,
     cut_parts,
@@ -15,7 +15,7 @@ from callbacks.trial_files import (
     trial_directory,
     write_part,
 )
-from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.details import RoundDetails
 
 _RESPONSE = {
     "round": pa.int32(),  # trained on in it; for held-out ones, rounds trained before
@@ -45,7 +45,7 @@ ROLLOUTS = pa.schema(
 )
 
 
-class RolloutsCallback(Survivor):
+class RolloutsCallback(DetailsReader):
     """One Parquet part a round in `rollouts/`, one an evaluation in `evaluations/`.
 
     The held-out prompts are the same at every evaluation, so responses can be read side by side.
@@ -56,19 +56,14 @@ class RolloutsCallback(Survivor):
         for name in ("rollouts", "evaluations"):
             cut_parts(trial_directory(trial) / name, restored_iteration(trial))
 
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        details: RoundDetails | None = result.get(DETAILS)
-        if details is None:
-            return
-        directory, round_ = trial_directory(trial), result["training_iteration"]
+    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        directory = trial_directory(trial)
         rollouts = pa.Table.from_pydict(details.rollouts, ROLLOUTS)
-        write_part(directory / "rollouts", round_, rollouts)
+        write_part(directory / "rollouts", iteration, rollouts)
         if not details.evaluations:
             return
         evaluations = pa.Table.from_pydict(details.evaluations, EVALUATIONS)
-        write_part(directory / "evaluations", round_, evaluations)
+        write_part(directory / "evaluations", iteration, evaluations)
         if config_of(trial).callbacks.verbose:
             for example in evaluations.slice(0, 2).to_pylist():
                 text = " ".join(example["response"].split())

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from callbacks.survivor import Survivor
+from callbacks.details_reader import DetailsReader
 from callbacks.trial_files import (
     continued_file,
     cut_lines,
@@ -14,14 +14,14 @@ from callbacks.trial_files import (
     restored_iteration,
     trial_directory,
 )
-from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.details import RoundDetails
 
 FILE = "trace.json"
 NAMES = {"eval": "evaluation", "idle": "waiting"}  # other stages are called what they are
 OPEN, END = b"[\n", b"]\n"
 
 
-class TraceCallback(Survivor):
+class TraceCallback(DetailsReader):
     """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
 
     The file is a JSON array with one event a line, complete after every round. Times are in
@@ -44,12 +44,7 @@ class TraceCallback(Survivor):
         else:
             path.unlink(missing_ok=True)
 
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        details: RoundDetails | None = result.get(DETAILS)
-        if details is None:
-            return
+    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         path = trial_directory(trial) / FILE
         events = []
         if not path.exists():

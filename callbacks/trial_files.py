@@ -22,13 +22,15 @@ from grpo_trainable.config import GRPOConfig
 PART = re.compile(r"part-(\d{8})\.parquet")
 
 
+def is_local(trial: Any) -> bool:
+    """Whether the storage path is a directory of this machine."""
+    return isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem)
+
+
 def trial_directory(trial: Any) -> Path:
     """The trial's directory in the storage path; where that is no local file system, the directory
     from which Tune copies to it."""
-    if isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem):
-        directory = Path(trial.path)
-    else:
-        directory = Path(trial.local_path)
+    directory = Path(trial.path if is_local(trial) else trial.local_path)
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
@@ -37,7 +39,7 @@ def continued_file(trial: Any, name: str) -> Path:
     """A file that a trial goes on writing: as it is in the trial's directory, else as a remote
     storage has it. It need not exist."""
     path, storage = trial_directory(trial) / name, trial.storage.storage_filesystem
-    if not path.exists() and not isinstance(storage, pyarrow.fs.LocalFileSystem):
+    if not path.exists() and not is_local(trial):
         stored = f"{trial.path}/{name}"
         if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
             pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from callbacks.curves import Curves
-from callbacks.survivor import Survivor
+from callbacks.details_reader import DetailsReader
 from callbacks.trial_files import (
     cut_parts,
     label,
@@ -18,7 +18,7 @@ from callbacks.trial_files import (
     write_part,
 )
 from callbacks.verbosity import is_verbose
-from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.details import RoundDetails
 from grpo_trainable.versions import VersionChange
 
 SCHEMA = pa.schema(
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
 )
 
 
-class VersionLogCallback(Survivor):
+class VersionLogCallback(DetailsReader):
     """Keeps version changes in `versions/part-*.parquet`, and the histogram of realised lags.
 
     Prints a line for each change, and the histogram at a trial's end, where that is asked for.
@@ -51,12 +51,7 @@ class VersionLogCallback(Survivor):
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
-    def on_trial_result(
-        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        details: RoundDetails | None = result.get(DETAILS)
-        if details is None:
-            return
+    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         for lag, groups in sorted(details.lags.items()):
             self._lags.add(trial.trial_id, details.round, lag, groups)
         rows = [
@@ -70,11 +65,8 @@ class VersionLogCallback(Survivor):
             }
             for change in details.versions
         ]
-        write_part(
-            trial_directory(trial) / "versions",
-            result["training_iteration"],
-            pa.Table.from_pylist(rows, SCHEMA),
-        )
+        table = pa.Table.from_pylist(rows, SCHEMA)
+        write_part(trial_directory(trial) / "versions", iteration, table)
         verbose = is_verbose(trial)
         for change in details.versions:
             before = self._versions.get((trial.trial_id, change.actor))

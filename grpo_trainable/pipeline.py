@@ -255,15 +255,7 @@ class Pipeline:
         self._work_until(lambda: bool(values))
         (updated,) = values
         self._add_spans("learner", self._learners.name, updated.spans)
-        self._round.versions.append(
-            VersionChange(
-                at=updated.at,
-                role="learner",
-                actor=self._learners.name,
-                version=updated.version,
-                weights_round=updated.round,
-            )
-        )
+        self._add_version("learner", self._learners.name, updated)
         return updated
 
     def _publish(self) -> None:
@@ -287,15 +279,7 @@ class Pipeline:
         self._add_spans("generator", generator.actor.name, loaded.spans)
         generator.version = loaded.version
         self._round.sync_bytes += loaded.bytes
-        self._round.versions.append(
-            VersionChange(
-                at=loaded.at,
-                role="generator",
-                actor=generator.actor.name,
-                version=loaded.version,
-                weights_round=loaded.round,
-            )
-        )
+        self._add_version("generator", generator.actor.name, loaded)
 
     # ---- Rollouts ----------------------------------------------------------------------------
 
@@ -511,6 +495,17 @@ class Pipeline:
 
     def _add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
         self._round.spans += [ActorSpan(role, actor, span) for span in spans]
+
+    def _add_version(self, role: str, actor: str, answer: Updated | Loaded) -> None:
+        self._round.versions.append(
+            VersionChange(
+                at=answer.at,
+                role=role,
+                actor=actor,
+                version=answer.version,
+                weights_round=answer.round,
+            )
+        )
 
     def _report(
         self,
