@@ -21,7 +21,7 @@ from torch import Tensor
 
 from grpo_trainable.rollout import RolloutGroup
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
 PARTS = ("policy", "optimizer", "buffer")

@@ -367,6 +367,7 @@ class ResourceSettings(_Settings):
 # ---- The whole -------------------------------------------------------------------------------
 
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
+HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not asked any more
 
 # Named by the design, refused until built: for each such key the values that are valid now.
 NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
@@ -554,6 +555,14 @@ class GRPOConfig(_Settings):
             f"buffer.sample_batches={sample}; valid: fifo, uniform, mixed sampling",
         )
         yield self.max_age < self.lag, "buffer.max_age", f"must be >= lag={self.lag}"
+
+        hangs_s = HANGS_A_UNIT * self.task.reward_deadline_s
+        yield (
+            self.task.reward is not None and hangs_s > self.resources.deadline_s / 2,
+            "resources.deadline_s",
+            f"must be >= {2 * hangs_s:g}, twice what a reward that hangs {HANGS_A_UNIT} times for "
+            f"task.reward_deadline_s={self.task.reward_deadline_s:g} takes",
+        )
 
         yield (
             self.task.keywords_file is not None

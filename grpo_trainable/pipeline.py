@@ -130,7 +130,9 @@ class Pipeline:
     """Decides what runs when.
 
     Units are numbered: unit u is a fixed slice of `unit_prompts` prompts, the same in every run,
-    whoever samples it. A unit is outstanding from its dispatch until its groups arrive.
+    whoever samples it. A unit is outstanding from its dispatch until its groups arrive. Unit 0
+    begins at a cursor and a round that are 0 unless the trial went on from a state of which other
+    settings had numbered the units.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Pipeline:
         the end."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
-        self.buffer = ReplayBuffer(config.rollout.prompts)
+        self.buffer = ReplayBuffer()
         self.counts = Counts()
         self.evaluation: Evaluation | None = None
         self._requests = requests
@@ -162,6 +164,7 @@ class Pipeline:
         self._published: Any = None  # the transport's handle of the newest weights
         self._weights_round = 0  # of the weights last submitted to the generators
         self._version = 0
+        self._first_round = self._first_cursor = 0  # of unit 0
         self._next_unit = 0
         self._again: list[int] = []  # units to request again after a restore
         self._outstanding: set[int] = set()
@@ -182,7 +185,7 @@ class Pipeline:
         """Brings the learner's weights into every generator; before the first round."""
         self._publish()
         self._finish_everything()
-        self._round = _Round(versions=self._round.versions)
+        self._round = _Round(versions=self._round.versions, notes=self._round.notes)
         self._started = True
 
     def run_round(self) -> RoundReport:
@@ -233,14 +236,15 @@ class Pipeline:
         """The rollout batches of a round, past the gate for the second time."""
         batches = []
         per_round = self._batches_per_round
-        for batch in range(round_ * per_round, (round_ + 1) * per_round):
-            groups, stale = self.buffer.take(batch, self.gate)
+        first = (round_ - self._first_round) * per_round
+        for batch in range(first, first + per_round):
+            groups, stale = self.buffer.take(self._batch_cursors(batch), self.gate)
             self.counts.dropped_stale += stale
             if not groups:
                 raise ActorFailed(
-                    f"rollout: no group of rollout batch {batch} (round {round_ + 1}) is left to "
-                    f"train on: {stale} stale, {self.counts.dropped_reward} dropped so far "
-                    "because their reward failed"
+                    f"rollout: no group of round {round_ + 1} (rollout batch {batch - first + 1} "
+                    f"of {per_round}) is left to train on: {stale} stale, "
+                    f"{self.counts.dropped_reward} dropped so far because their reward failed"
                 )
             self.counts.trained += sum(group.uses == 1 for group in groups)
             batches.append(groups)
@@ -295,17 +299,21 @@ class Pipeline:
     def _units_per_round(self) -> int:
         return self._batches_per_round * self._units_per_batch
 
+    def _round_of(self, unit: int) -> int:
+        return self._first_round + unit // self._units_per_round
+
+    def _batch_cursors(self, batch: int) -> range:
+        first = self._first_cursor + batch * self.config.rollout.prompts
+        return range(first, first + self.config.rollout.prompts)
+
     def _cursors(self, unit: int) -> range:
         batch, place = divmod(unit, self._units_per_batch)
-        first = batch * self.config.rollout.prompts
-        start = first + place * self.config.unit_prompts
-        return range(
-            start, min(start + self.config.unit_prompts, first + self.config.rollout.prompts)
-        )
+        size = self.config.unit_prompts
+        return self._batch_cursors(batch)[place * size : (place + 1) * size]
 
     def _arrived(self, round_: int) -> bool:
         """Whether every group of a round was sampled, or dropped on the way."""
-        end = (round_ + 1) * self._units_per_round
+        end = (round_ + 1 - self._first_round) * self._units_per_round
         asked = self._next_unit >= end and all(unit >= end for unit in self._again)
         return asked and all(unit >= end for unit in self._outstanding)
 
@@ -313,7 +321,7 @@ class Pipeline:
         """Submits every unit that the gate admits and that a generator has room for."""
         while not self._holding:
             unit = self._again[0] if self._again else self._next_unit
-            round_ = unit // self._units_per_round
+            round_ = self._round_of(unit)
             ahead = round_ - self.gate.learner_round
             if round_ >= self.config.rounds:
                 return
@@ -383,14 +391,21 @@ class Pipeline:
         self.counts.scored_responses += responses
         if not scored.unscored:
             return
+        task = self.config.task
         errors, total = self.counts.reward_errors, self.counts.scored_responses
+        # One failure among the first few responses says nothing of the rate.
+        enough = max(total, self.config.prompts_per_round * self.config.rollout.group_size)
         cursor, reason = scored.unscored[0]
-        if self.config.task.strict or errors > self.config.task.max_error_rate * total:
-            raise ActorFailed(
-                f"reward: the reward function failed on {errors} of {total} responses, more than "
-                f"task.max_error_rate={self.config.task.max_error_rate:g} (or task.strict is "
-                f"set); last on prompt {cursor}: {reason}"
-            )
+        if task.strict:
+            limit = "task.strict allows none"
+        elif errors > task.max_error_rate * enough:
+            limit = f"task.max_error_rate={task.max_error_rate:g}"
+        else:
+            return
+        raise ActorFailed(
+            f"reward: the reward function failed on {errors} of {total} responses ({limit}); last "
+            f"on prompt {cursor}: {reason}"
+        )
 
     # ---- Evaluation --------------------------------------------------------------------------
 
@@ -588,6 +603,10 @@ class Pipeline:
     def state(self) -> dict[str, Any]:
         """Everything but the buffer's groups, as plain data; between two rounds."""
         return {
+            "work": self._work(),
+            "first_round": self._first_round,
+            "first_cursor": self._first_cursor,
+            "next_cursor": self._cursors(self._next_unit)[0],
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
             "next_unit": self._next_unit,
@@ -598,19 +617,41 @@ class Pipeline:
         }
 
     def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        """Goes on from `state`; what was in flight then is requested again. Before `start`."""
+        """Goes on from `state`; what was in flight then is requested again. Before `start`.
+
+        Where the state's settings sampled other work than these would, as after PBT changed `k`,
+        what was waiting or in flight is dropped and counted, and new prompts are asked for.
+        """
         assert not self._open
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
-        self._next_unit = state["next_unit"]
-        self._again = list(state["in_flight_units"])
         self.counts = Counts(**state["counts"])
+        if state["work"] == self._work():
+            self._first_round, self._first_cursor = state["first_round"], state["first_cursor"]
+            self._next_unit = state["next_unit"]
+            self._again = list(state["in_flight_units"])
+            self.buffer.add(groups)
+        else:
+            self._first_round, self._first_cursor = state["learner_round"], state["next_cursor"]
+            counts = self.counts
+            lost = counts.requested - counts.trained - counts.dropped
+            counts.dropped_lost += lost
+            if lost:
+                self._round.notes.append(
+                    f"{lost} prompts sampled under the checkpoint's settings were dropped; these "
+                    "settings sample others"
+                )
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
         self._partial_rewards = {
             c: (format_, answer) for c, format_, answer in state["partial_rewards"]
         }
-        self.buffer.add(groups)
+
+    def _work(self) -> dict[str, Any]:
+        """The settings that decide which prompts a round trains on and how they are sampled."""
+        config = self.config.to_dict()
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity", "buffer")
+        return {"batches_per_round": self._batches_per_round, **{key: config[key] for key in keys}}
 
 
 def _never() -> None:

@@ -12,12 +12,11 @@ from grpo_trainable.versions import StalenessGate
 class ReplayBuffer:
     """Groups by cursor, kept until they are trained on. Capacity 1: nothing is trained on twice.
 
-    A rollout batch is the groups of `batch_prompts` consecutive cursors. What is handed out passes
-    the gate once more; a group that fails is dropped and counted, never trained on.
+    What is handed out passes the gate once more; a group that fails is dropped and counted, never
+    trained on.
     """
 
-    def __init__(self, batch_prompts: int) -> None:
-        self._batch_prompts = batch_prompts
+    def __init__(self) -> None:
         self._groups: dict[int, RolloutGroup] = {}
 
     def __len__(self) -> int:
@@ -28,14 +27,9 @@ class ReplayBuffer:
             assert group.cursor not in self._groups, group.cursor
             self._groups[group.cursor] = group
 
-    def take(self, batch: int, gate: StalenessGate) -> tuple[list[RolloutGroup], int]:
-        """The groups of rollout batch `batch` by cursor, used once more; how many were stale."""
-        start = batch * self._batch_prompts
-        held = [
-            self._groups.pop(cursor)
-            for cursor in range(start, start + self._batch_prompts)
-            if cursor in self._groups
-        ]
+    def take(self, cursors: Sequence[int], gate: StalenessGate) -> tuple[list[RolloutGroup], int]:
+        """The groups of one rollout batch, used once more; how many were stale."""
+        held = [self._groups.pop(cursor) for cursor in cursors if cursor in self._groups]
         fresh = [g for g in held if gate.may_train(g.oldest_round, first_use=g.uses == 0)]
         return [replace(group, uses=group.uses + 1) for group in fresh], len(held) - len(fresh)
 

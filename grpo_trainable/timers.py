@@ -36,6 +36,10 @@ class StageClock:
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize
+        self.reset()
+
+    def reset(self) -> None:
+        """As if no call had been made yet."""
         self._spans: list[Span] = []
         self._last_end: float | None = None
 

@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 NAME = "GRPO"
 CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 
+# Keys that an actor's process, its reservation and its transport are made from; for any other key
+# it can begin anew.
+BUILT_INTO_ACTORS = ("placement", "resources", "resolved_transport")
+
 
 class GRPOTrainable(tune.Trainable):
     """Owns the actors of one trial and runs the pipeline over them.
@@ -63,14 +67,16 @@ class GRPOTrainable(tune.Trainable):
         self.grpo = GRPOConfig.from_dict(config)
         self._runtime = RayRuntime()
         try:
-            self._start()
+            self._start_actors()
+            self._begin()
         except BaseException:
             self.cleanup()
             raise
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
+        """The trial at round 0, over actors that have done nothing yet."""
         config = self.grpo
-        generators, learner = self._start_actors()
+        learner, *generators = self._actors
         learners = LearnerGroup([learner], self._runtime, config.resources.deadline_s)
         self._tokenizer = read_tokenizer(config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
@@ -78,7 +84,7 @@ class GRPOTrainable(tune.Trainable):
         self.pipeline = Pipeline(
             config,
             self._prompts,
-            generators,
+            generators or [learner],  # a colocated worker is both
             learners,
             self._runtime,
             spawn=None if config.placement == "colocated" else self._replacement,
@@ -88,15 +94,16 @@ class GRPOTrainable(tune.Trainable):
         self._checkpoints: list[Span] = []  # since the last round
         self._started = False
 
-    def _start_actors(self) -> tuple[list[Actor], Actor]:
+    def _start_actors(self) -> None:
+        """The learner, or a colocated worker, first."""
         config = self.grpo
         r = config.resources
         if config.placement == "colocated":
-            worker = self._actor(
+            self._actor(
                 Colocated, "worker", config, InProcess(), cpus=r.worker_cpus, gpus=r.worker_gpus
             )
-            return [worker], worker
-        learner = self._actor(
+            return
+        self._actor(
             Learner,
             "learner",
             config,
@@ -104,8 +111,8 @@ class GRPOTrainable(tune.Trainable):
             cpus=r.learner_cpus,
             gpus=r.learner_gpus,
         )
-        generators = [self._generator(f"generator-{i}") for i in range(r.num_generators)]
-        return generators, learner
+        for i in range(r.num_generators):
+            self._generator(f"generator-{i}")
 
     def _generator(self, name: str) -> Actor:
         r = self.grpo.resources
@@ -248,12 +255,22 @@ class GRPOTrainable(tune.Trainable):
         self._wall_clock = WallClock(trial.state["wall_clock_s"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Starts over with another config, actors included; the resources must be the same."""
-        new = GRPOConfig.from_dict(new_config)
-        if new.bundles() != self.grpo.bundles():
+        """Starts over with another config, which must reserve the same resources.
+
+        The actors stay and begin anew where it also shares them out alike and moves weights the
+        same way; else others are started.
+        """
+        new, old = GRPOConfig.from_dict(new_config), self.grpo
+        if new.bundles() != old.bundles():
             return False
-        self.cleanup()
-        self.setup(new_config)
+        if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
+            self.cleanup()
+            self.setup(new_config)
+            return True
+        self.grpo = new
+        for call in [actor.submit("reset", "reset", new) for actor in self._actors]:
+            await_call(self._runtime, call, new.resources.deadline_s)
+        self._begin()
         return True
 
     def cleanup(self) -> None:

@@ -32,6 +32,10 @@ class Colocated:
         self._generator = Generator(config, transport, clock)
         self._learner = Learner(config, transport, clock)
 
+    def reset(self, config: GRPOConfig) -> None:
+        self._generator.reset(config)
+        self._learner.reset(config)
+
     def generate(self, requests: Sequence[Request]) -> ScoredUnit:
         return self._generator.generate(requests)
 

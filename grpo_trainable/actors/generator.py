@@ -63,6 +63,16 @@ class Generator:
             gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
             clock=clock,
         )
+        self._receiver = receiver
+        self._build(config)
+
+    def reset(self, config: GRPOConfig) -> None:
+        """Begins anew with a config of the same placement, resources and transport."""
+        self.close()
+        self._desk.clock.reset()
+        self._build(config)
+
+    def _build(self, config: GRPOConfig) -> None:
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(
             model.to(self._desk.device),
@@ -77,7 +87,6 @@ class Generator:
             if config.task.reward is None
             else ProcessScorer(config.task.reward, deadline_s=config.task.reward_deadline_s)
         )
-        self._receiver = receiver
 
     def load(self, handle: Any) -> Loaded:
         """Fetches published weights and copies them into the engine, which verifies them."""

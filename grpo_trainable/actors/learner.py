@@ -135,8 +135,16 @@ class Learner:
             gpus=r.worker_gpus if colocated else r.learner_gpus,
             clock=clock,
         )
-        self.config = config
         self._sender = sender
+        self._build(config)
+
+    def reset(self, config: GRPOConfig) -> None:
+        """Begins anew with a config of the same placement, resources and transport."""
+        self._desk.clock.reset()
+        self._build(config)
+
+    def _build(self, config: GRPOConfig) -> None:
+        self.config = config
         model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.policy = model.to(self._desk.device)
         self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id

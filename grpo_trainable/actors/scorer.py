@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any, Protocol
 
 from grpo_trainable.actors.score_worker import split_spec
+from grpo_trainable.config import HANGS_A_UNIT
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,9 @@ class ProcessScorer:
 
     Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
     within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
-    already warm, takes over from one that was killed or died. ValueError when the function cannot
-    be imported.
+    already warm, takes over from one that was killed or died. After `HANGS_A_UNIT` answers of one
+    `score` that did not come, the rest is not asked for: a generator whose every reward hangs must
+    not pass for one that hangs itself. ValueError when the function cannot be imported.
     """
 
     def __init__(self, reward: str, *, deadline_s: float, directory: str | None = None) -> None:
@@ -66,19 +68,29 @@ class ProcessScorer:
         self._spare = self._start()
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        return [self._score_one(request) for request in requests]
+        hangs = 0
+        scores: list[Score | RewardError] = []
+        for request in requests:
+            if hangs == HANGS_A_UNIT:
+                scores.append(RewardError(f"not asked for: {hangs} others of its unit hung"))
+                continue
+            try:
+                scores.append(self._score_one(request))
+            except TimeoutError:
+                scores.append(RewardError(f"no reward within {self._deadline_s:g} s"))
+                hangs += 1
+        return scores
 
     def close(self) -> None:
         self._worker.kill()
         self._spare.kill()
 
     def _score_one(self, request: ScoreRequest) -> Score | RewardError:
+        """TimeoutError when no answer comes in time."""
         self._ensure_worker()
         message = {"response": request.response, "ground_truth": request.ground_truth}
         try:
             reply = self._worker.ask(message, self._deadline_s)
-        except TimeoutError:
-            return RewardError(f"no reward within {self._deadline_s:g} s")
         except EOFError as death:
             return RewardError(f"the reward process died, {death}")
         return RewardError(reply["error"]) if "error" in reply else Score(**reply)

@@ -46,16 +46,16 @@ def trial_config(**values: Any) -> dict[str, Any]:
     return data
 
 
-def actor_processes() -> list[str]:
-    """Names of our actors' processes under this one, Ray's idle workers not counted."""
-    found = []
+def actor_processes() -> dict[int, str]:
+    """Our actors' processes under this one and their names, Ray's idle workers not counted."""
+    found = {}
     for process in psutil.Process().children(recursive=True):
         try:
             title = " ".join(process.cmdline())
         except psutil.Error:
             continue  # ended meanwhile
         if any(f"ray::{role}" in title for role in ("Generator", "Learner", "Colocated", "GRPO")):
-            found.append(title)
+            found[process.pid] = title
     return found
 
 

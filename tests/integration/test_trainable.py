@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from conftest import actor_processes, assert_no_actor_left, fit, trial_config
 from ray import tune
+from ray.tune.utils import validate_save_restore
 
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
@@ -192,6 +194,57 @@ def test_running_trainable_takes_a_checkpoint_of_another_history(
     running.step()
     running.restore(str(checkpoints(results["async"])[0]))
     assert running.step()["version/learner"] == 4.0
+
+
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_other_config_begins_anew_in_the_same_actors(
+    results: dict[str, tune.Result], trainable: Any, placement: str
+) -> None:
+    # Everything that an actor can change is another; work is under way when it changes.
+    lag = 0 if placement == "colocated" else 1
+    running = trainable(
+        trial_config(
+            placement=placement,
+            lag=lag,
+            k=2,
+            seed=3,
+            optim={"lr": 5e-3},
+            loss={"kl_monitor": False},
+            rollout={"prompts": 3, "unit_prompts": 1, "group_size": 2},
+        )
+    )
+    running.step()
+    before = set(actor_processes())
+    arm = "colocated" if placement == "colocated" else "sync"
+    assert running.reset_config(ARMS[arm])
+    assert set(actor_processes()) == before
+    got = [running.step() for _ in range(4)]
+    assert [untimed(row) for row in got] == [untimed(row) for row in rows(results[arm])]
+    assert got[0]["time/learner_idle_s"] < got[0]["time/step_s"]
+
+
+def test_other_resources_need_other_actors(trainable: Any) -> None:
+    running = trainable(trial_config())
+    running.step()
+    before = set(actor_processes())
+    assert not running.reset_config(trial_config(placement="colocated"))
+    assert running.reset_config(trial_config(resources={"deadline_s": 99.0}))
+    running.step()
+    assert len(actor_processes()) == 2
+    assert not set(actor_processes()) & before
+
+
+def test_tune_finds_that_it_saves_and_restores(ray_session: None, tmp_path: Path) -> None:
+    class Elsewhere(GRPOTrainable):
+        """Outside Tune a Trainable writes into the home directory."""
+
+        def __init__(self, config: dict[str, Any]) -> None:
+            ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH = str(tmp_path)
+            super().__init__(config)
+
+    config = trial_config(placement="colocated", rounds=6)
+    assert validate_save_restore(Elsewhere, config)
+    assert_no_actor_left()
 
 
 def kill(trainable: GRPOTrainable, name: str) -> None:

@@ -154,12 +154,13 @@ class FakeRequests:
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
+        self.limit = config.rounds * config.prompts_per_round  # no cursor of the stream reaches it
         self.asked: list[tuple[str, int]] = []
 
     def request(self, stream: str, cursor: int) -> Request:
         config = self.config
-        limit = config.rounds * config.prompts_per_round
-        assert 0 <= cursor < (limit if stream == "train" else config.eval.prompts), (stream, cursor)
+        limit = self.limit if stream == "train" else config.eval.prompts
+        assert 0 <= cursor < limit, (stream, cursor)
         self.asked.append((stream, cursor))
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from grpo_trainable.checkpointing import (
+    FORMAT_VERSION,
     MANIFEST,
     STATE,
     CheckpointError,
@@ -104,7 +105,7 @@ def test_directory_holds_safetensors_and_json_and_no_pickle(tmp_path: Path) -> N
             header = int.from_bytes(content[:8], "little")
             json.loads(content[8 : 8 + header])
     manifest = json.loads((tmp_path / MANIFEST).read_text())
-    assert manifest["format_version"] == 1
+    assert manifest["format_version"] == FORMAT_VERSION
     assert manifest["world_size"] == 1
     assert sorted(manifest["files"]) == sorted(FILES[1:])
 
@@ -158,10 +159,10 @@ def test_file_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
     [
         ([], "not a JSON object"),
         ({}, "format version None"),
-        ({"format_version": 2, "shards": 4}, "format version 2, this program reads 1"),
-        ({"format_version": 1}, "does not list"),
-        ({"format_version": 1, "files": {"model.bin": "00"}}, "does not list"),
-        ({"format_version": 1, "files": {"../state.json": "00"}}, "does not list"),
+        ({"format_version": 99, "shards": 4}, "format version 99, this program reads"),
+        ({"format_version": FORMAT_VERSION}, "does not list"),
+        ({"format_version": FORMAT_VERSION, "files": {"model.bin": "00"}}, "does not list"),
+        ({"format_version": FORMAT_VERSION, "files": {"../state.json": "00"}}, "does not list"),
     ],
 )
 def test_foreign_directory_is_refused(tmp_path: Path, manifest: Any, reason: str) -> None:

@@ -488,6 +488,11 @@ APART = {"placement": "disaggregated"}
             nested(callbacks__kl_band=[0, 9], loss__kl_monitor=False, loss__kl_coef=0.1),
             "callbacks.kl_band=[0.0, 9.0]: needs loss.kl_monitor=true, which measures the KL",
         ),
+        (
+            nested(task__reward="my:reward", task__reward_deadline_s=60),
+            "resources.deadline_s=600.0: must be >= 1200, twice what a reward that hangs 10 times "
+            "for task.reward_deadline_s=60 takes",
+        ),
         (APART | nested(lag=2, buffer__max_age=1), "buffer.max_age=1: must be >= lag=2"),
         (
             nested(task__keywords_file="w", task__train_file="t"),
@@ -516,6 +521,8 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(callbacks__kl_stop=3, callbacks__kl_band=[0, 9]),
         nested(resources__worker_gpus=0.5),
         nested(task__train_file="t", task__eval_file="e"),
+        nested(task__reward="my:reward", task__reward_deadline_s=30),
+        nested(task__reward_deadline_s=60),
     ],
 )
 def test_neighbour_of_a_contradiction_is_accepted(data):

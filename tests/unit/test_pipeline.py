@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -239,6 +240,45 @@ def test_restored_run_goes_on_where_the_other_stopped(
         assert history(first, second) == history(uninterrupted)
 
 
+@bounded
+@given(configs(), configs(), speeds, seeds, st.data())
+def test_state_of_other_settings_is_continued_with_new_prompts(
+    config: GRPOConfig, other: GRPOConfig, scale: dict[str, float], seed: int, data: st.DataObject
+) -> None:
+    """As when PBT gives a trial its donor's checkpoint and other settings."""
+    rounds_before = data.draw(st.integers(0, config.rounds))
+    rounds_after = data.draw(st.integers(1, 4))
+    other = replace(other, rounds=rounds_before + rounds_after)
+    first = world(config, durations=long_tailed_durations(seed, scale), seed=seed)
+    first.run(rounds_before)
+    second = world(other, durations=long_tailed_durations(seed + 1, scale), seed=seed + 1)
+    second.requests.limit = 10**6
+    second.learners.load_state(first.learners.state())
+    second.pipeline.load_state(
+        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
+    )
+    rows = [report.metrics for report in second.run(rounds_after)]
+
+    trained = trained_cursors(first, second)
+    assert len(set(trained)) == len(trained)
+    assert len(trained_cursors(second)) == rounds_after * other.prompts_per_round
+    for call in second.trained:
+        assert all(call.round - r <= other.lag for batch in call.group_rounds for r in batch)
+    for row in rows:
+        parts = ("trained", "dropped", "waiting", "in_flight")
+        assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
+    last = rows[-1]
+    assert last["count/trained"] == len(trained)
+    assert last["count/waiting"] == last["count/in_flight"] == 0
+    # And that one can be continued in its turn.
+    third = world(replace(other, rounds=other.rounds + 1))
+    third.requests.limit = 10**6
+    third.learners.load_state(second.learners.state())
+    third.pipeline.load_state(second.pipeline.state(), second.pipeline.buffer.groups())
+    third.run(1)
+    assert not set(trained) & set(trained_cursors(third))
+
+
 @pytest.mark.parametrize("lag", [1, 2, 4])
 def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -> None:
     w = world(config_of(lag=lag, rounds=8), durations=constant_durations(rollout=32, optimize=32))
@@ -368,6 +408,19 @@ def test_too_many_failed_rewards_end_the_trial() -> None:
         w.run(config.rounds)
 
 
+def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
+    # The first unit is one prompt, and both of its responses fail: 2 of the 16 of a round.
+    config = config_of(
+        rounds=2, rollout={"prompts": 8, "unit_prompts": 1}, task={"max_error_rate": 0.2}
+    )
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 0)
+    assert w.run(2)[-1].metrics["count/reward_errors"] == 2
+    # Four of 16 are more than a fifth.
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (0, 1))
+    with pytest.raises(ActorFailed, match=r"failed on 4 of \d+ responses \(task.max_error_rate=0\.2"):
+        w.run(2)
+
+
 def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
     config = config_of(rounds=2, rollout={"prompts": 4}, task={"max_error_rate": 0.5})
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 1)
@@ -391,7 +444,7 @@ def test_batch_without_a_single_group_is_an_error_that_says_why() -> None:
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (2, 3))
     w.pipeline.start()
     w.pipeline.run_round()
-    with pytest.raises(ActorFailed, match=r"batch 1 \(round 2\).*2 dropped so far"):
+    with pytest.raises(ActorFailed, match=r"no group of round 2 .*2 dropped so far"):
         w.pipeline.run_round()
 
 

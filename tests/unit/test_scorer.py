@@ -166,6 +166,15 @@ def test_hangs_and_deaths_in_a_row_all_get_their_errors(spec):
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
 
 
+def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.05)) as scorer:
+        answers = scorer.score(requests(*["hang"] * 12, "x"))
+        hung = RewardError("no reward within 0.05 s")
+        left_out = RewardError("not asked for: 10 others of its unit hung")
+        assert answers == [hung] * 10 + [left_out] * 3
+        assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
 def test_processes_that_died_between_two_calls_are_replaced_without_an_error(scorer):
     for pid in worker_pids(scorer):
         os.kill(pid, signal.SIGKILL)
