@@ -106,6 +106,8 @@ def checkpoint_round(directory: str | Path) -> int:
 
 def _verified(directory: Path) -> dict[str, bytes]:
     """Every file's content, as the manifest vouches for it."""
+    if directory.is_symlink():
+        raise CheckpointError(f"{directory}: is a link, not a checkpoint")
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:

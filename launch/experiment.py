@@ -180,7 +180,7 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     for trial in trials:
         same_arm = settings[trial.config.arm]
         differing = [
-            f"{key}={shown(value)}"
+            f"{key}={f'{value:.3g}' if isinstance(value, float) else shown(value)}"
             for key, value in flatten(trial.config.to_dict()).items()
             if key != "seed" and any(other[key] != value for other in same_arm)
         ]

@@ -39,6 +39,8 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 # Seconds after an interrupt: to the end of the round and its checkpoint, and to our own end. Ray
 # needs up to 3 s more to end what we leave.
 ROUND_S, GRACE_S = 15.0, 22.0
+# Keys that PBT varies unless --set fixes them, and between what bounds.
+PBT_MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.05, 0.4)}
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 
@@ -131,7 +133,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         default=2,
         help="retries of a failed trial (2)",
     )
-    add("--scheduler", choices=("fifo", "asha", "pbt"), default="fifo", help="of Tune (fifo)")
+    add(
+        "--scheduler",
+        choices=("fifo", "asha", "pbt"),
+        default="fifo",
+        help="of Tune (fifo); asha stops the worse trials of one arm early, pbt lets them go on "
+        "from the better ones with another optim.lr and loss.clip",
+    )
     add(
         "--max-concurrent", metavar="N", type=_at_least(1), help="trials at a time (as many as fit)"
     )
@@ -304,6 +312,12 @@ class Plan:
                 f"--scheduler {self.args.scheduler}: compares trials of one arm at equal rounds; "
                 f"choose one by --set arm=…, of {', '.join(sorted(arms))}"
             )
+        if self.args.scheduler == "pbt" and self.fixed.keys() >= PBT_MUTATIONS.keys():
+            raise UsageError(
+                f"--scheduler pbt: varies {' and '.join(PBT_MUTATIONS)}, which --set fixes both"
+            )
+        if self.args.scheduler == "pbt" and len(self.trials) < 2:
+            raise UsageError("--scheduler pbt: needs several trials; choose --num-samples >= 2")
         if self.resuming and self.directory.stat().st_uid != os.getuid():
             raise UsageError(
                 f"--resume: {self.directory} belongs to another user; its state is pickle, which "
@@ -558,9 +572,14 @@ def tune_config(plan: Plan) -> Any:
     if args.scheduler == "asha":
         scheduler = ASHAScheduler(max_t=rounds, grace_period=max(1, rounds // 4))
     elif args.scheduler == "pbt":
+        mutations: dict[str, Any] = {}
+        for key, values in PBT_MUTATIONS.items():
+            if key not in plan.fixed:
+                set_dotted(mutations, key, tune.loguniform(*values))
         scheduler = PopulationBasedTraining(
+            time_attr="training_iteration",
             perturbation_interval=max(1, rounds // 8),
-            hyperparam_mutations={"optim": {"lr": tune.loguniform(1e-5, 1e-3)}},
+            hyperparam_mutations=mutations,
             synch=True,
         )
     else:
@@ -570,6 +589,8 @@ def tune_config(plan: Plan) -> Any:
         mode="max",
         scheduler=scheduler,
         max_concurrent_trials=args.max_concurrent,
+        # A clone is the same actors with another config.
+        reuse_actors=args.scheduler == "pbt",
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
     )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import signal
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from callbacks.checkpoints import newest_whole
 from grpo_trainable.checkpointing import (
     FORMAT_VERSION,
     MANIFEST,
@@ -49,7 +54,11 @@ def trial(seed: int = 0) -> TrialState:
     rng = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(3, 2, generator=rng) for name in ("a.weight", "b.weight")}
     return TrialState(
-        state={"learner": {"version": seed}, "pipeline": {"counts": [1, 2]}, "config": {"lag": 1}},
+        state={
+            "learner": {"version": seed},
+            "pipeline": {"learner_round": seed},
+            "config": {"lag": 1},
+        },
         policy=weights,
         optimizer={"a.weight/step": torch.tensor(7.0), "a.weight/exp_avg": weights["a.weight"].t()},
         groups=[group(4), group(9)],
@@ -154,6 +163,13 @@ def test_file_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
         read_checkpoint(tmp_path / "checkpoint")
 
 
+def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "elsewhere", trial())
+    (tmp_path / "checkpoint").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="checkpoint: is a link"):
+        read_checkpoint(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize(
     ("manifest", "reason"),
     [
@@ -204,6 +220,75 @@ def test_rewriting_that_is_interrupted_never_passes_for_a_checkpoint(
     monkeypatch.setattr(os, "replace", rename)
     write_checkpoint(tmp_path, trial(1))
     assert_equal(read_checkpoint(tmp_path), trial(1))
+
+
+def killed_at(event: int, action: Callable[[], None], directory: Path) -> bool:
+    """Whether `action`, in a process of its own, was SIGKILLed as it was about to open, rename or
+    remove a file of `directory` for the `event`-th time; else it ended."""
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def count(name: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal seen
+            touches = name in ("open", "os.rename", "os.remove", "os.mkdir")
+            if touches and str(arguments[0]).startswith(str(directory)):
+                seen += 1
+                if seen == event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        status = 1
+        try:
+            sys.addaudithook(count)
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL)
+    return status == signal.SIGKILL
+
+
+def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint_000000", trial(0))
+    event, outcomes = 0, []
+    while True:
+        event += 1
+        directory = tmp_path / "checkpoint_000001"
+        if not killed_at(event, lambda to=directory: write_checkpoint(to, trial(1)), directory):
+            break
+        whole, _ = newest_whole(tmp_path) or (None, 0)
+        outcomes.append(whole and whole.name)
+        # What was left is no obstacle.
+        write_checkpoint(directory, trial(1))
+        assert_equal(read_checkpoint(directory), trial(1))
+        refuse_foreign_files(directory)
+        shutil.rmtree(directory)
+    # Make the directory, remove an old manifest; then for each of five files: create, rename, open
+    # the directory to sync it.
+    assert len(outcomes) == 2 + 5 * 3
+    assert set(outcomes[:-1]) == {"checkpoint_000000"}
+    # Killed before the last sync, the manifest may stand or not; here it does.
+    assert outcomes[-1] == "checkpoint_000001"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> None:
+    """Tune copies a checkpoint file by file, in any order, and straight to their names."""
+    rng = random.Random(seed)
+    write_checkpoint(tmp_path / "source", trial(1))
+    write_checkpoint(tmp_path / "checkpoint_000000", trial(0))
+    copy = tmp_path / "checkpoint_000001"
+    copy.mkdir()
+    names = rng.sample(FILES, len(FILES))
+    copied = rng.randrange(len(names))
+    for name in names[:copied]:
+        shutil.copyfile(tmp_path / "source" / name, copy / name)
+    content = (tmp_path / "source" / names[copied]).read_bytes()
+    # At least a byte that counts is missing: the manifest ends in a line feed.
+    (copy / names[copied]).write_bytes(content[: rng.randrange(len(content) - 1)])
+    whole, _ = newest_whole(tmp_path) or (None, 0)
+    assert whole == tmp_path / "checkpoint_000000"
 
 
 @pytest.mark.parametrize("kept", FILES[1:])

@@ -417,7 +417,9 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
     assert w.run(2)[-1].metrics["count/reward_errors"] == 2
     # Four of 16 are more than a fifth.
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (0, 1))
-    with pytest.raises(ActorFailed, match=r"failed on 4 of \d+ responses \(task.max_error_rate=0\.2"):
+    with pytest.raises(
+        ActorFailed, match=r"failed on 4 of \d+ responses \(task.max_error_rate=0\.2"
+    ):
         w.run(2)
 
 

@@ -66,6 +66,15 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
+        ([*SPACE, "--scheduler", "asha"], ["--scheduler asha", "--set arm="]),
+        ([*SPACE, "--scheduler", "pbt", "--set", "arm=sync"], ["--num-samples >= 2"]),
+        (
+            [
+                *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
+                *("--set", "optim.lr=1", "--set", "loss.clip=0.1"),
+            ],
+            ["optim.lr and loss.clip"],
+        ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
     ],

@@ -1,0 +1,108 @@
+"""Tune's schedulers on our Trainable: what they clone goes on, what they stop leaves nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conftest import assert_no_actor_left, trial_config
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+from callbacks import grpo_callbacks
+from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.trainable import DetailedGRPO
+
+
+def rows(result: tune.Result) -> list[dict[str, Any]]:
+    lines = (Path(result.path) / "result.json").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def run(
+    space: dict[str, Any], storage: Path, scheduler: Any, **options: Any
+) -> dict[str, tune.Result]:
+    """Trials that a scheduler ranks by their learning rate, by what they started with."""
+    grid = tune.Tuner(
+        DetailedGRPO,
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric="optim/lr",
+            mode="max",
+            scheduler=scheduler,
+            trial_dirname_creator=lambda trial: trial.experiment_tag,
+            **options,
+        ),
+        run_config=tune.RunConfig(
+            name="experiment",
+            storage_path=str(storage),
+            verbose=0,
+            callbacks=grpo_callbacks(console=False),
+        ),
+    ).fit()
+    assert [str(error) for error in grid.errors] == []
+    assert_no_actor_left()
+    return {Path(result.path).name: result for result in grid}
+
+
+def test_pbt_clone_has_its_donors_state_and_its_own_settings(
+    ray_session: None, tmp_path: Path
+) -> None:
+    def explored(config: dict[str, Any]) -> dict[str, Any]:
+        settings = {"optim": {**config["optim"], "lr": 5e-4}, "loss": {"clip": 0.1}, "k": 2}
+        return {**config, **settings}
+
+    results = run(
+        {
+            **trial_config(lag=1, rounds=6),
+            "optim": {"lr": tune.grid_search([1e-5, 1e-3])},
+            "loss": {"clip": 0.2},
+            "k": 1,
+        },
+        tmp_path,
+        PopulationBasedTraining(
+            time_attr="training_iteration",
+            perturbation_interval=4,
+            hyperparam_mutations={"optim": {"lr": [1e-5, 1e-3]}, "k": [1, 2]},
+            custom_explore_fn=explored,
+            quantile_fraction=0.5,
+            synch=True,
+        ),
+        reuse_actors=True,
+    )
+    clone, donor = results["0_lr=0.0000"], results["1_lr=0.0010"]
+    history, donors = rows(clone), rows(donor)
+    for trial in (history, donors):
+        assert [row["training_iteration"] for row in trial] == [1, 2, 3, 4, 5, 6]
+        for row in trial:
+            parts = ("trained", "dropped", "waiting", "in_flight")
+            assert row["count/requested"] == sum(row[f"count/{part}"] for part in parts)
+    assert [row["optim/lr"] for row in history] == [1e-5] * 4 + [5e-4] * 2
+    assert [row["optim/lr"] for row in donors] == [1e-3] * 6
+    # The donor had taken four gradient steps; the clone takes two a round.
+    assert [row["version/learner"] for row in history] == [1, 2, 3, 4, 6, 8]
+    # Both had drifted by different learning rates; the clone goes on from where the donor was.
+    assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
+    # What the donor had in flight is asked for again: two passes over a batch need no other.
+    assert history[-1]["count/dropped_lost"] == 0
+    loaded = read_checkpoint(sorted(Path(clone.path).glob("checkpoint_*"))[-1])
+    assert loaded.state["config"]["k"] == 2
+    assert loaded.state["config"]["loss"]["clip"] == 0.1
+
+
+def test_trials_that_asha_stops_leave_no_actor_behind(ray_session: None, tmp_path: Path) -> None:
+    results = run(
+        {
+            **trial_config(placement="colocated", rounds=4),
+            # The best goes first: the others are stopped at the first rung.
+            "optim": {"lr": tune.grid_search([3e-3, 2e-3, 1e-3])},
+        },
+        tmp_path,
+        ASHAScheduler(max_t=4, grace_period=2, reduction_factor=3),
+        max_concurrent_trials=1,
+    )
+    rounds = [
+        [row["training_iteration"] for row in rows(results[name])] for name in sorted(results)
+    ]
+    assert rounds == [[1, 2, 3, 4], [1, 2], [1, 2]]
