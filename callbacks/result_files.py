@@ -15,7 +15,7 @@ from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import continued_file, cut_lines, restored_iteration
+from callbacks.trial_files import KEPT_BYTES, continued_file, cut_lines, restored_iteration
 from grpo_trainable.details import DETAILS
 
 
@@ -30,7 +30,7 @@ class ResultJsonCallback(Survivor, JsonLoggerCallback):
         self.update_config(trial, trial.config)
         path = continued_file(trial, EXPR_RESULT_FILE)
         cut_lines(path, restored_iteration(trial), lambda line: _iteration(json.loads(line)))
-        self._trial_files[trial] = path.open("at")
+        self._trial_files[trial] = path.open("at", KEPT_BYTES)
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         result.pop(DETAILS, None)
@@ -57,7 +57,7 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
         if path.exists() and path.stat().st_size == 0:
             header = []  # it was cut short itself
         self._trial_continue[trial] = bool(header)
-        self._trial_files[trial] = path.open("at")
+        self._trial_files[trial] = path.open("at", KEPT_BYTES)
         writer = csv.DictWriter(self._trial_files[trial], header) if header else None
         self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import html
 import math
 import os
+import socket
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,13 @@ from google.protobuf.message import DecodeError
 from ray.tune.logger import TBXLoggerCallback
 from ray.tune.utils import flatten_dict
 from tensorboard.compat.proto import event_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import summary
-from torch.utils.tensorboard.writer import SummaryWriter
 
 from callbacks.rollouts import EVALUATIONS
 from callbacks.stage_timings import STAGES
 from callbacks.survivor import Survivor
-from callbacks.trial_files import restored_iteration, trial_directory
+from callbacks.trial_files import KEPT_BYTES, restored_iteration, trial_directory
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 
@@ -58,26 +60,23 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
     """
 
     def __init__(self) -> None:
-        # Not Tune's: its writer (tensorboardX) does not wait for its queue when it is flushed, so a
-        # killed driver lost the end of a round.
-        self._writers: dict[Any, SummaryWriter] = {}
+        self._files: dict[Any, EventFile] = {}
         self._latest: dict[Any, dict[str, float]] = {}  # what hparams show at the end
 
     def log_trial_start(self, trial: Any) -> None:
-        if trial in self._writers:
-            self._writers[trial].close()
+        if trial in self._files:
+            self._files.pop(trial).close()
         last, directory = restored_iteration(trial), trial_directory(trial)
         for path in directory.glob("events.out.tfevents.*"):
             cut_events(path, last)
         # The purge hides what could not be cut: files that only a remote storage has.
-        writer = SummaryWriter(str(directory), purge_step=last + 1)
-        writer.add_custom_scalars(LAYOUT)
-        self._writers[trial], self._latest[trial] = writer, {}
+        self._files[trial] = EventFile(directory, purge_step=last + 1)
+        self._latest[trial] = {}
+        self._files[trial].add(summary.custom_scalars(LAYOUT))
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        if trial not in self._writers:
+        if trial not in self._files:
             self.log_trial_start(trial)
-        writer, step = self._writers[trial], result["training_iteration"]
         scalars = {name: float(result[name]) for name in sorted(NAMES & result.keys())}
         self._latest[trial] = scalars
         summaries = [
@@ -86,23 +85,51 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
             summaries += detail_summaries(details)
-        # One record a round: the writer's queue costs more than what goes through it.
+        # One record a round.
         record = summaries[0]
         for other in summaries[1:]:
             record.MergeFrom(other)
-        writer._get_file_writer().add_summary(record, step)
-        writer.flush()
+        self._files[trial].add(record, result["training_iteration"])
 
     def log_trial_end(self, trial: Any, failed: bool = False) -> None:
-        writer, latest = self._writers.pop(trial, None), self._latest.pop(trial, {})
-        if writer is None:
+        file, latest = self._files.pop(trial, None), self._latest.pop(trial, {})
+        if file is None:
             return
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
         if searched and latest:
             for part in summary.hparams(searched, latest):
-                writer._get_file_writer().add_summary(part)
-        writer.close()
+                file.add(part)
+        file.close()
+
+
+class EventFile:
+    """A TensorBoard event file whose records are on disk when `add` returns.
+
+    The writers of torch and of Tune (tensorboardX) give records to a thread. The one of Tune does
+    not wait for it when it is flushed, so a killed driver loses the end of a round; the other ends
+    for good when the disk is full for a moment.
+    """
+
+    def __init__(self, directory: Path, purge_step: int) -> None:
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (directory / name).open("ab", KEPT_BYTES)
+        self._records = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # pyright: ignore[reportAttributeAccessIssue]
+        self._write(step=purge_step, session_log=start)
+
+    def add(self, record: Any, step: int = 0) -> None:
+        """Writes a summary. OSError when there is no space for it yet."""
+        self._write(summary=record, step=step)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, **fields: Any) -> None:
+        event = event_pb2.Event(wall_time=time.time(), **fields)  # pyright: ignore[reportAttributeAccessIssue]
+        self._records.write(event.SerializeToString())
+        self._file.flush()
 
 
 def detail_summaries(details: RoundDetails) -> list[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +99,18 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
     if not path.exists():
         path.write_bytes(OPEN + b"\n,".join(lines) + b"\n" + END)
         return
-    with path.open("r+b") as file:
-        file.seek(-len(END), 2)
+    with path.open("r+b", buffering=0) as file:
+        place = file.seek(-len(END), 2)
         if file.read() != END:
             raise OSError(f"{path}: does not end as a trace does; an earlier round was cut short")
-        file.seek(-len(END), 2)
-        file.write(b"".join(b"," + line + b"\n" for line in lines) + END)
+        data = b"".join(b"," + line + b"\n" for line in lines) + END
+        file.seek(place)
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            # Closed again where it was, it goes on once there is space.
+            file.seek(place)
+            file.write(END)
+            file.truncate()
+            raise

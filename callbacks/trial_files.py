@@ -19,6 +19,10 @@ import pyarrow.parquet as pq
 
 from grpo_trainable.config import GRPOConfig
 
+# What a file that rows are appended to keeps in memory while the disk is full; it is written with
+# the next row that there is space for.
+KEPT_BYTES = 1 << 20
+
 PART = re.compile(r"part-(\d{8})\.parquet")
 
 
@@ -88,8 +92,11 @@ def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"part-{iteration:08d}.parquet"
     temporary = path.with_suffix(".tmp")
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    try:
+        pq.write_table(table, temporary, compression="zstd")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def cut_parts(directory: Path, last: int) -> None:

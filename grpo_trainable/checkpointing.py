@@ -22,6 +22,7 @@ from torch import Tensor
 from grpo_trainable.rollout import RolloutGroup
 
 FORMAT_VERSION = 2
+WORLD_SIZE = 1  # learners that write
 MANIFEST = "manifest.json"
 STATE = "state.json"
 PARTS = ("policy", "optimizer", "buffer")
@@ -68,7 +69,7 @@ def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
         _write(directory / name, content)
     manifest = {
         "format_version": FORMAT_VERSION,
-        "world_size": 1,
+        "world_size": WORLD_SIZE,
         "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
     _write(directory / MANIFEST, _json(manifest))
@@ -113,6 +114,11 @@ def _verified(directory: Path) -> dict[str, bytes]:
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
+        )
+    if manifest.get("world_size") != WORLD_SIZE:
+        raise CheckpointError(
+            f"{directory / MANIFEST}: written by {manifest.get('world_size')} learners, this "
+            f"program reads what {WORLD_SIZE} wrote"
         )
     expected = _listed_files()
     listed = manifest.get("files")

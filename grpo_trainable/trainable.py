@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.train._internal.session import _TrainingResult
+from ray.train._internal.storage import StorageContext
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
@@ -176,28 +179,41 @@ class GRPOTrainable(tune.Trainable):
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
-    def save(self, *args: Any, **kwargs: Any) -> Any:
+    def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
         """Tune's save, timed whole: writing, and its own copy to the storage path."""
         start = now()
         try:
-            result = super().save(*args, **kwargs)
+            if checkpoint_dir is None and self._storage is not None:
+                result = self._save_to(self._storage)
+            else:
+                result = super().save(checkpoint_dir)
             # Tune keeps the last row with every checkpoint, in each snapshot that it takes.
             result.metrics.pop(DETAILS, None)
             return result
-        except OSError as error:
-            if args or kwargs:
-                raise  # the caller's own directory
-            # No space, or no permission: work that can go on must not end for it.
-            self._notes.append(
-                f"the checkpoint could not be written ({error.strerror or error}); the one before "
-                "stays"
-            )
-            self.pipeline.counts.checkpoint_failures += 1
-            return _TrainingResult(checkpoint=None, metrics={})
         finally:
             span = Span("checkpoint", start, now())
             self._checkpoints.append(span)
             self._wall_clock.checkpointed(span.seconds)
+
+    def _save_to(self, storage: StorageContext) -> _TrainingResult:
+        # Not Tune's temporary directory: nobody would remove that of a process that was killed.
+        directory = Path(storage.trial_working_directory) / "saving"
+        shutil.rmtree(directory, ignore_errors=True)
+        try:
+            return super().save(str(directory))
+        except OSError as error:
+            # No space, or no permission: work that can go on must not end for it.
+            reason = error if error.errno is None else os.strerror(error.errno)
+            self._notes.append(
+                f"the checkpoint could not be written ({reason}); the one before stays"
+            )
+            self.pipeline.counts.checkpoint_failures += 1
+            # What was copied of it would hold the space that is missing.
+            with contextlib.suppress(OSError):
+                storage.storage_filesystem.delete_dir(storage.checkpoint_fs_path)
+            return _TrainingResult(checkpoint=None, metrics={})
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Policy, optimizer, waiting groups and every counter; safetensors and JSON.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import pickle
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +27,12 @@ from callbacks.checkpoints import CheckpointFallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
 from callbacks.curves import Curves
 from callbacks.kl import KLCallback
-from callbacks.result_files import ResultJsonCallback
+from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
+from callbacks.rollouts import RolloutsCallback
 from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fractions
 from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
+from callbacks.trace import TraceCallback
 from callbacks.trial_files import cut_lines, cut_parts
 from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback
@@ -107,6 +111,48 @@ def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
 
     report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
     assert "Broken.on_trial_result failed for trial trial" in caplog.text
+
+
+def test_refused_file_is_told_in_a_line(caplog, tmp_path):
+    class Broken(Survivor):
+        def on_trial_result(self, *args: Any, **info: Any) -> None:
+            raise OSError(errno.ENOSPC, "a library's own words")
+
+    report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
+    (record,) = caplog.records
+    assert "failed for trial trial (No space left on device); the run goes on" in record.message
+    assert not record.exc_info
+
+
+def test_full_disk_costs_rows_of_what_is_replaced_and_none_of_what_is_appended(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    writers = [TensorBoardCallback(), TraceCallback(), ResultJsonCallback(), ProgressCsvCallback()]
+    write = [*writers[:2], RolloutsCallback(), *writers[2:]]
+
+    def log(round_: int) -> None:
+        report(write, trial, row(round_, **{DETAILS: details(round_)}))
+
+    log(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        log(2)
+        log(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log(4)
+    directory = Path(trial.path)
+    events = EventAccumulator(trial.path)
+    events.Reload()
+    assert [event.step for event in events.Scalars("version/learner")] == [1, 2, 3, 4]
+    lines = (directory / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2, 3, 4]
+    with (directory / "progress.csv").open(newline="") as file:
+        assert [int(entry["training_iteration"]) for entry in csv.DictReader(file)] == [1, 2, 3, 4]
+    trace = json.loads((directory / "trace.json").read_text())
+    assert {event["args"]["round"] for event in trace} == {1, 4}
+    parts = [path.name for path in (directory / "rollouts").iterdir()]
+    assert sorted(parts) == ["part-00000001.parquet", "part-00000004.parquet"]
 
 
 def test_failing_setup_does_not_pass_either(caplog):

@@ -32,6 +32,8 @@ from grpo_trainable.rollout import RolloutGroup
 
 FILES = (MANIFEST, STATE, *(part_file(part) for part in ("policy", "optimizer", "buffer")))
 
+OURS = {"format_version": FORMAT_VERSION, "world_size": 1}
+
 
 def group(cursor: int) -> RolloutGroup:
     """Two responses; a hole in a mask, tokens of two versions."""
@@ -153,6 +155,23 @@ def test_flipped_bit_is_named(tmp_path: Path, name: str) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_no_flipped_bit_of_the_manifest_passes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, trial())
+    content = (tmp_path / MANIFEST).read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            (tmp_path / MANIFEST).write_bytes(flipped)
+            try:
+                read = read_checkpoint(tmp_path)
+            except CheckpointError:
+                continue
+            # White space instead of white space is the same manifest.
+            assert json.loads(flipped) == json.loads(content)
+            assert_equal(read, trial())
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_file_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
     write_checkpoint(tmp_path / "checkpoint", trial())
@@ -176,9 +195,10 @@ def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
         ([], "not a JSON object"),
         ({}, "format version None"),
         ({"format_version": 99, "shards": 4}, "format version 99, this program reads"),
-        ({"format_version": FORMAT_VERSION}, "does not list"),
-        ({"format_version": FORMAT_VERSION, "files": {"model.bin": "00"}}, "does not list"),
-        ({"format_version": FORMAT_VERSION, "files": {"../state.json": "00"}}, "does not list"),
+        ({"format_version": FORMAT_VERSION, "world_size": 2}, "written by 2 learners"),
+        (OURS, "does not list"),
+        ({**OURS, "files": {"model.bin": "00"}}, "does not list"),
+        ({**OURS, "files": {"../state.json": "00"}}, "does not list"),
     ],
 )
 def test_foreign_directory_is_refused(tmp_path: Path, manifest: Any, reason: str) -> None:
