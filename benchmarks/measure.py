@@ -259,10 +259,11 @@ def _cpu_model() -> str:
     return platform.processor()
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
+def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    if not quiet:
+        print(f"\nwritten to {path}")
 
 
 def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:

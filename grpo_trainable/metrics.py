@@ -27,6 +27,9 @@ RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 # Shares of the round, which callbacks/stage_timings.py adds to the rows of a Trainable.
 FRACTIONS = tuple(f"time/{stage}_fraction" for stage in (*STAGES, "other"))
 
+# Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
+TIMED = ("time/", "throughput/", "cost/", "sync/")
+
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),

@@ -17,7 +17,7 @@ from ray.tune.utils import validate_save_restore
 
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
-from grpo_trainable.metrics import FRACTIONS, NAMES
+from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
 from grpo_trainable.trainable import GRPOTrainable
 
 ARMS = {
@@ -28,7 +28,6 @@ ARMS = {
         arm="two-generators", resources={"num_generators": 2, "generator_cpus": 0.95}
     ),
 }
-TIMED = ("time/", "throughput/", "cost/", "sync/")
 
 
 @pytest.fixture(scope="module")

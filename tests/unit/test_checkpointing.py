@@ -6,9 +6,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.write_points import killed_at
 from callbacks.checkpoints import newest_whole
 from grpo_trainable.checkpointing import (
     FORMAT_VERSION,
@@ -240,33 +238,6 @@ def test_rewriting_that_is_interrupted_never_passes_for_a_checkpoint(
     monkeypatch.setattr(os, "replace", rename)
     write_checkpoint(tmp_path, trial(1))
     assert_equal(read_checkpoint(tmp_path), trial(1))
-
-
-def killed_at(event: int, action: Callable[[], None], directory: Path) -> bool:
-    """Whether `action`, in a process of its own, was SIGKILLed as it was about to open, rename or
-    remove a file of `directory` for the `event`-th time; else it ended."""
-    child = os.fork()
-    if child == 0:
-        seen = 0
-
-        def count(name: str, arguments: tuple[Any, ...]) -> None:
-            nonlocal seen
-            touches = name in ("open", "os.rename", "os.remove", "os.mkdir")
-            if touches and str(arguments[0]).startswith(str(directory)):
-                seen += 1
-                if seen == event:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        status = 1
-        try:
-            sys.addaudithook(count)
-            action()
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert status in (0, signal.SIGKILL)
-    return status == signal.SIGKILL
 
 
 def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path) -> None:
