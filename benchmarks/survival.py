@@ -184,9 +184,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
     # A part is written with each row, and again when a round is done again.
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
-    restarts = [
-        row["training_iteration"] for row in results if row["iterations_since_restore"] == 1
-    ]
+    starts = [row["training_iteration"] for row in results if row["iterations_since_restore"] == 1]
     exact = equals_uninterrupted(experiment)
     if exact is False:
         raise Lost(f"{happened}; its rows or weights are not those of the uninterrupted run")
