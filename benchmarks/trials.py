@@ -7,6 +7,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,13 @@ from grpo_trainable.timers import WallClock
 
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
     """The rows of one trial of `async_vs_sync`, one a round. SystemExit when it fails."""
+    with finished_trial(arm, seed=seed, options=options) as directory:
+        return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+
+
+@contextmanager
+def finished_trial(arm: str, *, seed: int, options: list[str]) -> Iterator[Path]:
+    """The directory of one trial. SystemExit when it fails."""
     with tempfile.TemporaryDirectory() as storage:
         command = [
             *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
@@ -27,7 +36,7 @@ def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]
         if done.returncode != 0:
             sys.exit(f"{arm} with seed {seed}: status {done.returncode}\n{done.stdout}")
         (path,) = Path(storage).glob("trial/*/result.json")
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        yield path.parent
 
 
 def counted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

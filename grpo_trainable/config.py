@@ -393,7 +393,6 @@ NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
         "gspo",
     ),
     "loss.advantage": ("group_std", "none", "group_mean", "rloo", "batch"),
-    "loss.importance_cap": (None,),
     "resources.num_learners": (1,),
 }
 

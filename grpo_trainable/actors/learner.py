@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from grpo_trainable.algo import (
     LOSSES,
     aggregate,
     clipped_tokens,
+    importance_weight,
     loss_denominator,
     masked_sum,
     sequence_kl,
@@ -45,6 +46,17 @@ class WeightSender(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """KL from the policy to another one, estimated on responses that were trained on.
+
+    Nats: sums over a response, mean over the responses.
+    """
+
+    k1: float  # of either sign
+    k3: float  # never negative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientStep:
     """What one optimizer step saw. Sums and means run over the whole step."""
 
@@ -56,17 +68,7 @@ class GradientStep:
     ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """KL from the policy after a round to another one, estimated on the round's responses.
-
-    Nats: sums over a response, mean over the responses.
-    """
-
-    k1: float  # of either sign
-    k3: float  # never negative
+    kl: dict[str, Drift]  # of the policy before the step, on its rows; empty if not monitored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,7 @@ class Updated:
     steps: list[GradientStep]
     skipped_steps: int  # so far
     reference_nll_nats: float | None  # per response token; None without a reference
-    kl: dict[str, Drift]  # to "reference", "previous", "behaviour"; empty if not monitored
+    kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
     responses: ResponseFigures
     at: float  # seconds since 1970
     spans: list[Span]
@@ -193,24 +195,36 @@ class Learner:
                 if self.reference is not None:
                     references = [self._no_grad_log_probs(self.reference, b) for b in batches]
                 nll = self._reference_nll(batches, references)
-                previous = self._previous_log_probs(batches, plan) if monitor else {}
+                start = self._start_log_probs(batches, plan)
             with clock("optimize"):
                 steps = []
                 for b, rows in plan:
-                    reference = references[b]
-                    step, log_probs = self._gradient_step(
-                        batches[b].rows(rows), None if reference is None else reference[rows]
+                    batch = batches[b].rows(rows)
+                    step, seen = self._gradient_step(
+                        batch, _rows(references[b], rows, batch), _rows(start.get(b), rows, batch)
                     )
+                    if monitor:
+                        if b not in start:
+                            # The first step saw its whole batch under the policy before the round.
+                            start[b] = _scatter_rows(seen, rows, batches[b])
+                        others = {
+                            "reference": [_rows(references[b], rows, batch)],
+                            "previous": [_rows(start[b], rows, batch)],
+                            "behaviour": [batch.behaviour_log_probs],
+                        }
+                        step = replace(step, kl=_drift([batch], [seen], others))
                     steps.append(step)
-                    if monitor and b not in previous:
-                        # The first step saw its whole batch under the policy before the round.
-                        previous[b] = _scatter_rows(log_probs, rows, batches[b])
             with clock("reference"):
                 policy: list[Tensor] = []
                 kl = {}
                 if monitor:
                     policy = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
-                    kl = self._drift(batches, policy, references, previous)
+                    others = {
+                        "reference": references,
+                        "previous": [start[b] for b in range(len(batches))],
+                        "behaviour": [batch.behaviour_log_probs for batch in batches],
+                    }
+                    kl = _drift(batches, policy, others)
             self.round += 1
             spans = clock.take()
         return Updated(
@@ -284,9 +298,10 @@ class Learner:
                     yield 0, rows[part].flatten()
 
     def _gradient_step(
-        self, batch: TrainBatch, reference: Tensor | None
+        self, batch: TrainBatch, reference: Tensor | None, start: Tensor | None
     ) -> tuple[GradientStep, Tensor]:
-        """Also the log-probs (B, S) that the step saw: those of the policy before it."""
+        """Also the log-probs (B, S) that the step saw: those of the policy before it. `start`: of
+        the policy at the start of the round, where the importance weight asks for them."""
         config = self.config
         lr = self._learning_rate()
         for parameters in self.optimizer.param_groups:
@@ -305,8 +320,15 @@ class Learner:
             micro = batch.rows(rows)
             mask, advantages = micro.response_mask, micro.advantages
             log_probs, token_entropy = self._log_probs(self.policy, micro)
-            old = micro.behaviour_log_probs
+            old, cap = micro.behaviour_log_probs, config.loss.importance_cap
+            weight = None
+            if cap is not None:
+                assert start is not None
+                old = start[rows, : mask.shape[1]]
+                weight = importance_weight(old, micro.behaviour_log_probs, mask, cap)
             token_loss = loss_fn(log_probs, old, advantages, mask, **clip)
+            if weight is not None:
+                token_loss = token_loss * weight
             if config.loss.kl_coef > 0:
                 assert reference is not None
                 estimate = KL_ESTIMATORS[config.loss.kl_estimator]
@@ -341,6 +363,7 @@ class Learner:
             ratio_counts=tuple(ratio_counts.tolist()),
             lr=lr,
             skipped=skipped,
+            kl={},
         )
         return step, seen
 
@@ -391,49 +414,21 @@ class Learner:
             log_probs[rows, : micro.input_ids.shape[1]] = self._log_probs(model, micro)[0]
         return log_probs
 
-    def _previous_log_probs(
+    def _start_log_probs(
         self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
     ) -> dict[int, Tensor]:
-        """Of the policy before the round, for each batch but one that the first gradient step runs
-        through as a whole."""
-        first, rows = plan[0]
-        covered = first if len(rows) == batches[first].num_rows else None
-        return {
-            b: self._no_grad_log_probs(self.policy, batch)
-            for b, batch in enumerate(batches)
-            if b != covered
-        }
-
-    def _drift(
-        self,
-        batches: Sequence[TrainBatch],
-        policy: Sequence[Tensor],
-        references: Sequence[Tensor | None],
-        previous: Mapping[int, Tensor],
-    ) -> dict[str, Drift]:
-        """KL from the policy as it is now to the three others; log-probs are (B, S)."""
-        others = {
-            "reference": references,
-            "previous": [previous[b] for b in range(len(batches))],
-            "behaviour": [batch.behaviour_log_probs for batch in batches],
-        }
-        masks = [batch.response_mask for batch in batches]
-        # Every batch counts by its responses.
-        weights = [int(mask.any(dim=1).sum()) for mask in masks]
-        drift = {}
-        for name, log_probs in others.items():
-            values = {}
-            for estimator in ("k1", "k3"):
-                total = 0.0
-                for ours, theirs, mask, weight in zip(
-                    policy, log_probs, masks, weights, strict=True
-                ):
-                    assert theirs is not None  # who monitors has a reference
-                    kl = sequence_kl(ours.double(), theirs.double(), mask, estimator)
-                    total += weight * float(kl)
-                values[estimator] = total / max(sum(weights), 1)
-            drift[name] = Drift(**values)
-        return drift
+        """Of the policy before the round, (B, S) for each batch: all of them where the importance
+        weight needs them; for monitoring alone none that the first gradient step runs through as a
+        whole."""
+        if self.config.loss.importance_cap is not None:
+            needed = range(len(batches))
+        elif self.config.loss.kl_monitor:
+            first, rows = plan[0]
+            covered = first if len(rows) == batches[first].num_rows else None
+            needed = [b for b in range(len(batches)) if b != covered]
+        else:
+            needed = []
+        return {b: self._no_grad_log_probs(self.policy, batches[b]) for b in needed}
 
     def _reference_nll(
         self, batches: Sequence[TrainBatch], references: Sequence[Tensor | None]
@@ -501,6 +496,35 @@ def _microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
     yield from order.split(size)
+
+
+def _rows(log_probs: Tensor | None, rows: Tensor, batch: TrainBatch) -> Tensor | None:
+    """`log_probs` of a whole batch, for the rows of a gradient step on `batch`, which is as wide as
+    these need."""
+    return None if log_probs is None else log_probs[rows, : batch.input_ids.shape[1]]
+
+
+def _drift(
+    batches: Sequence[TrainBatch],
+    policy: Sequence[Tensor],
+    others: Mapping[str, Sequence[Tensor | None]],
+) -> dict[str, Drift]:
+    """KL from the policy to the others; log-probs are (B, S) for each batch."""
+    masks = [batch.response_mask for batch in batches]
+    # Every batch counts by its responses.
+    weights = [int(mask.any(dim=1).sum()) for mask in masks]
+    drift = {}
+    for name, log_probs in others.items():
+        values = {}
+        for estimator in ("k1", "k3"):
+            total = 0.0
+            for ours, theirs, mask, weight in zip(policy, log_probs, masks, weights, strict=True):
+                assert theirs is not None  # who monitors has a reference
+                kl = sequence_kl(ours.double(), theirs.double(), mask, estimator)
+                total += weight * float(kl)
+            values[estimator] = total / max(sum(weights), 1)
+        drift[name] = Drift(**values)
+    return drift
 
 
 def _scatter_rows(log_probs: Tensor, rows: Tensor, batch: TrainBatch) -> Tensor:

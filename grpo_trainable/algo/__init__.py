@@ -9,6 +9,7 @@ from grpo_trainable.algo.losses import (
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
+    importance_weight,
     sequence_ratio,
     token_ratio,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "compute_naive_policy_gradient_loss",
     "compute_policy_gradient_loss",
     "grpo_microbatch_train_step",
+    "importance_weight",
     "k1",
     "k2",
     "k3",

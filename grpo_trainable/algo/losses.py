@@ -40,6 +40,18 @@ def token_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tenso
     return zero_off_mask(log_probs - old_log_probs, mask).exp()
 
 
+def importance_weight(
+    start_log_probs: Tensor, behaviour_log_probs: Tensor, mask: Tensor, cap: float
+) -> Tensor:
+    """min(p/b, cap) of each token, (B, S); 1 off the mask.
+
+    p is the policy at the start of the round, b the one that sampled. Truncated importance sampling
+    (Yao et al. 2025), decoupled from the ratio that is clipped as in AReaL (arXiv 2505.24298): the
+    ratio is then π_θ / p, and the loss of a token is multiplied by this constant.
+    """
+    return token_ratio(start_log_probs, behaviour_log_probs, mask).clamp(max=cap)
+
+
 def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
     """exp(mean over the response of log ρ), (B, 1); 1 for an empty row (arXiv 2507.18071)."""
     return masked_row_mean(log_probs - old_log_probs, mask).exp().unsqueeze(-1)

@@ -320,6 +320,7 @@ class FakeLearner:
             ratio_counts=(0, len(groups), 0),
             lr=1e-4,
             skipped=False,
+            kl={},
         )
         middle = start + (end - start) / 2
         rows = sum(len(group.rewards) for group in groups)

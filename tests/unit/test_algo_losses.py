@@ -16,6 +16,7 @@ from grpo_trainable.algo import (
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
     grpo_microbatch_train_step,
+    importance_weight,
     loss_denominator,
 )
 
@@ -299,3 +300,12 @@ def test_a_microbatch_of_empty_rows_has_loss_zero_and_no_gradient():
     )
     assert loss.item() == 0.0
     assert log_probs.grad.eq(0).all()
+
+
+def test_importance_weight_is_the_ratio_up_to_its_cap():
+    behaviour = torch.full((1, 5), -2.0)
+    start = behaviour + torch.tensor([0.5, 1.0, 1.25, 4.0, 1.0]).log()
+    start[0, 4] = math.nan
+    mask = torch.tensor([[True, True, True, True, False]])
+    weight = importance_weight(start, behaviour, mask, cap=2.0)
+    assert weight.tolist()[0] == pytest.approx([0.5, 1.0, 1.25, 2.0, 1.0])

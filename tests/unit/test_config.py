@@ -609,10 +609,6 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
             for value in ("gae", "vine")
         ),
         (
-            nested(loss__importance_cap=2),
-            "loss.importance_cap=2.0 is not built yet; valid now: none",
-        ),
-        (
             nested(resources__num_learners=2),
             "resources.num_learners=2 is not built yet; valid now: 1",
         ),

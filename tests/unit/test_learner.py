@@ -14,7 +14,7 @@ from policies import sharpened
 from torch import Tensor
 
 from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import GradientStep, Learner
+from grpo_trainable.actors.learner import Drift, GradientStep, Learner
 from grpo_trainable.algo import KL_ESTIMATORS
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.metrics import RATIO_EDGES
@@ -183,9 +183,9 @@ def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Trai
     seen: list[TrainBatch] = []
     step = learner._gradient_step
 
-    def spy(batch: TrainBatch, reference: Tensor | None) -> tuple[GradientStep, Tensor]:
+    def spy(batch: TrainBatch, *log_probs: Tensor | None) -> tuple[GradientStep, Tensor]:
         seen.append(batch)
-        return step(batch, reference)
+        return step(batch, *log_probs)
 
     monkeypatch.setattr(learner, "_gradient_step", spy)
     return seen
@@ -253,10 +253,10 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     step = pair.learner._gradient_step
     differences = []
 
-    def spy(batch: TrainBatch, reference: Tensor) -> tuple[GradientStep, Tensor]:
+    def spy(batch: TrainBatch, reference: Tensor, *start: Any) -> tuple[GradientStep, Tensor]:
         expected, _ = pair.learner._log_probs(pair.learner.reference, batch)
-        differences.append(float((expected - reference[:, : expected.shape[1]]).abs().max()))
-        return step(batch, reference)
+        differences.append(float((expected - reference).abs().max()))
+        return step(batch, reference, *start)
 
     monkeypatch.setattr(pair.learner, "_gradient_step", spy)
     pair.learner.update([pair.rollouts()])
@@ -395,6 +395,58 @@ def test_kl_after_a_round_equals_a_plain_recomputation(
         assert figures.advantages.shape == after.shape
         # The second round starts away from the reference.
         assert updated.kl["reference"].k3 >= updated.kl["previous"].k3 > 0
+
+
+def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> None:
+    one, two = Pair(policy_path, k=1), Pair(policy_path, k=2)
+    for pair in (one, two):
+        pair.sync()
+    first = one.learner.update([one.rollouts()])
+    start, second = two.learner.update([two.rollouts()]).steps
+    assert start.kl["previous"] == Drift(k1=0.0, k3=0.0)
+    assert start.kl["reference"] == Drift(k1=0.0, k3=0.0)
+    for name, drift in first.kl.items():
+        assert drift.k3 > 0
+        assert second.kl[name].k1 == pytest.approx(drift.k1, rel=1e-4)
+        assert second.kl[name].k3 == pytest.approx(drift.k3, rel=1e-4)
+
+
+# ---- Truncated importance sampling ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_importance_cap_changes_nothing_on_fresh_rollouts(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    ends = []
+    for cap in (None, 2.0):
+        pair = Pair(policy_path, **mode, loss={"importance_cap": cap, "kl_monitor": False})
+        pair.sync()
+        batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+        updated = pair.learner.update(batches)
+        assert updated.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
+        ends.append(pair.weights())
+    assert distance(*ends) < 1e-4
+
+
+def test_stale_tokens_weigh_what_the_cap_allows(policy_path: str) -> None:
+    pair = Pair(policy_path, loss={"importance_cap": 1.05})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(3):
+        pair.learner.update([pair.rollouts()])
+    batch = collated(pair.learner, stale)
+    start = pair.learner._no_grad_log_probs(pair.learner.policy, batch)
+    mask = batch.response_mask
+    weight = (start - batch.behaviour_log_probs).exp().clamp(max=1.05)
+    assert ((weight == 1.05) & mask).any()
+    assert ((weight < 1) & mask).any()
+    # At the first step the ratio is 1: a token's loss is −A times its weight.
+    token_loss = torch.where(mask, -batch.advantages * weight, 0.0)
+    expected = (token_loss.sum(dim=1) / mask.sum(dim=1)).mean()
+    (step,) = pair.learner.update([stale]).steps
+    assert step.loss == pytest.approx(float(expected), rel=1e-4)
+    assert step.ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
 def test_monitoring_changes_no_weight(policy_path: str) -> None:
