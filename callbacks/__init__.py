@@ -21,6 +21,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     """
     from callbacks.checkpoints import CheckpointFallback
     from callbacks.console import ConsoleCallback
+    from callbacks.gradient_steps import GradientStepsCallback
     from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
@@ -38,6 +39,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         StageTimingsCallback(),  # adds to the row: before all that write it
         VersionLogCallback(),
         RolloutsCallback(),
+        GradientStepsCallback(),
         TraceCallback(),
         TensorBoardCallback(),
         *([ConsoleCallback()] if console else []),

@@ -19,7 +19,7 @@ from grpo_trainable.versions import VersionChange
 
 DETAILS = "details"
 
-Columns = dict[str, list[Any]]  # name -> one value a response
+Columns = dict[str, list[Any]]  # name -> one value a response, or a gradient step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -27,6 +27,7 @@ class RoundDetails:
     round: int  # rounds trained so far
     rollouts: Columns  # what the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often none
+    steps: Columns  # the gradient steps
     versions: list[VersionChange]  # by time
     spans: list[ActorSpan]
     notes: list[str]  # what the user should hear of: an actor replaced, a checkpoint not written

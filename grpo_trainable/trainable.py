@@ -330,6 +330,7 @@ class DetailedGRPO(GRPOTrainable):
                 reference_log_probs=updated.responses.reference_log_probs,
             ),
             evaluations=evaluations,
+            steps=updated.step_columns(),
             versions=report.versions,
             spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
             notes=self._notes,

@@ -25,7 +25,7 @@ from grpo_trainable.algo import (
     token_ratio,
 )
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.metrics import RATIO_EDGES
+from grpo_trainable.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
@@ -96,6 +96,24 @@ class Updated:
     responses: ResponseFigures
     at: float  # seconds since 1970
     spans: list[Span]
+
+    def step_columns(self) -> dict[str, list[Any]]:
+        """One entry a gradient step. `version` and KL are of the policy before the step; KL is
+        measured on what the step trains on, None if not monitored."""
+        steps, names = self.steps, ("loss", "grad_norm", "entropy_nats", "clip_fraction")
+        taken = [not step.skipped for step in steps]
+        columns: dict[str, list[Any]] = {
+            "round": [self.round] * len(steps),
+            "step": list(range(1, len(steps) + 1)),
+            "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
+        }
+        for name in (*names, "ratio_max", "lr", "skipped"):
+            columns[name] = [getattr(step, name) for step in steps]
+        for other in KL_TO:
+            drifts = [step.kl.get(other) for step in steps]
+            columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
+            columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
+        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

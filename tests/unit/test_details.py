@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import torch
 from fakes import one_token_group
 
-from grpo_trainable.details import first_use_lags, response_columns, rollout_columns
+from callbacks.gradient_steps import SCHEMA
+from grpo_trainable.actors.learner import Drift, GradientStep, ResponseFigures, Updated
+from grpo_trainable.details import (
+    first_use_lags,
+    response_columns,
+    rollout_columns,
+)
 
 GROUPS = [
     replace(
@@ -54,6 +62,43 @@ def test_columns_have_one_entry_a_response_in_order():
         "policy_log_prob": [-1.5, -2.5, 0.0, 0.0],
         "reference_log_prob": [None] * 4,
     }
+
+
+def test_steps_have_the_version_and_the_kl_before_them():
+    def step(skipped: bool, k1: float) -> GradientStep:
+        return GradientStep(
+            loss=0.5,
+            grad_norm=math.nan if skipped else 1.0,
+            entropy_nats=2.0,
+            clip_fraction=0.25,
+            ratio_max=1.5,
+            ratio_counts=(),
+            lr=1e-4,
+            skipped=skipped,
+            kl={"reference": Drift(k1=k1, k3=abs(k1))},
+        )
+
+    updated = Updated(
+        round=3,
+        version=7,
+        steps=[step(False, 0.0), step(True, -0.5), step(False, 1.0)],
+        skipped_steps=1,
+        reference_nll_nats=None,
+        kl={},
+        responses=ResponseFigures(
+            advantages=np.zeros(0), policy_log_probs=None, reference_log_probs=None
+        ),
+        at=0.0,
+        spans=[],
+    )
+    columns = updated.step_columns()
+    assert columns["round"] == [3, 3, 3]
+    assert columns["step"] == [1, 2, 3]
+    assert columns["version"] == [5, 6, 6]
+    assert columns["kl_reference_nats"] == [0.0, -0.5, 1.0]
+    assert columns["kl_reference_k3_nats"] == [0.0, 0.5, 1.0]
+    assert columns["kl_behaviour_nats"] == [None, None, None]
+    assert pa.Table.from_pydict(columns, SCHEMA).num_rows == 3
 
 
 def test_no_groups_give_empty_columns():

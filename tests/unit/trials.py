@@ -10,7 +10,7 @@ import pyarrow.fs
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 
 from grpo_trainable.details import RoundDetails
-from grpo_trainable.metrics import FRACTIONS, NAMES, RATIO_EDGES, ActorSpan
+from grpo_trainable.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
 from grpo_trainable.timers import Span
 from grpo_trainable.versions import VersionChange
 
@@ -87,6 +87,7 @@ def details(round_: int, **values: Any) -> RoundDetails:
             "reference_log_prob": [None, None],
         },
         "evaluations": {},
+        "steps": gradient_steps(round_),
         "versions": [
             VersionChange(
                 at=start + 9,
@@ -106,6 +107,20 @@ def details(round_: int, **values: Any) -> RoundDetails:
     }
     assert len(fields["ratio_counts"]) == len(RATIO_EDGES) - 1
     return RoundDetails(**{**fields, **values})
+
+
+def gradient_steps(round_: int) -> dict[str, list[Any]]:
+    """Two a round; the second is 0.5 nats away from the policy that sampled."""
+    kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
+    names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
+    return {
+        "round": [round_] * 2,
+        "step": [1, 2],
+        "version": [2 * round_ - 2, 2 * round_ - 1],
+        "skipped": [False, False],
+        **{name: [0.25, 0.75] for name in names},
+        **kl,
+    }
 
 
 def held_out(round_: int, count: int = 3) -> dict[str, list[Any]]:

@@ -1,0 +1,40 @@
+"""What every gradient step saw: how a round of several steps drifts from what was sampled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from callbacks.details_reader import DetailsReader
+from callbacks.trial_files import cut_parts, restored_iteration, trial_directory, write_part
+from grpo_trainable.details import RoundDetails
+from grpo_trainable.metrics import KL_TO
+
+SCHEMA = pa.schema(
+    {
+        "round": pa.int32(),
+        "step": pa.int32(),  # of the round, from 1
+        "version": pa.int32(),  # of the policy before the step
+        "skipped": pa.bool_(),  # loss or gradient was not finite
+        "loss": pa.float32(),
+        "grad_norm": pa.float32(),
+        "entropy_nats": pa.float32(),
+        "clip_fraction": pa.float32(),
+        "ratio_max": pa.float32(),
+        "lr": pa.float32(),
+        # From the policy before the step, on the responses it trains on; sums over a response.
+        **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
+    }
+)
+
+
+class GradientStepsCallback(DetailsReader):
+    """One Parquet part a round in `steps/`, a line a gradient step."""
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        cut_parts(trial_directory(trial) / "steps", restored_iteration(trial))
+
+    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        table = pa.Table.from_pydict(details.steps, SCHEMA)
+        write_part(trial_directory(trial) / "steps", iteration, table)
