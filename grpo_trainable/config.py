@@ -372,9 +372,6 @@ HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not aske
 # Named by the design, refused until built: for each such key the values that are valid now.
 NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
     "weight_update": ("between_batches",),
-    "buffer_capacity": (1,),
-    "buffer_sampling": ("recency",),
-    "buffer.sample_batches": (1,),
     "transport": ("auto", "in_process", "object_store"),
     "transport_dtype": ("float32",),
     "model.dtype": ("float32",),
@@ -547,11 +544,33 @@ class GRPOConfig(_Settings):
             "buffer.sample_batches",
             f"must be <= buffer_capacity={self.buffer_capacity}",
         )
+        replay = self.buffer_capacity > 1
         yield (
             self.buffer_sampling == "recency" and self.buffer_capacity > sample,
             "buffer_capacity",
             f"buffer_sampling=recency never reuses a group unless it is <= "
             f"buffer.sample_batches={sample}; valid: fifo, uniform, mixed sampling",
+        )
+        # Each draw would be filled by fresh groups alone.
+        yield (
+            replay and self.buffer_sampling == "fifo" and sample == 1,
+            "buffer.sample_batches",
+            "must be >= 2 with buffer_sampling=fifo, which never reuses a group while there are "
+            "unused ones",
+        )
+        drawn = sample * self.rollout.prompts
+        yield (
+            replay
+            and self.buffer_sampling == "mixed"
+            and math.ceil(self.buffer.fresh_fraction * drawn) >= drawn
+            and sample == 1,
+            "buffer.fresh_fraction",
+            "never reuses a group with buffer.sample_batches=1; lower it",
+        )
+        yield (
+            replay and self.max_age == 0,
+            "buffer.max_age",
+            f"never reuses a group with buffer_capacity={self.buffer_capacity}; must be >= 1",
         )
         yield self.max_age < self.lag, "buffer.max_age", f"must be >= lag={self.lag}"
 

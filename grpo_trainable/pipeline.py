@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from grpo_trainable.actors.generator import Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Updated
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime, no_answer
@@ -28,6 +30,9 @@ from grpo_trainable.versions import StalenessGate, VersionChange
 # Units submitted to one generator at a time: one runs, one waits so that it never stands still.
 # More would only be sampled with older weights than necessary.
 UNITS_AHEAD = 2
+
+# Of the random draws from the replay buffer, among those of other kinds.
+REPLAY = 1
 
 # Times that a generator is replaced without one unit of work in between; then the trial fails.
 REPLACEMENTS_IN_A_ROW = 3
@@ -150,7 +155,7 @@ class Pipeline:
         the end."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
-        self.buffer = ReplayBuffer()
+        self.buffer = ReplayBuffer(config.buffer_sampling, config.buffer.fresh_fraction)
         self.counts = Counts()
         self.evaluation: Evaluation | None = None
         self._requests = requests
@@ -210,6 +215,7 @@ class Pipeline:
         row["version/gap_max"] = float(self._version - min(g.oldest_version for g in flat))
         self._version = updated.version
         self.gate.learner_round += 1
+        self._age_buffer()
         self._publish()
         # In a synchronous run nothing outlives the round; in any, no rollout delays an evaluation
         # that is not under way already.
@@ -235,20 +241,41 @@ class Pipeline:
     def _take(self, round_: int) -> list[list[RolloutGroup]]:
         """The rollout batches of a round, past the gate for the second time."""
         batches = []
-        per_round = self._batches_per_round
-        first = (round_ - self._first_round) * per_round
-        for batch in range(first, first + per_round):
-            groups, stale = self.buffer.take(self._batch_cursors(batch), self.gate)
-            self.counts.dropped_stale += stale
-            if not groups:
+        count = self.config.buffer.sample_batches * self.config.rollout.prompts
+        first = (round_ - self._first_round) * self._batches_per_round
+        for lane in range(self._batches_per_round):
+            fresh = self._batch_cursors(first + lane)
+            # The rollout batches that had its place in the rounds before.
+            older = [
+                cursor
+                for batch in range(
+                    first + lane - self._batches_per_round, -1, -self._batches_per_round
+                )
+                if batch >= self._oldest_batch(round_)
+                for cursor in self._batch_cursors(batch)
+            ]
+            rng = np.random.default_rng((self.config.seed, REPLAY, round_, lane))
+            drawn = self.buffer.draw(fresh, older, count, self.gate, rng)
+            self.counts.dropped_stale += drawn.stale
+            if not drawn.groups:
                 raise ActorFailed(
-                    f"rollout: no group of round {round_ + 1} (rollout batch {batch - first + 1} "
-                    f"of {per_round}) is left to train on: {stale} stale, "
+                    f"rollout: no group of round {round_ + 1} (rollout batch {lane + 1} of "
+                    f"{self._batches_per_round}) is left to train on: {drawn.stale} stale, "
                     f"{self.counts.dropped_reward} dropped so far because their reward failed"
                 )
-            self.counts.trained += sum(group.uses == 1 for group in groups)
-            batches.append(groups)
+            self.counts.trained += drawn.first_used
+            batches.append(drawn.groups)
         return batches
+
+    def _oldest_batch(self, round_: int) -> int:
+        """The first rollout batch that a round may still train on."""
+        kept = round_ - self._first_round - (self.config.buffer_capacity - 1)
+        return max(0, kept * self._batches_per_round)
+
+    def _age_buffer(self) -> None:
+        """What the next round may not train on goes."""
+        before = self._batch_cursors(self._oldest_batch(self.gate.learner_round))[0]
+        self.counts.dropped_stale += self.buffer.evict(before, self.gate)
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
         """The learner's k steps; generators' answers are taken in meanwhile."""
@@ -569,7 +596,7 @@ class Pipeline:
             row[f"count/{name}"] = float(getattr(counts, name))
         for cause in ("stale", "reward", "lost", "zero_advantage"):
             row[f"count/dropped_{cause}"] = float(getattr(counts, f"dropped_{cause}"))
-        row["count/waiting"] = float(len(self.buffer))
+        row["count/waiting"] = float(self.buffer.waiting)
         row["count/in_flight"] = float(self.groups_in_flight)
 
         end = self._clock()
@@ -650,7 +677,8 @@ class Pipeline:
     def _work(self) -> dict[str, Any]:
         """The settings that decide which prompts a round trains on and how they are sampled."""
         config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity", "buffer")
+        keys = ("seed", "lag", "weight_update", "task", "rollout")
+        keys = (*keys, "buffer_capacity", "buffer_sampling", "buffer")
         return {"batches_per_round": self._batches_per_round, **{key: config[key] for key in keys}}
 
 

@@ -167,8 +167,9 @@ class GRPOTrainable(tune.Trainable):
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         eval_s = report.metrics["time/eval_s"]
         seconds = self._wall_clock.round_ended(report.round, report.start, report.end, eval_s)
-        responses = sum(len(group.response_ids) for group in report.groups)
-        tokens = sum(group.num_tokens for group in report.groups)
+        new = [group for group in report.groups if group.uses == 1]
+        responses = sum(len(group.response_ids) for group in new)
+        tokens = sum(group.num_tokens for group in new)
         return {
             "time/wall_clock_s": self._wall_clock.seconds,
             "time/checkpoint_s": sum((span.seconds for span in self._checkpoints), 0.0),

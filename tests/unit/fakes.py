@@ -281,6 +281,7 @@ class TrainingCall:
     end: float
     cursors: tuple[tuple[int, ...], ...]  # of each rollout batch
     group_rounds: tuple[tuple[int, ...], ...]
+    group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
 
     @property
@@ -306,6 +307,7 @@ class FakeLearner:
                 end=end,
                 cursors=tuple(tuple(g.cursor for g in batch) for batch in rollout_batches),
                 group_rounds=tuple(tuple(g.oldest_round for g in b) for b in rollout_batches),
+                group_uses=tuple(tuple(g.uses for g in b) for b in rollout_batches),
                 rewards=tuple(float(g.rewards.sum()) for g in groups),
             )
         )

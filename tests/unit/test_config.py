@@ -481,6 +481,20 @@ APART = {"placement": "disaggregated"}
             "buffer.sample_batches=1; valid: fifo, uniform, mixed sampling",
         ),
         (
+            nested(buffer_capacity=4, buffer_sampling="fifo"),
+            "buffer.sample_batches=1: must be >= 2 with buffer_sampling=fifo, which never reuses a "
+            "group while there are unused ones",
+        ),
+        (
+            nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.99),
+            "buffer.fresh_fraction=0.99: never reuses a group with buffer.sample_batches=1; "
+            "lower it",
+        ),
+        (
+            nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=0),
+            "buffer.max_age=0: never reuses a group with buffer_capacity=4; must be >= 1",
+        ),
+        (
             nested(callbacks__kl_stop=3, loss__kl_monitor=False),
             "callbacks.kl_stop=3.0: needs loss.kl_monitor=true, which measures the KL",
         ),
@@ -522,6 +536,10 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(resources__worker_gpus=0.5),
         nested(task__train_file="t", task__eval_file="e"),
         nested(task__reward="my:reward", task__reward_deadline_s=30),
+        nested(buffer_capacity=2, buffer__sample_batches=2),
+        nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=2),
+        nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.5),
+        nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
         nested(task__reward_deadline_s=60),
     ],
 )
@@ -538,18 +556,6 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
         (
             APART | nested(weight_update="in_flight"),
             "weight_update=in_flight is not built yet; valid now: between_batches",
-        ),
-        (
-            nested(buffer_capacity=4, buffer_sampling="uniform"),
-            "buffer_capacity=4 is not built yet; valid now: 1",
-        ),
-        (
-            nested(buffer_sampling="fifo"),
-            "buffer_sampling=fifo is not built yet; valid now: recency",
-        ),
-        (
-            nested(buffer_capacity=2, buffer__sample_batches=2),
-            "buffer_capacity=2 is not built yet; valid now: 1",
         ),
         *(
             (
