@@ -7,6 +7,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from survival import FIRST, LAST, Experiment, Fault, Outcome, interrupt, judge, none_left
 
@@ -63,10 +64,13 @@ def kill_driver(rng: random.Random, repeat: int) -> Outcome:
         return judge(experiment, f"{experiment.arm}, round {before}, {left}", before, struck)
 
 
-def interrupt_and_resume(rng: random.Random, repeat: int) -> Outcome:
+REPLAY = {"buffer_capacity": 3, "buffer_sampling": "uniform", "buffer.sample_batches": 2}
+
+
+def interrupt_and_resume(rng: random.Random, repeat: int, **settings: Any) -> Outcome:
     """Ctrl-C at a random round: nothing is repeated, and the end is bit for bit the same."""
     with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), ("sync", "colocated_k1")[repeat % 2])
+        experiment = Experiment(Path(storage), ("sync", "colocated_k1")[repeat % 2], **settings)
         with experiment.start() as running:
             running.wait_for_rounds(rng.randint(FIRST, LAST))
             interrupt(running)
@@ -94,5 +98,10 @@ FAULTS = (
     ),
     Fault(name="driver SIGKILL, then --resume", repeats=10, strike=kill_driver),
     Fault(name="Ctrl-C, then --resume", repeats=10, strike=interrupt_and_resume),
+    Fault(
+        name="the same, with a replay buffer",
+        repeats=10,
+        strike=lambda rng, repeat: interrupt_and_resume(rng, repeat, **REPLAY),
+    ),
     Fault(name="SIGKILL while Tune copies", repeats=6, strike=kill_while_copying),
 )

@@ -64,7 +64,7 @@ class Experiment:
     """One trial of `async_vs_sync` under `storage`, run by the command as a user runs it."""
 
     def __init__(self, storage: Path, arm: str, **settings: Any) -> None:
-        self.arm = arm
+        self.arm, self.settings = arm, settings
         self.directory = storage / "faults"
         script = str(ROOT / "launch" / "tune.py")
         where = ["--name", "faults", "--storage", str(storage)]
@@ -230,13 +230,14 @@ def equals_uninterrupted(experiment: Experiment) -> bool | None:
     None for an arm that does not promise it."""
     if experiment.arm.startswith("async"):
         return None
-    return fingerprint(experiment) == uninterrupted(experiment.arm)
+    settings = tuple(sorted(experiment.settings.items()))
+    return fingerprint(experiment) == uninterrupted(experiment.arm, settings)
 
 
 @cache
-def uninterrupted(arm: str) -> tuple[Any, ...]:
+def uninterrupted(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
     with TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), arm)
+        experiment = Experiment(Path(storage), arm, **dict(settings))
         with experiment.start() as running:
             running.ends_well()
         return fingerprint(experiment)

@@ -24,6 +24,13 @@ ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
     "sync": trial_config(arm="sync"),
     "async": trial_config(arm="async", lag=1),
+    "replay": trial_config(
+        arm="replay",
+        placement="colocated",
+        buffer_capacity=3,
+        buffer_sampling="mixed",
+        buffer={"sample_batches": 2},
+    ),
     "two-generators": trial_config(
         arm="two-generators", resources={"num_generators": 2, "generator_cpus": 0.95}
     ),
@@ -40,7 +47,17 @@ def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict
                 key: tune.sample_from(lambda spec, key=key: ARMS[spec.config.arm][key])
                 for key in ("placement", "resources")
             },
-            "lag": tune.sample_from(lambda spec: ARMS[spec.config.arm].get("lag", 0)),
+            **{
+                key: tune.sample_from(
+                    lambda spec, key=key, value=value: ARMS[spec.config.arm].get(key, value)
+                )
+                for key, value in (
+                    ("lag", 0),
+                    ("buffer_capacity", 1),
+                    ("buffer_sampling", "recency"),
+                    ("buffer", {}),
+                )
+            },
             **{
                 key: value
                 for key, value in trial_config().items()
@@ -142,7 +159,7 @@ def test_seconds_of_a_synchronous_round_add_up(results: dict[str, tune.Result], 
         assert row["time/other_s"] >= 0
 
 
-@pytest.mark.parametrize("arm", ["colocated", "sync"])
+@pytest.mark.parametrize("arm", ["colocated", "sync", "replay"])
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, tune.Result], trainable: Any, arm: str, tmp_path: Path
 ) -> None:
@@ -156,6 +173,16 @@ def test_resumed_synchronous_run_equals_uninterrupted_run(
     assert again.policy.keys() == last.policy.keys()
     assert all(again.policy[name].equal(last.policy[name]) for name in last.policy)
     assert all(again.optimizer[name].equal(last.optimizer[name]) for name in last.optimizer)
+
+
+def test_replay_uses_groups_again_within_their_age(results: dict[str, tune.Result]) -> None:
+    history = rows(results["replay"])
+    # Four prompts a round: the first has no older groups, then each draws as many of them.
+    assert [row["buffer/size"] for row in history] == [4, 8, 8, 8]
+    assert history[0]["buffer/age_max"] == 0
+    assert 1 <= max(row["buffer/age_max"] for row in history) <= 2
+    assert history[-1]["buffer/uses_mean"] > 1.4
+    assert max(row["loss/ratio_max"] for row in history[1:]) > 1.001
 
 
 def test_resumed_asynchronous_run_trains_every_prompt(
