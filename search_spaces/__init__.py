@@ -2,7 +2,12 @@
 
 from search_spaces.async_vs_sync import ASYNC_VS_SYNC
 from search_spaces.base import SearchSpace
+from search_spaces.gradient_steps import GRADIENT_STEPS
+from search_spaces.lag import LAG
+from search_spaces.replay import REPLAY
 
-SPACES: dict[str, SearchSpace] = {space.name: space for space in (ASYNC_VS_SYNC,)}
+SPACES: dict[str, SearchSpace] = {
+    space.name: space for space in (ASYNC_VS_SYNC, GRADIENT_STEPS, LAG, REPLAY)
+}
 
 __all__ = ["SPACES", "SearchSpace"]

@@ -10,7 +10,7 @@ ROUNDS = 64  # of the arms with one rollout batch a round
 EVAL_EVERY = 16
 
 
-def _fresh(k: int) -> dict[str, Any]:
+def fresh(k: int) -> dict[str, Any]:
     """k rollout batches a round and a k-th of the rounds: the same samples, evaluated as often."""
     return {
         "k": k,
@@ -24,12 +24,12 @@ ASYNC_VS_SYNC = SearchSpace(
     name="async_vs_sync",
     question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
     arms={
-        "colocated_k1": {"placement": "colocated", **_fresh(1)},
-        "colocated_k2": {"placement": "colocated", **_fresh(2)},
-        "colocated_k4": {"placement": "colocated", **_fresh(4)},
-        "colocated_k8": {"placement": "colocated", **_fresh(8)},
-        "sync": {"placement": "disaggregated", "lag": 0, **_fresh(1)},
-        "async_k1": {"placement": "disaggregated", "lag": 1, **_fresh(1)},
-        "async_k4": {"placement": "disaggregated", "lag": 1, **_fresh(4)},
+        "colocated_k1": {"placement": "colocated", **fresh(1)},
+        "colocated_k2": {"placement": "colocated", **fresh(2)},
+        "colocated_k4": {"placement": "colocated", **fresh(4)},
+        "colocated_k8": {"placement": "colocated", **fresh(8)},
+        "sync": {"placement": "disaggregated", "lag": 0, **fresh(1)},
+        "async_k1": {"placement": "disaggregated", "lag": 1, **fresh(1)},
+        "async_k4": {"placement": "disaggregated", "lag": 1, **fresh(4)},
     },
 )

@@ -20,10 +20,12 @@ def test_every_space_resolves_to_valid_and_different_trials(name):
     assert len({repr({**t.to_dict(), "arm": ""}) for t in trials}) == len(trials)
 
 
-def test_every_arm_of_async_vs_sync_trains_on_the_same_number_of_samples():
-    samples = {t.rounds * t.prompts_per_round * t.rollout.group_size for t in SPACE.trials({}, [0])}
+@pytest.mark.parametrize("name", SPACES)
+def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(name):
+    trials = SPACES[name].trials({}, [0])
 
-    assert samples == {64 * 16 * 4}
+    assert {t.rounds * t.prompts_per_round * t.rollout.group_size for t in trials} == {64 * 16 * 4}
+    assert {t.rounds / t.eval.every for t in trials} == {4.0}
 
 
 def test_async_vs_sync_has_the_arms_that_the_question_needs():
@@ -34,6 +36,21 @@ def test_async_vs_sync_has_the_arms_that_the_question_needs():
         ("disaggregated", 0, 1),
         ("disaggregated", 1, 1),
         ("disaggregated", 1, 4),
+    }
+
+
+def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
+    steps = {(t.k_mode, t.k) for t in SPACES["gradient_steps"].trials({}, [0]) if t.k > 1}
+    assert steps == {
+        (k_mode, k) for k_mode in ("same_batch", "minibatches", "fresh_batches") for k in (2, 4, 8)
+    }
+    lags = {(t.lag, t.loss.importance_cap) for t in SPACES["lag"].trials({}, [0])}
+    assert lags == {(lag, cap) for lag in (0, 1, 2, 4, 8) for cap in (None, 2.0)}
+    replays = {(t.buffer_capacity, t.buffer_sampling) for t in SPACES["replay"].trials({}, [0])}
+    assert replays == {
+        (1, "recency"),
+        (2, "recency"),
+        *((capacity, s) for capacity in (4, 8) for s in ("fifo", "uniform", "mixed")),
     }
 
 
