@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from survival import FIRST, LAST, Experiment, Fault, Outcome, interrupt, judge, none_left
+from survival import FIRST, LAST, Experiment, Fault, Lost, Outcome, interrupt, judge, none_left
 
 from callbacks.checkpoints import damage
 
@@ -24,6 +24,26 @@ def kill(role: str, arms: tuple[str, ...], rng: random.Random, repeat: int) -> O
             time.sleep(rng.random() * 0.3)
             before, struck = len(experiment.rows()), time.time()
             victim.kill()
+            running.ends_well()
+        return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+
+
+STUCK_AFTER_S = 15.0
+
+
+def stop_generator(rng: random.Random, repeat: int) -> Outcome:
+    """SIGSTOP: the process is there and answers nothing; `resources.deadline_s` finds it."""
+    with tempfile.TemporaryDirectory() as storage:
+        settings = {"resources.deadline_s": STUCK_AFTER_S}
+        experiment = Experiment(Path(storage), ("sync", "async_k1")[repeat % 2], **settings)
+        with experiment.start() as running:
+            running.wait_for_rounds(rng.randint(FIRST, LAST))
+            victim = running.process_of("Generator")
+            before, struck = len(experiment.rows()), time.time()
+            victim.suspend()
+            running.wait_for(lambda: len(experiment.rows()) > before + 2)
+            if victim.is_running():
+                raise Lost("the stopped process was left")
             running.ends_well()
         return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
 
@@ -85,6 +105,7 @@ def killed(role: str, *arms: str):
 
 FAULTS = (
     Fault(name="generator SIGKILL", repeats=20, strike=killed("Generator", "sync", "async_k1")),
+    Fault(name="generator SIGSTOP, deadline 15 s", repeats=4, strike=stop_generator),
     Fault(name="learner SIGKILL", repeats=10, strike=killed("Learner", "sync", "async_k1")),
     Fault(
         name="colocated worker SIGKILL",

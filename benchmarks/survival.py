@@ -185,6 +185,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
     starts = [row["training_iteration"] for row in results if row["iterations_since_restore"] == 1]
+    check_accounts(experiment)
     exact = equals_uninterrupted(experiment)
     if exact is False:
         raise Lost(f"{happened}; its rows or weights are not those of the uninterrupted run")
@@ -196,6 +197,28 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
         prompts_asked_again=int(results[-1]["count/redispatched"]),
         exact=exact,
     )
+
+
+def check_accounts(experiment: Experiment) -> None:
+    """Lost when a prompt was neither trained on nor counted as dropped, in the last row and in what
+    was written of every response."""
+    import pyarrow.parquet as pq
+
+    last = experiment.rows()[-1]
+    counts = {
+        name: int(last[f"count/{name}"])
+        for name in ("requested", "trained", "dropped", "waiting", "in_flight")
+    }
+    requested = counts.pop("requested")
+    if requested != sum(counts.values()):
+        raise Lost(f"{requested} prompts were requested, but {counts}")
+    cursors = {
+        cursor
+        for path in (experiment.trial / "rollouts").glob("*.parquet")
+        for cursor in pq.read_table(path, columns=["cursor"]).column("cursor").to_pylist()
+    }
+    if len(cursors) != counts["trained"] or not cursors <= set(range(requested)):
+        raise Lost(f"{counts['trained']} prompts were trained on, {len(cursors)} were written down")
 
 
 def rounds_on_disk(trial: Path) -> dict[str, list[int]]:

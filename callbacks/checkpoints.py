@@ -1,4 +1,4 @@
-"""The checkpoint that a trial starts from: the newest one that is whole."""
+"""The checkpoint that a trial starts from, the newest whole one, and the one it ends with."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ray.tune import Checkpoint
 from callbacks.survivor import Survivor
 from callbacks.trial_files import is_local, label
 from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
+from grpo_trainable.details import DETAILS
 
 
 class CheckpointFallback(Survivor):
@@ -25,7 +26,31 @@ class CheckpointFallback(Survivor):
     one line says so. Only a local storage path is looked into.
     """
 
+    def __init__(self) -> None:
+        self._written: set[str] = set()  # trials whose present save wrote a checkpoint, by id
+        self._unwritten: dict[str, str] = {}  # trials whose last save did not, by id
+
+    def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._written.add(trial.trial_id)
+
+    def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        # After `on_checkpoint`, to which only a checkpoint that was written comes.
+        if trial.trial_id in self._written:
+            self._written.remove(trial.trial_id)
+            self._unwritten.pop(trial.trial_id, None)
+        else:
+            self._unwritten[trial.trial_id] = label(trial)
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        # What fails between two rows is told with the next of them.
+        for name in self._unwritten.values():
+            print(f"{name}: its last checkpoint could not be written; the one before stays")
+
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        restored = trial.latest_checkpoint_result
+        if restored is not None:
+            # PBT keeps a row as the Trainable gave it, and gives it to the clone.
+            restored.metrics.pop(DETAILS, None)
         if not is_local(trial):
             return
         manager = trial.run_metadata.checkpoint_manager
@@ -81,12 +106,13 @@ def newest_whole(directory: Path) -> tuple[Path, int] | None:
 def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
     """A checkpoint with the row of its round, from which Tune goes on counting."""
     metrics: dict[str, Any] = {"training_iteration": round_}
-    for line in (directory / EXPR_RESULT_FILE).read_bytes().splitlines():
+    rows = directory / EXPR_RESULT_FILE
+    for line in rows.read_bytes().splitlines() if rows.exists() else ():
         try:
             row = json.loads(line)
         except ValueError:
             break
-        if row.get("training_iteration") == round_:
+        if isinstance(row, dict) and row.get("training_iteration") == round_:
             metrics = row
             break
     checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())

@@ -29,7 +29,8 @@ class CheckpointOnInterrupt(Survivor):
         if requested.is_set():
             result[SHOULD_CHECKPOINT] = True
 
-    def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        # Not `on_trial_save`, which a checkpoint that could not be written comes to as well.
         if requested.is_set():
             self._saved.add(trial.trial_id)
 
@@ -37,7 +38,7 @@ class CheckpointOnInterrupt(Survivor):
         if not requested.is_set() or self._ended:
             return
         # A trial that is still starting has nothing to save that its last checkpoint has not.
-        running = [t for t in trials if t.status == "RUNNING" and t.last_result]
+        running = [t for t in trials if t.status == "RUNNING" and t.has_reported_at_least_once]
         if all(trial.trial_id in self._saved for trial in running):
             self._ended = True
             signal.raise_signal(signal.SIGUSR1)

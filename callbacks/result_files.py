@@ -15,7 +15,7 @@ from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import KEPT_BYTES, continued_file, cut_lines, restored_iteration
+from callbacks.trial_files import KEPT_BYTES, close, continued_file, cut_lines, restored_iteration
 from grpo_trainable.details import DETAILS
 
 
@@ -24,8 +24,7 @@ class ResultJsonCallback(Survivor, JsonLoggerCallback):
     each trial's last row shall hold them, so it comes after every callback that reads them."""
 
     def log_trial_start(self, trial: Any) -> None:
-        if trial in self._trial_files:
-            self._trial_files[trial].close()
+        close(self._trial_files.pop(trial, None))
         trial.init_local_path()
         self.update_config(trial, trial.config)
         path = continued_file(trial, EXPR_RESULT_FILE)
@@ -41,8 +40,7 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
     """`progress.csv`, with the columns of its first row."""
 
     def _setup_trial(self, trial: Any) -> None:
-        if trial in self._trial_files:
-            self._trial_files[trial].close()
+        close(self._trial_files.pop(trial, None))
         path = continued_file(trial, EXPR_PROGRESS_FILE)
         header: list[str] = []
         if path.exists():

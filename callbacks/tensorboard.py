@@ -22,7 +22,7 @@ from torch.utils.tensorboard import summary
 from callbacks.rollouts import EVALUATIONS
 from callbacks.stage_timings import STAGES
 from callbacks.survivor import Survivor
-from callbacks.trial_files import KEPT_BYTES, restored_iteration, trial_directory
+from callbacks.trial_files import KEPT_BYTES, close, restored_iteration, trial_directory
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 
@@ -124,7 +124,7 @@ class EventFile:
         self._write(summary=record, step=step)
 
     def close(self) -> None:
-        self._file.close()
+        close(self._file)
 
     def _write(self, **fields: Any) -> None:
         event = event_pb2.Event(wall_time=time.time(), **fields)  # pyright: ignore[reportAttributeAccessIssue]

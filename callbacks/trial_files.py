@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.fs
@@ -65,6 +66,13 @@ def label(trial: Any) -> str:
     """As people are told of a trial: `arm/seed`."""
     config = config_of(trial)
     return f"{config.arm}/{config.seed}"
+
+
+def close(file: IO[Any] | None) -> None:
+    """Closes it; what a full disk still keeps out of it is lost."""
+    if file is not None:
+        with suppress(OSError):
+            file.close()
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:

@@ -10,12 +10,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -84,14 +86,14 @@ def read_checkpoint(directory: str | Path) -> TrialState:
     directory = Path(directory)
     contents = _verified(directory)
     state = _parse(directory / STATE, contents[STATE])
-    tensors = {part: load(contents[part_file(part)]) for part in PARTS}
-    rows = state.pop("buffer")
-    return TrialState(
-        state=state,
-        policy=tensors["policy"],
-        optimizer=tensors["optimizer"],
-        groups=_unpack_groups(tensors["buffer"], rows),
-    )
+    with _named_errors(directory):
+        tensors = {part: load(contents[part_file(part)]) for part in PARTS}
+        return TrialState(
+            policy=tensors["policy"],
+            optimizer=tensors["optimizer"],
+            groups=_unpack_groups(tensors["buffer"], state.pop("buffer")),
+            state=state,
+        )
 
 
 def checkpoint_round(directory: str | Path) -> int:
@@ -102,13 +104,26 @@ def checkpoint_round(directory: str | Path) -> int:
     """
     directory = Path(directory)
     state = _parse(directory / STATE, _verified(directory)[STATE])
-    return int(state["pipeline"]["learner_round"])
+    with _named_errors(directory):
+        return int(state["pipeline"]["learner_round"])
+
+
+@contextmanager
+def _named_errors(directory: Path) -> Iterator[None]:
+    """A manifest vouches for what is there, not for who wrote it."""
+    try:
+        yield
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{directory}: none of our checkpoints ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _verified(directory: Path) -> dict[str, bytes]:
     """Every file's content, as the manifest vouches for it."""
     if directory.is_symlink():
         raise CheckpointError(f"{directory}: is a link, not a checkpoint")
+    refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
@@ -191,7 +206,7 @@ def _json(data: Any) -> bytes:
 def _parse(path: Path, content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error})") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path}: not a JSON object")

@@ -151,8 +151,8 @@ class Pipeline:
         spawn: Callable[[str], Actor] | None = None,
     ) -> None:
         """`clock` tells the time of the actors' spans: seconds since 1970. `spawn` starts a
-        generator in place of the one of that name, which was killed; without it the loss of one is
-        the end."""
+        generator in place of the one of that name, which was killed; without it, as where the
+        learner is lost with it, the loss of one is the end."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.buffer = ReplayBuffer(config.buffer_sampling, config.buffer.fresh_fraction)
@@ -499,8 +499,7 @@ class Pipeline:
 
     def _give_up(self, calls: Sequence[Any], error: ActorLost) -> None:
         """Replaces the generators of these calls. A lost learner is the trial's end: raises."""
-        generators = [self._open[call].generator for call in calls]
-        for generator in dict.fromkeys(generators):
+        for generator in dict.fromkeys(self._open[call].generator for call in calls):
             if generator is None or self._spawn is None or not self._started:
                 raise error
             if generator.replaced >= REPLACEMENTS_IN_A_ROW:
@@ -508,10 +507,6 @@ class Pipeline:
                     f"{error}; {generator.actor.name} was replaced {generator.replaced} times "
                     "without finishing any work"
                 ) from error
-            if self._learners.name == generator.actor.name:
-                raise error  # a colocated worker: the learner is lost with it
-        for generator in dict.fromkeys(generators):
-            assert generator is not None
             self._replace(generator, str(error))
 
     def _replace(self, generator: _Generator, reason: str) -> None:
@@ -677,8 +672,8 @@ class Pipeline:
     def _work(self) -> dict[str, Any]:
         """The settings that decide which prompts a round trains on and how they are sampled."""
         config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout")
-        keys = (*keys, "buffer_capacity", "buffer_sampling", "buffer")
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
+                "buffer_sampling", "buffer")  # fmt: skip
         return {"batches_per_round": self._batches_per_round, **{key: config[key] for key in keys}}
 
 

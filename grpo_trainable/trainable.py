@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+from pyarrow.fs import FileSelector
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
@@ -18,7 +20,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner, LearnerState
-from grpo_trainable.calls import Actor, await_call
+from grpo_trainable.calls import Actor, ActorFailed, await_call
 from grpo_trainable.checkpointing import (
     TrialState,
     read_checkpoint,
@@ -200,6 +202,9 @@ class GRPOTrainable(tune.Trainable):
         # Not Tune's temporary directory: nobody would remove that of a process that was killed.
         directory = Path(storage.trial_working_directory) / "saving"
         shutil.rmtree(directory, ignore_errors=True)
+        # Tune counts on from the last checkpoint that it registered. One that it did not, because
+        # it was killed or the copy failed, must not be written over: it may be the only whole one.
+        storage.current_checkpoint_index = before = newest_index(storage)
         try:
             return super().save(str(directory))
         except OSError as error:
@@ -209,9 +214,10 @@ class GRPOTrainable(tune.Trainable):
                 f"the checkpoint could not be written ({reason}); the one before stays"
             )
             self.pipeline.counts.checkpoint_failures += 1
-            # What was copied of it would hold the space that is missing.
-            with contextlib.suppress(OSError):
-                storage.storage_filesystem.delete_dir(storage.checkpoint_fs_path)
+            if storage.current_checkpoint_index > before:
+                # What was copied of it would hold the space that is missing.
+                with contextlib.suppress(OSError):
+                    storage.storage_filesystem.delete_dir(storage.checkpoint_fs_path)
             return _TrainingResult(checkpoint=None, metrics={})
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -285,9 +291,15 @@ class GRPOTrainable(tune.Trainable):
             self.setup(new_config)
             return True
         self.grpo = new
-        for call in [actor.submit("reset", "reset", new) for actor in self._actors]:
-            await_call(self._runtime, call, new.resources.deadline_s)
-        self._begin()
+        try:
+            for call in [actor.submit("reset", "reset", new) for actor in self._actors]:
+                await_call(self._runtime, call, new.resources.deadline_s)
+            self._begin()
+        except ActorFailed as error:
+            # Tune does not retry a trial whose reset fails.
+            logger.warning("%s; starting other actors", error)
+            self.cleanup()
+            self.setup(new_config)
         return True
 
     def cleanup(self) -> None:
@@ -301,6 +313,15 @@ class GRPOTrainable(tune.Trainable):
         for actor in self._actors:
             actor.kill()
         self._actors = []
+
+
+def newest_index(storage: StorageContext) -> int:
+    """Of the checkpoints in a trial's directory, registered or not; -1 when there is none."""
+    entries = storage.storage_filesystem.get_file_info(
+        FileSelector(storage.trial_fs_path, allow_not_found=True)
+    )
+    matches = [re.fullmatch(r"checkpoint_(\d+)", entry.base_name) for entry in entries]
+    return max((int(match[1]) for match in matches if match), default=-1)
 
 
 class DetailedGRPO(GRPOTrainable):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib.metadata
 import json
@@ -17,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -50,6 +52,8 @@ class UsageError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         args = parse_arguments(sys.argv[1:] if argv is None else argv)
         if args.list:
@@ -64,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError) as error:
         print(f"tune.py: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("interrupted; nothing was started", file=sys.stderr)
+        return INTERRUPTED
     return run(plan)
 
 
@@ -334,13 +341,17 @@ class Plan:
             seen.add(inputs)
 
     def prepare_directory(self) -> None:
+        kept = self.stored if self.resuming else {**self.description(), **surroundings()}
+        path = self.directory / EXPERIMENT_FILE
+        temporary = path.with_suffix(".tmp")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if not self.resuming:
-                path = self.directory / EXPERIMENT_FILE
-                kept = {**self.description(), **surroundings()}
-                path.write_text(json.dumps(kept, indent=1) + "\n")
+            # A resume writes it as well: that it can is known before Ray starts.
+            temporary.write_text(json.dumps(kept, indent=1) + "\n")
+            os.replace(temporary, path)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise UsageError(
                 f"--storage {self.storage}: cannot write there ({error.strerror})"
             ) from None
@@ -493,6 +504,7 @@ def run(plan: Plan) -> int:
     }
     if args.address is None:
         os.environ.update(environment)
+        options["address"] = "local"  # not a cluster that somebody else has started here
         machine = this_machine(plan.trials)
         options["include_dashboard"] = False
         options["_node_ip_address"] = "127.0.0.1"  # nobody else may reach it
@@ -543,8 +555,9 @@ def run(plan: Plan) -> int:
         # A resumed experiment's callbacks are those that were pickled with it.
         set_verbose(args.verbose)
         results = tuner.fit()
-        # Tune is over: an interrupt from now on ends the command itself.
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        # Tune is over: an interrupt from now on ends the command itself. Ignored, not the default:
+        # a timer may be about to send it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         stop_live_table()
         return summarise(plan, results, interrupted=interrupt.received)
     except UsageError as error:
@@ -572,14 +585,15 @@ def tune_config(plan: Plan) -> Any:
     if args.scheduler == "asha":
         scheduler = ASHAScheduler(max_t=rounds, grace_period=max(1, rounds // 4))
     elif args.scheduler == "pbt":
+        bounds = {k: v for k, v in PBT_MUTATIONS.items() if k not in plan.fixed}
         mutations: dict[str, Any] = {}
-        for key, values in PBT_MUTATIONS.items():
-            if key not in plan.fixed:
-                set_dotted(mutations, key, tune.loguniform(*values))
+        for key, (low, high) in bounds.items():
+            set_dotted(mutations, key, tune.loguniform(low, high))
         scheduler = PopulationBasedTraining(
             time_attr="training_iteration",
             perturbation_interval=max(1, rounds // 8),
             hyperparam_mutations=mutations,
+            custom_explore_fn=partial(within_bounds, bounds),
             synch=True,
         )
     else:
@@ -594,6 +608,15 @@ def tune_config(plan: Plan) -> Any:
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
     )
+
+
+def within_bounds(
+    bounds: Mapping[str, tuple[float, float]], config: dict[str, Any]
+) -> dict[str, Any]:
+    """What PBT explores next: its factors of 0.8 and 1.2 add up, beyond what is valid."""
+    for key, (low, high) in bounds.items():
+        set_dotted(config, key, min(max(flatten(config)[key], low), high))
+    return config
 
 
 def trial_name(trial: Any) -> str:

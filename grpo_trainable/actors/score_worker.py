@@ -97,8 +97,9 @@ def one_line(error: BaseException) -> str:
 
 
 def die_with_parent(lifeline_fd: int) -> None:
-    """Let the kernel end this process once the other end of the pipe is closed."""
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, os.getpid())
+    """Let the kernel end this process, and all of its group, once the other end of the pipe is
+    closed."""
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
     # No signal comes for what was closed before; nothing is ever written, so readable is closed.
     if select.select([lifeline_fd], [], [], 0)[0]:

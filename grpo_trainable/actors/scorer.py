@@ -152,6 +152,7 @@ class _Worker:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
         self._unread = b""
+        self._killed = False
 
     def wait_until_ready(self) -> None:
         """ValueError naming the spec when the function cannot be imported."""
@@ -177,8 +178,11 @@ class _Worker:
 
     def kill(self) -> None:
         """End it and the processes it started; it is gone on return. Again is harmless."""
-        if self.is_alive():
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._killed:
+            self._killed = True
+            # It leads its group, whose number nobody else gets while one of its processes is left.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         for pipe in (self._stdin, self._stdout, self._lifeline):
             pipe.close()

@@ -14,7 +14,7 @@ from conftest import assert_no_actor_left, trial_config
 from ray import tune
 
 from callbacks import grpo_callbacks
-from grpo_trainable.checkpointing import checkpoint_round
+from grpo_trainable.checkpointing import TrialState, checkpoint_round, write_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
 
 
@@ -82,12 +82,18 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     ray_session: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class FullDisk(DetailedGRPO):
-        """There is no space for the checkpoint after round 2."""
+        """There is no space for the checkpoint after round 4, and Tune has not noted one."""
 
         def save_checkpoint(self, checkpoint_dir: str) -> None:
-            if self.iteration == 2:
-                raise OSError(errno.ENOSPC, "No space left on device")
+            if self.iteration == 4:
+                raise OSError(errno.ENOSPC, "a library's own words")
             super().save_checkpoint(checkpoint_dir)
+            if self.iteration == 2:
+                write_checkpoint(Path(self._storage.trial_fs_path, "checkpoint_000004"), nobodys)
+
+    nobodys = TrialState(
+        state={"pipeline": {"learner_round": 0}}, policy={}, optimizer={}, groups=[]
+    )
 
     (result,) = tune.Tuner(
         FullDisk,
@@ -99,6 +105,8 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     assert not result.error
     trial = Path(result.path)
     lines = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
-    assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 1, 1, 1]
-    assert [checkpoint_round(path) for path in sorted(trial.glob("checkpoint_*"))] == [4, 5]
+    assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 0, 0, 1]
+    # The one before stays, and none is written over.
+    found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
+    assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 5}
     assert "could not be written (No space left on device)" in capsys.readouterr().out

@@ -249,6 +249,17 @@ def test_other_config_begins_anew_in_the_same_actors(
     assert got[0]["time/learner_idle_s"] < got[0]["time/step_s"]
 
 
+def test_dead_actor_does_not_keep_another_config_from_beginning(
+    results: dict[str, tune.Result], trainable: Any
+) -> None:
+    running = trainable(trial_config(lag=1))
+    running.step()
+    kill(running, "generator-0")
+    assert running.reset_config(ARMS["sync"])
+    assert untimed(running.step()) == untimed(rows(results["sync"])[0])
+    assert len(actor_processes()) == 2
+
+
 def test_other_resources_need_other_actors(trainable: Any) -> None:
     running = trainable(trial_config())
     running.step()

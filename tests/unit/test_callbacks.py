@@ -155,6 +155,26 @@ def test_full_disk_costs_rows_of_what_is_replaced_and_none_of_what_is_appended(t
     assert sorted(parts) == ["part-00000001.parquet", "part-00000004.parquet"]
 
 
+def test_trial_that_starts_again_on_a_full_disk_has_its_rows_once_there_is_space(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    writers = [ResultJsonCallback(), ProgressCsvCallback()]
+    report(writers, trial, row(1))
+    trial.checkpoint_at(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        report(writers, trial, row(2))
+        for writer in writers:
+            writer.on_trial_start(iteration=1, trials=[trial], trial=trial)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    report(writers, trial, row(2))
+    lines = (tmp_path / "trial" / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        assert [int(entry["training_iteration"]) for entry in csv.DictReader(file)] == [1, 2]
+
+
 def test_failing_setup_does_not_pass_either(caplog):
     class Broken(Survivor):
         def setup(self, **info: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from ray.tune import Checkpoint
 from trials import FakeTrial, row
 
 from callbacks.checkpoints import CheckpointFallback
+from callbacks.interruption import CheckpointOnInterrupt, requested
 from callbacks.trial_files import restored_iteration
 from grpo_trainable.checkpointing import MANIFEST, TrialState, part_file, write_checkpoint
+from grpo_trainable.details import DETAILS
 
 
 def saved(trial: FakeTrial, number: int, round_: int) -> Path:
@@ -69,6 +72,7 @@ DAMAGES: list[Callable[[Path], Any]] = [
     flip,
     lambda path: (path / MANIFEST).unlink(),
     lambda path: (path / MANIFEST).write_text("{"),
+    lambda path: (path / ".nfs0001").write_text("a file of somebody else"),
     shutil.rmtree,
 ]
 
@@ -105,6 +109,69 @@ def test_the_newest_by_rounds_is_taken_even_if_tune_had_not_noted_it(trial, caps
     start(trial)
     assert restored_iteration(trial) == 12
     assert [r.metrics["training_iteration"] for r in manager._checkpoint_results] == [12]
+
+
+def test_rows_that_are_gone_do_not_keep_it_from_a_whole_one(trial):
+    truncate(Path(trial.path) / "checkpoint_000002")
+    (Path(trial.path) / "result.json").write_text('"no object"\n')
+    start(trial)
+    assert restored_iteration(trial) == 8
+    truncate(Path(trial.path) / "checkpoint_000001")
+    (Path(trial.path) / "result.json").unlink()
+    start(trial)
+    assert restored_iteration(trial) == 4
+
+
+def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
+    truncate(Path(trial.path) / "checkpoint_000002")
+    foreign = Path(trial.path) / "checkpoint_000003"
+    write_checkpoint(
+        foreign, TrialState(state={"pipeline": {}}, policy={}, optimizer={}, groups=[])
+    )
+    start(trial)
+    assert restored_iteration(trial) == 8
+
+
+def test_clone_of_pbt_keeps_no_details_of_its_donor(trial):
+    trial.latest_checkpoint_result.metrics[DETAILS] = "bulk"
+    start(trial)
+    assert DETAILS not in trial.latest_checkpoint_result.metrics
+
+
+def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path, capsys):
+    callback, other = CheckpointFallback(), FakeTrial(tmp_path / "other", arm="async_k1")
+    for written in (True, False):
+        for one in (trial, other):
+            hooks = {"iteration": 1, "trials": [trial, other], "trial": one}
+            if written or one is other:
+                callback.on_checkpoint(checkpoint=None, **hooks)
+            callback.on_trial_save(**hooks)
+    callback.on_experiment_end(trials=[trial, other])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "sync/0: its last checkpoint could not be written; the one before stays"
+
+
+def test_interrupt_ends_the_experiment_once_every_trial_that_runs_has_a_checkpoint(trial, tmp_path):
+    starting = FakeTrial(tmp_path / "starting")
+    trial.last_result = row(12)
+    callback, ended = CheckpointOnInterrupt(), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: ended.append(True))
+    hooks = {"iteration": 1, "trials": [trial, starting]}
+    try:
+        requested.set()
+        result = row(12)
+        callback.on_trial_result(trial=trial, result=result, **hooks)
+        assert result["should_checkpoint"]
+        # It could not be written: another is tried with the next row.
+        callback.on_trial_save(trial=trial, **hooks)
+        callback.on_step_end(**hooks)
+        assert not ended
+        callback.on_checkpoint(trial=trial, checkpoint=None, **hooks)
+        callback.on_step_end(**hooks)
+        assert ended == [True]
+    finally:
+        requested.clear()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_without_a_whole_one_the_trial_starts_anew(trial, capsys):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 # What a response is decides what the function does with it.
 REWARD_FUNCTION = """
-import os, re, sys, time
+import os, re, subprocess, sys, time
 
 def reward(response, ground_truth):
     if response == "hang":
@@ -42,6 +43,12 @@ def reward(response, ground_truth):
         return len(sys.stdin.read())
     if response == "pid":
         return os.getpid()
+    if response in ("child", "child, then die", "child, then hang"):
+        child = subprocess.Popen(["sleep", "1000"])
+        if response == "child":
+            return child.pid
+        os.write(2, b"child %d\\n" % child.pid)
+        time.sleep(1000) if "hang" in response else os._exit(3)
     if response == "dict":
         return {"reward": 0.5, "format_reward": 1, "answer_reward": 0, "extra": "ignored"}
     if response == "nan":
@@ -173,6 +180,15 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
         left_out = RewardError("not asked for: 10 others of its unit hung")
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
+@pytest.mark.parametrize("response", ["child, then die", "child, then hang"])
+def test_what_a_reward_has_started_ends_with_it(spec, response, capfd):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.5)) as scorer:
+        (answer,) = scorer.score(requests(response))
+        assert isinstance(answer, RewardError)
+        child = int(re.search(r"child (\d+)", capfd.readouterr().err)[1])
+        assert wait_until_gone([child])
 
 
 def test_processes_that_died_between_two_calls_are_replaced_without_an_error(scorer):

@@ -120,6 +120,26 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
 
 
+def test_a_resume_that_cannot_write_is_refused(command, tmp_path):
+    directory = tmp_path / "storage" / "mine"
+    directory.mkdir(parents=True)
+    stored = {"space": "async_vs_sync", "fixed": {"rounds": 4}, "num_samples": 1, "seed": 0}
+    (directory / tune.EXPERIMENT_FILE).write_text(json.dumps({**stored, "scheduler": "fifo"}))
+    # In the place of the file that is written first: as root, permissions keep nobody out.
+    (directory / "experiment.tmp").mkdir()
+
+    refused(command("--resume", "--name", "mine"), "--storage", "cannot write")
+
+
+def test_pbt_explores_within_its_bounds():
+    config = {"optim": {"lr": 2e-3}, "loss": {"clip": 0.01, "type": "dapo"}, "k": 2}
+    assert tune.within_bounds(tune.PBT_MUTATIONS, config) == {
+        "optim": {"lr": 1e-3},
+        "loss": {"clip": 0.05, "type": "dapo"},
+        "k": 2,
+    }
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_an_unwritable_storage_is_refused(command, tmp_path):
     (tmp_path / "storage").mkdir(mode=0o500)

@@ -29,6 +29,10 @@ class FakeTrial:
         self.last_result: dict[str, Any] = {}
 
     @property
+    def has_reported_at_least_once(self) -> bool:
+        return bool(self.last_result)
+
+    @property
     def latest_checkpoint_result(self) -> Any:
         return self.run_metadata.checkpoint_manager.latest_checkpoint_result
 
