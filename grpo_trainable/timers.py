@@ -42,6 +42,8 @@ class StageClock:
         """As if no call had been made yet."""
         self._spans: list[Span] = []
         self._last_end: float | None = None
+        self._stage: str | None = None  # that runs, since when
+        self._since = 0.0
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -55,12 +57,19 @@ class StageClock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        start = now()
+        """One within another interrupts it: every moment belongs to one stage."""
+        interrupted = self._stage
+        self._switch(stage)
         try:
             yield
         finally:
+            self._switch(interrupted)
+
+    def _switch(self, stage: str | None) -> None:
+        if self._stage is not None:
             self.synchronize()
-            self._spans.append(Span(stage, start, now()))
+            self._spans.append(Span(self._stage, self._since, now()))
+        self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
         """The spans since the last take."""

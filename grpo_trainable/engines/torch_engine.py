@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
@@ -33,12 +33,25 @@ class TorchEngine:
     of one call, gives the same bits wherever and whenever it is sampled.
     """
 
-    def __init__(self, model: TransformerLM, *, eos_id: int, pad_id: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: TransformerLM,
+        *,
+        eos_id: int,
+        pad_id: int,
+        seed: int,
+        recompute: bool = False,
+    ) -> None:
+        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of what was
+        sampled so far (AReaL, arXiv 2505.24298); without, the cache stays as the older weights left
+        it (PipelineRL, arXiv 2509.19128)."""
         self.model = model.requires_grad_(False)
         _store_by_column(model)
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.seed = seed
+        self._recompute = recompute
+        self._loads = 0
         self._version = 0
         self._round = 0
 
@@ -64,6 +77,7 @@ class TorchEngine:
                 f"checksum {arrived}, published {weights.checksum}"
             )
         self._version, self._round = weights.version, weights.round
+        self._loads += 1
 
     def checksum(self) -> str:
         return checksum(unique_parameters(self.model))
@@ -87,7 +101,10 @@ class TorchEngine:
         for t in range(limits.max_new_tokens):
             # Before the forward pass, so that a token is stamped with the weights that it is
             # sampled from even when new ones are loaded here.
+            loads = self._loads
             between_tokens()
+            if self._recompute and t > 0 and self._loads != loads:
+                batch.rebuild_cache(t)
             batch.advance(t)
             batch.sample(t, self._version, self._round)
             if batch.drop_finished():
@@ -165,23 +182,38 @@ class _Batch:
 
     def advance(self, t: int) -> None:
         """Runs the prompts, or feeds token t - 1 of every row: `logits` (A, V) of token t."""
-        longest = self.prompt_ids.shape[1]
         if t == 0:
-            hidden, self.cache = prefill(
-                self.model,
-                self.prompt_ids,
-                self.prompt_lengths,
-                self.fan_out,
-                columns=longest + self.limits.max_new_tokens,
-            )
+            hidden = self._prefill(self.fan_out)
             prompts = torch.arange(len(hidden), device=hidden.device)
             last = hidden[prompts, self.prompt_lengths - 1]
             self.logits = F.linear(last, self.model.head_weight)[self.fan_out]
             return
-        tokens = self.ids[self.rows, t - 1]
-        hidden = decode(self.model, tokens, self.next_positions, self.cache, longest + t - 1)
+        tokens, positions = self.ids[self.rows, t - 1], self.next_positions
+        column = self.prompt_ids.shape[1] + t - 1
+        hidden = decode(self.model, tokens[:, None], positions[:, None], self.cache, column)
         self.next_positions = self.next_positions + 1
-        self.logits = F.linear(hidden, self.model.head_weight)
+        self.logits = F.linear(hidden[:, 0], self.model.head_weight)
+
+    def rebuild_cache(self, t: int) -> None:
+        """What stands before token t - 1, which `advance` feeds next, under the model as it is."""
+        fan_out = self.fan_out[self.rows]
+        self._prefill(fan_out)
+        if t > 1:
+            steps = torch.arange(t - 1, device=fan_out.device)
+            positions = self.prompt_lengths[fan_out][:, None] + steps
+            tokens = self.ids[self.rows, : t - 1]
+            decode(self.model, tokens, positions, self.cache, self.prompt_ids.shape[1])
+
+    def _prefill(self, fan_out: Tensor) -> Tensor:
+        """Hidden states (prompts, P, D), and a new cache of the rows that `fan_out` has."""
+        hidden, self.cache = prefill(
+            self.model,
+            self.prompt_ids,
+            self.prompt_lengths,
+            fan_out,
+            columns=self.prompt_ids.shape[1] + self.limits.max_new_tokens,
+        )
+        return hidden
 
     def sample(self, t: int, version: int, round_: int) -> None:
         """Draws token t of every row and records it where the row has not ended."""

@@ -111,28 +111,36 @@ def prefill(
 def decode(
     model: TransformerLM, tokens: Tensor, positions: Tensor, cache: KVCache, column: int
 ) -> Tensor:
-    """Hidden states (B, D) after one more token a row, which is written to `column` of the cache.
+    """Hidden states (B, T, D) after T more tokens a row, which are written to the cache from
+    `column` on.
 
-    `tokens` and `positions` are (B,): a row's position counts its own tokens, its column those of
+    `tokens` and `positions` are (B, T): a row's position counts its own tokens, its column those of
     the longest prompt.
     """
     config = model.config
-    rows = len(tokens)
+    rows, count = tokens.shape
     scale = 1 / math.sqrt(config.head_dim)
-    cache.reserve(column + 1)
-    cache.bias[..., column] = 0.0
-    cos, sin = model.cos[positions, None, None], model.sin[positions, None, None]
+    cache.reserve(column + count)
+    written = slice(column, column + count)
+    cache.bias[..., written] = 0.0
+    bias = cache.bias
+    if count > 1:  # a token sees those before it and itself
+        later = torch.full((count, count), -torch.inf, device=bias.device).triu(1)
+        bias = bias.repeat(1, 1, count, 1)  # (B, 1, T, C)
+        bias[..., written] = later
+    cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
     x = model.embedding(tokens)
     for layer, block in enumerate(model.blocks):
         qkv = block.attention.qkv(block.attention_norm(x))
-        qkv = qkv.view(rows, 3, config.num_heads, config.head_dim)
-        qk = rotate(qkv[:, :2], cos, sin)
+        qkv = qkv.view(rows, count, 3, config.num_heads, config.head_dim)
+        qk = rotate(qkv[:, :, :2], cos, sin)
         keys, values = cache.layer(layer)
-        keys[:, :, column] = qk[:, 1]
-        values[:, :, column] = qkv[:, 2]
-        query = qk[:, 0, :, None] * scale  # (B, N, 1, H)
-        scores = (query @ keys.transpose(2, 3)).add_(cache.bias)
+        keys[:, :, written] = qk[:, :, 1].transpose(1, 2)
+        values[:, :, written] = qkv[:, :, 2].transpose(1, 2)
+        query = qk[:, :, 0].transpose(1, 2) * scale  # (B, N, T, H)
+        scores = (query @ keys.transpose(2, 3)).add_(bias)
         mixed = scores.softmax(dim=-1) @ values
-        x = x + block.attention.out(mixed.view(rows, config.d_model))
+        mixed = mixed.transpose(1, 2).reshape(rows, count, config.d_model)
+        x = x + block.attention.out(mixed)
         x = x + block.mlp(block.mlp_norm(x))
     return model.final_norm(x)

@@ -27,8 +27,9 @@ CONFIG = ModelConfig(
 )
 
 
-def engine(seed: int = 0, config: ModelConfig = CONFIG) -> TorchEngine:
-    return TorchEngine(sharpened(config, seed), eos_id=EOS, pad_id=PAD, seed=11)
+def engine(seed: int = 0, config: ModelConfig = CONFIG, *, recompute: bool = False) -> TorchEngine:
+    model = sharpened(config, seed)
+    return TorchEngine(model, eos_id=EOS, pad_id=PAD, seed=11, recompute=recompute)
 
 
 def requests(
@@ -76,7 +77,8 @@ def assert_same(one: RolloutGroup, other: RolloutGroup, *, atol: float) -> None:
 
 
 @torch.no_grad()
-def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths():
+@pytest.mark.parametrize("chunks", [[1] * 21, [1, 5, 1, 14], [21]])
+def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths(chunks):
     model = sharpened(CONFIG)
     lengths, new = [5, 17, 1], 21  # past one and two steps of the cache's layout
     fan_out = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -94,10 +96,13 @@ def test_cached_logits_match_a_full_forward_for_prompts_of_different_lengths():
     rows = torch.arange(len(fan_out))
     full = model.hidden_states(ids)
     torch.testing.assert_close(last, full[rows, row_lengths - 1], rtol=0, atol=1e-5)
-    for t in range(new):
-        positions = row_lengths + t
-        hidden = decode(model, ids[rows, positions], positions, cache, max(lengths) + t)
-        torch.testing.assert_close(hidden, full[rows, positions], rtol=0, atol=1e-5)
+    t = 0
+    for chunk in chunks:
+        positions = row_lengths[:, None] + t + torch.arange(chunk)
+        hidden = decode(model, ids[rows[:, None], positions], positions, cache, max(lengths) + t)
+        torch.testing.assert_close(hidden, full[rows[:, None], positions], rtol=0, atol=1e-5)
+        t += chunk
+    assert t == new
 
 
 # ---- What is sampled -------------------------------------------------------------------------
@@ -314,6 +319,96 @@ def test_weights_that_arrive_between_tokens_sample_and_stamp_from_the_next_token
         assert not torch.isclose(
             mixed.behaviour_log_probs[:, at], old.behaviour_log_probs[:, at]
         ).any()
+
+
+SWAPS = {4: 1, 9: 2, 10: 3}  # before which token -> seed of the weights that arrive then
+
+
+def swapping(sampler: TorchEngine):
+    """Calls of `between_tokens`, in some of which other weights arrive."""
+    calls = 0
+
+    def between_tokens() -> None:
+        nonlocal calls
+        if calls in SWAPS:
+            model = sharpened(CONFIG, seed=SWAPS[calls])
+            sampler.load(snapshot(model, version=SWAPS[calls]))
+        calls += 1
+
+    return between_tokens
+
+
+@pytest.mark.parametrize("compact_below", [0.0, 1.0])
+def test_recomputing_every_token_has_the_log_prob_of_its_own_version(monkeypatch, compact_below):
+    monkeypatch.setattr(torch_engine, "COMPACT_BELOW", compact_below)
+    sampler = engine(recompute=True)
+    wanted = requests(temperature=2.0, max_new_tokens=24)
+    groups = generated(sampler, wanted, swapping(sampler))
+    versions = torch.cat([g.token_versions[g.response_mask] for g in groups])
+    assert set(versions.tolist()) == {0, 1, 2, 3}
+    finished = torch.cat([g.finished for g in groups])
+    assert finished.any()
+    assert not finished.all()
+    lengths = torch.cat([g.response_mask.sum(1) for g in groups])
+    assert lengths.min() < 9 < lengths.max()
+    for version in range(4):
+        recorded, expected = recomputed(sharpened(CONFIG, seed=version), groups, wanted[0].limits)
+        own = torch.cat(
+            [g.token_versions[row][g.response_mask[row]] for g in groups for row in range(4)]
+        )
+        mine = own == version
+        torch.testing.assert_close(recorded[mine], expected[mine], rtol=0, atol=1e-4)
+        if version:
+            assert not torch.isclose(recorded[~mine], expected[~mine], atol=1e-3).all()
+
+
+def replayed(prompt: Sequence[int], response: Sequence[int], temperature: float) -> list[float]:
+    """Log-probs of a response, one token at a time through the weights of `SWAPS`, on one cache
+    that is never rebuilt; by plain softmax, in float64."""
+    model = sharpened(CONFIG, seed=0).double()
+    cache: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in model.blocks]
+
+    def feed(token: int, position: int) -> torch.Tensor:
+        cos, sin = model.cos[position : position + 1], model.sin[position : position + 1]
+        x = model.embedding(torch.tensor([[token]]))
+        for block, kept in zip(model.blocks, cache, strict=True):
+            qk, values = block.attention.project(block.attention_norm(x), cos, sin)
+            kept.append((qk[1], values))
+            keys, values = (torch.cat(parts, dim=2) for parts in zip(*kept, strict=True))
+            weights = (qk[0] @ keys.transpose(2, 3) / CONFIG.head_dim**0.5).softmax(-1)
+            x = x + block.attention.out((weights @ values).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.mlp_norm(x))
+        return model.head(model.final_norm(x))[0, 0]
+
+    for position, token in enumerate(prompt[:-1]):
+        feed(token, position)
+    log_probs, last = [], prompt[-1]
+    for t, token in enumerate(response):
+        if t in SWAPS:
+            model = sharpened(CONFIG, seed=SWAPS[t]).double()
+        logits = feed(last, len(prompt) - 1 + t) / temperature
+        log_probs.append(float(logits.log_softmax(-1)[token]))
+        last = token
+    return log_probs
+
+
+@torch.no_grad()
+def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay():
+    sampler = engine()
+    wanted = requests(temperature=2.0, max_new_tokens=24)
+    groups = generated(sampler, wanted, swapping(sampler))
+    other = engine(recompute=True)
+    rebuilt = generated(other, wanted, swapping(other))
+    assert any(
+        not torch.equal(a.response_ids, b.response_ids)
+        for a, b in zip(groups, rebuilt, strict=True)
+    )
+    for request, group in zip(wanted, groups, strict=True):
+        for row, mask in enumerate(group.response_mask):
+            response = group.response_ids[row][mask].tolist()
+            expected = replayed(request.prompt_ids, response, 2.0)
+            recorded = group.behaviour_log_probs[row][mask].tolist()
+            assert recorded == pytest.approx(expected, abs=1e-4)
 
 
 def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
