@@ -371,7 +371,6 @@ HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not aske
 
 # Named by the design, refused until built: for each such key the values that are valid now.
 NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
-    "weight_update": ("between_batches",),
     "transport": ("auto", "in_process", "object_store"),
     "transport_dtype": ("float32",),
     "model.dtype": ("float32",),
@@ -646,6 +645,12 @@ class GRPOConfig(_Settings):
         if self.transport != "auto":
             return self.transport
         return "in_process" if self.placement == "colocated" else "object_store"
+
+    @property
+    def in_mid_batch(self) -> bool:
+        """Whether generators take new weights in the middle of a batch. At lag 0 none is under way
+        when weights come."""
+        return self.weight_update != "between_batches" and self.lag > 0
 
     @property
     def max_age(self) -> int:

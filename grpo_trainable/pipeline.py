@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_trainable.actors.generator import Loaded, ScoredUnit
+from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Updated
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime, no_answer
 from grpo_trainable.config import GRPOConfig
@@ -108,6 +108,7 @@ class _Generator:
     actor: Actor
     units: int = 0  # submitted and not yet returned
     version: int = 0  # of the weights it last reported
+    weights_round: int = 0  # of the weights that a unit submitted now will start with, or older
     replaced: int = 0  # times since its last unit came back
 
 
@@ -167,7 +168,8 @@ class Pipeline:
         self._started = False  # an actor that cannot even start is not replaced
         self._open: dict[Any, _Open] = {}
         self._published: Any = None  # the transport's handle of the newest weights
-        self._weights_round = 0  # of the weights last submitted to the generators
+        self._published_round = 0
+        self._depositing = 0  # deposits on their way
         self._version = 0
         self._first_round = self._first_cursor = 0  # of unit 0
         self._next_unit = 0
@@ -293,12 +295,32 @@ class Pipeline:
         """New weights are out; every generator takes them after the unit it is at."""
         published = self._learners.publish()
         self._add_spans("learner", self._learners.name, published.spans)
-        self._weights_round, self._version = published.round, published.version
+        self._published_round, self._version = published.round, published.version
         self._published = published.handle
         for generator in self._generators:
-            self._load(generator)
+            if self.config.in_mid_batch and self._started:
+                self._deposit(generator)
+            else:
+                self._load(generator)
+
+    def _deposit(self, generator: _Generator) -> None:
+        """Weights for between two tokens. Not in order with the generator's other calls: only when
+        they lie there, a unit submitted from then on starts with them."""
+
+        def collect(deposited: Deposited) -> None:
+            self._depositing -= 1
+            generator.weights_round = deposited.round
+            self._round.sync_bytes += deposited.bytes
+
+        def again() -> None:
+            self._depositing -= 1  # its replacement loads the newest weights first of all
+
+        self._depositing += 1
+        call = generator.actor.submit("sync", "deposit", self._published)
+        self._open[call] = _Open(generator=generator, collect=collect, again=again)
 
     def _load(self, generator: _Generator) -> None:
+        generator.weights_round = self._published_round
         call = generator.actor.submit("sync", "load", self._published)
         self._open[call] = _Open(
             generator=generator,
@@ -352,11 +374,15 @@ class Pipeline:
             ahead = round_ - self.gate.learner_round
             if round_ >= self.config.rounds:
                 return
-            if not self.gate.may_generate(self._weights_round, ahead):
+            able = [
+                generator
+                for generator in self._generators
+                if generator.units < UNITS_AHEAD
+                and self.gate.may_generate(generator.weights_round, ahead)
+            ]
+            if not able:
                 return
-            generator = self._least_busy()
-            if generator.units >= UNITS_AHEAD:
-                return
+            generator = _least_busy(able)
             if self._again:
                 self._again.pop(0)
             else:
@@ -371,9 +397,6 @@ class Pipeline:
                 done=lambda scored, unit=unit: self._sampled(unit, scored),
                 again=lambda unit=unit: self._lost(unit),
             )
-
-    def _least_busy(self) -> _Generator:
-        return min(self._generators, key=lambda generator: generator.units)
 
     def _generate(
         self,
@@ -390,6 +413,9 @@ class Pipeline:
             generator.units -= 1
             generator.replaced = 0
             self._add_spans("generator", generator.actor.name, scored.spans)
+            for loaded in scored.loaded:
+                generator.version = loaded.version
+                self._add_version("generator", generator.actor.name, loaded)
             self._count_reward_errors(scored, sum(request.group_size for request in requests))
             done(scored)
 
@@ -444,11 +470,17 @@ class Pipeline:
         prompts = range(config.eval.prompts)
         units = [prompts[i : i + size] for i in range(0, len(prompts), size)]
         done: list[ScoredUnit] = []
+        # What is under way takes the newest weights in now; nothing arrives in mid-evaluation.
+        self._work_until(lambda: self._depositing == 0)
 
         def ask(unit: range) -> None:
             requests = [self._requests.request("eval", cursor) for cursor in unit]
             self._generate(
-                self._least_busy(), "eval", requests, done=done.append, again=lambda: ask(unit)
+                _least_busy(self._generators),
+                "eval",
+                requests,
+                done=done.append,
+                again=lambda: ask(unit),
             )
 
         for unit in units:
@@ -675,6 +707,10 @@ class Pipeline:
         keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
                 "buffer_sampling", "buffer")  # fmt: skip
         return {"batches_per_round": self._batches_per_round, **{key: config[key] for key in keys}}
+
+
+def _least_busy(generators: Sequence[_Generator]) -> _Generator:
+    return min(generators, key=lambda generator: generator.units)
 
 
 def _never() -> None:

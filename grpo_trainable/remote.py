@@ -20,12 +20,27 @@ class RayCall:
 
 
 class RayActor:
-    """An actor in the placement group of the Trainable that starts it."""
+    """An actor in the placement group of the Trainable that starts it.
 
-    def __init__(self, cls: type, name: str, *args: Any, num_cpus: float, num_gpus: float) -> None:
+    `beside`: a method that runs in a thread of its own, beside the calls that are worked through in
+    order.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        name: str,
+        *args: Any,
+        num_cpus: float,
+        num_gpus: float,
+        beside: str | None = None,
+    ) -> None:
         self._name = name
+        self._beside = beside
         # Explicit resources, or Ray looks for a whole CPU that the placement group does not have.
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
+        options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
+        if beside is not None:
+            options["concurrency_groups"] = {beside: 1}
         self._handle = ray.remote(**options)(cls).remote(*args)
 
     @property
@@ -33,7 +48,10 @@ class RayActor:
         return self._name
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
-        return RayCall(self._name, stage, getattr(self._handle, method).remote(*args))
+        bound = getattr(self._handle, method)
+        if method == self._beside:
+            bound = bound.options(concurrency_group=method)
+        return RayCall(self._name, stage, bound.remote(*args))
 
     def kill(self) -> None:
         ray.kill(self._handle)  # pyright: ignore[reportArgumentType]

@@ -52,7 +52,7 @@ CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 
 # Keys that an actor's process, its reservation and its transport are made from; for any other key
 # it can begin anew.
-BUILT_INTO_ACTORS = ("placement", "resources", "resolved_transport")
+BUILT_INTO_ACTORS = ("placement", "resources", "resolved_transport", "in_mid_batch")
 
 
 class GRPOTrainable(tune.Trainable):
@@ -128,6 +128,7 @@ class GRPOTrainable(tune.Trainable):
             ObjectStoreReceiver(r.deadline_s),
             cpus=self.grpo.generator_cpus,
             gpus=r.generator_gpus,
+            beside="deposit" if self.grpo.in_mid_batch else None,
         )
 
     def _replacement(self, name: str) -> Actor:
@@ -135,8 +136,16 @@ class GRPOTrainable(tune.Trainable):
         self._actors = [actor for actor in self._actors if actor.name != name]
         return self._generator(name)
 
-    def _actor(self, cls: type, name: str, *args: Any, cpus: float, gpus: float) -> Actor:
-        actor = RayActor(cls, name, *args, num_cpus=cpus, num_gpus=gpus)
+    def _actor(
+        self,
+        cls: type,
+        name: str,
+        *args: Any,
+        cpus: float,
+        gpus: float,
+        beside: str | None = None,
+    ) -> Actor:
+        actor = RayActor(cls, name, *args, num_cpus=cpus, num_gpus=gpus, beside=beside)
         self._actors.append(actor)
         return actor
 

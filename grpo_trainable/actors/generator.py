@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from grpo_trainable.models.store import build_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
-from grpo_trainable.timers import Span, StageClock
+from grpo_trainable.timers import Span, StageClock, now
 
 
 class WeightReceiver(Protocol):
@@ -38,6 +39,15 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Deposited:
+    """New weights lie where the next token will find them."""
+
+    version: int
+    round: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredUnit:
     """What came of one unit of requests, in their order."""
 
@@ -46,6 +56,7 @@ class ScoredUnit:
     answer_rewards: list[float]
     unscored: list[tuple[int, str]]  # (cursor, why) of groups that the reward function failed on
     reward_errors: int  # responses it failed on
+    loaded: list[Loaded]  # weights that were taken in between two tokens; their spans are below
     spans: list[Span]
 
 
@@ -73,12 +84,16 @@ class Generator:
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
+        # A deposit is made by another thread; one that was not taken gives way to the next.
+        self._deposits: deque[PolicyWeights] = deque(maxlen=1)
+        self._loaded: list[Loaded] = []
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(
             model.to(self._desk.device),
             eos_id=self._tokenizer.eos_id,
             pad_id=self._tokenizer.pad_id,
             seed=config.seed,
+            recompute=config.weight_update == "interrupt_recompute",
         )
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
@@ -93,15 +108,24 @@ class Generator:
         with self._desk.call():
             with self._desk.clock("sync"):
                 weights = self._receiver.fetch(handle)
-                self.engine.load(weights)
-                num_bytes = sum(tensor.nbytes for tensor in weights.tensors.values())
-            spans = self._desk.clock.take()
+                loaded = self._take(weights)
+            return replace(loaded, spans=self._desk.clock.take())
+
+    def deposit(self, handle: Any) -> Deposited:
+        """Fetches published weights and lays them down for `between_tokens`. Runs in a thread of
+        its own, beside any other call."""
+        weights = self._receiver.fetch(handle)
+        self._deposits.append(weights)
+        return Deposited(version=weights.version, round=weights.round, bytes=_num_bytes(weights))
+
+    def _take(self, weights: PolicyWeights) -> Loaded:
+        self.engine.load(weights)
         return Loaded(
             version=weights.version,
             round=weights.round,
-            bytes=num_bytes,
-            at=spans[-1].end,
-            spans=spans,
+            bytes=_num_bytes(weights),
+            at=now(),
+            spans=[],
         )
 
     def generate(self, requests: Sequence[Request]) -> ScoredUnit:
@@ -116,7 +140,11 @@ class Generator:
             return self._unit(groups, scores)
 
     def between_tokens(self) -> None:
-        """Called before every token: where weights that arrive in mid-batch will be taken in."""
+        """Called before every token: takes in weights that were deposited meanwhile."""
+        if not self._deposits:
+            return
+        with self._desk.clock("sync"):
+            self._loaded.append(self._take(self._deposits.pop()))
 
     def close(self) -> None:
         self._scorer.close()
@@ -144,8 +172,10 @@ class Generator:
             answer_rewards=[],
             unscored=[],
             reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+            loaded=self._loaded,
             spans=self._desk.clock.take(),
         )
+        self._loaded = []
         for group, row in zip(groups, scores, strict=True):
             valid = [score for score in row if isinstance(score, Score)]
             if len(valid) < len(row):
@@ -157,3 +187,7 @@ class Generator:
             unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
             unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
         return unit
+
+
+def _num_bytes(weights: PolicyWeights) -> int:
+    return sum(tensor.nbytes for tensor in weights.tensors.values())

@@ -24,6 +24,7 @@ ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
     "sync": trial_config(arm="sync"),
     "async": trial_config(arm="async", lag=1),
+    "mid-batch": trial_config(arm="mid-batch", lag=1, weight_update="interrupt_recompute"),
     "replay": trial_config(
         arm="replay",
         placement="colocated",
@@ -53,6 +54,7 @@ def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict
                 )
                 for key, value in (
                     ("lag", 0),
+                    ("weight_update", "between_batches"),
                     ("buffer_capacity", 1),
                     ("buffer_sampling", "recency"),
                     ("buffer", {}),

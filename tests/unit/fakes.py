@@ -5,6 +5,7 @@ Time goes in ticks of 1/64 second, so sums of durations are exact in floating po
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_trainable.actors.generator import Loaded, ScoredUnit
+from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
 from grpo_trainable.actors.learner import (
     Drift,
     GradientStep,
@@ -56,6 +57,7 @@ class FakeCall:
     error: str | None = None
     lost: bool = False  # its actor is dead
     owner: Any = None
+    later: Callable[[], Any] | None = None  # its value, once it is over
 
 
 class FakeRuntime:
@@ -91,7 +93,7 @@ class FakeRuntime:
             raise ActorLost(f"{call.stage}: {call.actor} died (killed)")
         if call.error is not None:
             raise ActorFailed(f"{call.stage}: {call.actor} failed with {call.error}")
-        return call.value
+        return call.value if call.later is None else call.later()
 
 
 class FakeActor:
@@ -121,17 +123,26 @@ class FakeActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
+        self._beside_free_at = 0.0  # of the thread that takes deposits
 
     def submit(self, stage: str, method: str, *args: Any) -> FakeCall:
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
-        start = max(self._runtime.time + self._runtime.latency, self._free_at)
+        beside = method == "deposit"
+        free_at = self._beside_free_at if beside else self._free_at
+        start = max(self._runtime.time + self._runtime.latency, free_at)
         end = start + self._durations(stage) * TICK
         if self._hangs(stage, n):
             end = math.inf
-        self._free_at = end
+        if beside:
+            self._beside_free_at = end
+        else:
+            self._free_at = end
         call = FakeCall(self.name, stage, start, end)
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
+        elif method == "generate" and getattr(self._role, "takes_deposits", False):
+            # What is deposited before it ends counts.
+            call.later = functools.partial(getattr(self._role, method), start, end, *args)
         elif end < math.inf:
             # An answer depends on the actor's own calls alone, so it may be known already.
             try:
@@ -178,7 +189,15 @@ def one_token_group(
     uses: int = 0,
 ) -> RolloutGroup:
     """A group of one-token responses."""
-    shape = (len(rewards), 1)
+    return group_of(cursor, rewards=rewards, weights=[(version, round_)], uses=uses)
+
+
+def group_of(
+    cursor: int, *, rewards: Sequence[float], weights: Sequence[tuple[int, int]], uses: int = 0
+) -> RolloutGroup:
+    """A group whose responses have a token by each of `weights`: (version, round)."""
+    shape = (len(rewards), len(weights))
+    versions, rounds = torch.tensor(weights, dtype=torch.int32).T
     return RolloutGroup(
         cursor=cursor,
         prompt_ids=torch.tensor([1]),
@@ -187,8 +206,8 @@ def one_token_group(
         behaviour_log_probs=torch.zeros(shape),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         finished=torch.ones(len(rewards), dtype=torch.bool),
-        token_versions=torch.full(shape, version, dtype=torch.int32),
-        token_rounds=torch.full(shape, round_, dtype=torch.int32),
+        token_versions=versions.expand(shape).clone(),
+        token_rounds=rounds.expand(shape).clone(),
         uses=uses,
     )
 
@@ -211,42 +230,64 @@ class FakeGenerator:
         name: str,
         record: list[GeneratorCall],
         reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
+        *,
+        takes_deposits: bool = False,
     ) -> None:
+        """With deposits, a response has three tokens, each by the weights that are there then."""
+        self.takes_deposits = takes_deposits
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
-        self._version = self._round = -1  # nothing was loaded yet
+        self._weights: list[tuple[float, int, int]] = []  # (since when, version, round)
+        self._reported = -1  # the version
         self._idle_since: float | None = None
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
-        self._version, self._round = handle
+        self._weights.append((end, *handle))
+        self._reported = handle[0]
         return Loaded(
-            version=self._version,
-            round=self._round,
+            version=handle[0],
+            round=handle[1],
             bytes=1000,
             at=end,
             spans=[*self._idle(start, end), Span("sync", start, end)],
         )
 
+    def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
+        assert self.takes_deposits
+        self._weights.append((end, *handle))
+        return Deposited(version=handle[0], round=handle[1], bytes=1000)
+
+    def _at(self, moment: float) -> tuple[int, int]:
+        """(version, round)"""
+        there = [weights for since, *weights in self._weights if since <= moment]
+        assert there, "samples before it has weights"
+        version, round_ = max(there)
+        return version, round_
+
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
-        assert self._round >= 0, "samples before it has weights"
+        moments = (start, (start + end) / 2, end) if self.takes_deposits else (start,)
+        weights = [self._at(moment) for moment in moments]
+        round_ = weights[0][1]
         stream = requests[0].stream
+        assert stream == "train" or len(set(weights)) == 1, "an evaluation of several versions"
         cursors = tuple(request.cursor for request in requests)
-        self._record.append(GeneratorCall(self._name, stream, cursors, self._round, start, end))
+        self._record.append(GeneratorCall(self._name, stream, cursors, round_, start, end))
+        loaded = []
+        for version, taken in dict.fromkeys(weights):
+            if version > self._reported:
+                self._reported = version
+                loaded.append(Loaded(version=version, round=taken, bytes=0, at=end, spans=[]))
         groups, format_rewards, answer_rewards, unscored = [], [], [], []
         for request in requests:
             if self._reward_fails(stream, request.cursor):
                 unscored.append((request.cursor, "KeyError: 'apple'"))
                 continue
-            rng = random.Random(f"{stream}/{request.cursor}/{self._round}")
+            rng = random.Random(f"{stream}/{request.cursor}/{round_}")
             # Held-out rewards of many magnitudes: their float sum depends on its order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
-            groups.append(
-                one_token_group(
-                    request.cursor, rewards=rewards, version=self._version, round_=self._round
-                )
-            )
+            groups.append(group_of(request.cursor, rewards=rewards, weights=weights))
             format_rewards.append(rng.random())
             answer_rewards.append(sum(rewards) / len(rewards))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
@@ -257,6 +298,7 @@ class FakeGenerator:
             answer_rewards=answer_rewards,
             unscored=unscored,
             reward_errors=len(unscored) * requests[0].group_size,
+            loaded=loaded,
             spans=[
                 *self._idle(start, end),
                 Span(rollout, start, middle),
@@ -424,7 +466,8 @@ def world(
         )
 
     def spawn(name: str) -> FakeActor:
-        return actor(name, FakeGenerator(name, generated, reward_fails))
+        role = FakeGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
+        return actor(name, role)
 
     learner_role = FakeLearner(config.k, trained)
     if config.placement == "colocated":

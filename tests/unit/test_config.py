@@ -553,10 +553,6 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (
-            APART | nested(weight_update="in_flight"),
-            "weight_update=in_flight is not built yet; valid now: between_batches",
-        ),
         *(
             (
                 APART | nested(transport=name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator, ScoredUnit
+from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import Request
+from grpo_trainable.rollout import PolicyWeights, Request
 from grpo_trainable.tasks import keyword_inclusion_reward_fn
 from grpo_trainable.transports import InProcess
 
@@ -114,6 +116,92 @@ def test_spans_are_what_the_generator_did_in_order() -> None:
     times = [time for span in (*first, *second) for time in (span.start, span.end)]
     assert times == sorted(times)
     assert second[1].seconds > 0
+
+
+# ---- Weights in mid-batch ----------------------------------------------------------------------
+
+
+class Mailbox:
+    """A transport whose handles are versions; all of them stay."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[int, PolicyWeights] = {}
+
+    def publish(self, weights: PolicyWeights) -> int:
+        self.snapshots[weights.version] = weights
+        return weights.version
+
+    def fetch(self, handle: int) -> PolicyWeights:
+        return self.snapshots[handle]
+
+
+def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
+    """Publishes versions 0 to `steps` of a policy that changes."""
+    learner = Learner(config, mailbox)
+    learner.publish()
+    for _ in range(steps):
+        with torch.no_grad():
+            for parameter in learner.policy.parameters():
+                parameter.mul_(1.02)
+        learner.version += 1
+        learner.round += 1
+        learner.publish()
+
+
+def mid_batch(weight_update: str) -> tuple[Generator, Mailbox, list[Request]]:
+    config = config_of(
+        placement="disaggregated",
+        lag=2,
+        weight_update=weight_update,
+        rollout={"prompts": 4, "group_size": 3, "min_new_tokens": 16, "max_new_tokens": 16},
+    )
+    mailbox = Mailbox()
+    learned(config, mailbox, 3)
+    generator = Generator(config, mailbox)
+    generator.load(0)
+    return generator, mailbox, requests_of(config, "train", [0, 1])
+
+
+@pytest.mark.parametrize("weight_update", ["in_flight", "interrupt_recompute"])
+def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str) -> None:
+    generator, _, requests = mid_batch(weight_update)
+    between, calls = generator.between_tokens, 0
+
+    def deposit_before_some() -> None:
+        nonlocal calls
+        if calls in (5, 9):
+            # Another thread, as the actor's; of two deposits the newer counts.
+            for version in {5: (1,), 9: (2, 3)}[calls]:
+                thread = Thread(target=generator.deposit, args=(version,))
+                thread.start()
+                thread.join()
+        calls += 1
+        between()
+
+    generator.between_tokens = deposit_before_some
+    unit = generator.generate(requests)
+    for group in unit.groups:
+        assert group.token_versions.tolist() == [[0] * 5 + [1] * 4 + [3] * 7] * 3
+        assert group.token_rounds.equal(group.token_versions)
+        assert (group.oldest_version, group.oldest_round) == (0, 0)
+    assert [(loaded.version, loaded.round) for loaded in unit.loaded] == [(1, 1), (3, 3)]
+    # Taking them in interrupts the rollout: the spans share no moment.
+    assert [span.stage for span in unit.spans] == [
+        *("idle", "rollout", "sync", "rollout", "sync", "rollout", "reward")
+    ]
+    times = [time for span in unit.spans for time in (span.start, span.end)]
+    assert times == sorted(times)
+    assert generator.generate(requests).loaded == []
+
+
+def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
+    generator, mailbox, requests = mid_batch("in_flight")
+    deposited = generator.deposit(2)
+    assert (deposited.version, deposited.round) == (2, 2)
+    assert deposited.bytes == sum(t.nbytes for t in mailbox.snapshots[2].tensors.values())
+    unit = generator.generate(requests)
+    assert [loaded.version for loaded in unit.loaded] == [2]
+    assert all(group.token_versions.unique().tolist() == [2] for group in unit.groups)
 
 
 # ---- A user's reward ---------------------------------------------------------------------------

@@ -51,6 +51,9 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
     colocated = lag == 0 and draw(st.booleans())
     return config_of(
         placement="colocated" if colocated else "disaggregated",
+        weight_update="between_batches"
+        if colocated
+        else draw(st.sampled_from(["between_batches", "interrupt_recompute", "in_flight"])),
         lag=lag,
         k=k,
         k_mode=k_mode,
@@ -248,7 +251,8 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
 ) -> None:
     """As when PBT gives a trial its donor's checkpoint and other settings."""
     rounds_before = data.draw(st.integers(0, config.rounds))
-    rounds_after = data.draw(st.integers(1, 4))
+    # Never fewer in all: what is under way for rounds that do not come would stay so.
+    rounds_after = config.rounds - rounds_before + data.draw(st.integers(1, 3))
     other = replace(other, rounds=rounds_before + rounds_after)
     first = world(config, durations=long_tailed_durations(seed, scale), seed=seed)
     first.run(rounds_before)
@@ -278,6 +282,36 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     third.pipeline.load_state(second.pipeline.state(), second.pipeline.buffer.groups())
     third.run(1)
     assert not set(trained) & set(trained_cursors(third))
+
+
+# ---- Weights in mid-batch ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
+def test_responses_take_new_weights_in_and_are_as_old_as_their_oldest_token(
+    weight_update: str,
+) -> None:
+    config = config_of(rounds=12, lag=2, weight_update=weight_update)
+    durations = constant_durations(rollout=64, optimize=32)
+    w, plain = (
+        world(c, durations=durations)
+        for c in (config, replace(config, weight_update="between_batches"))
+    )
+    reports = w.run(12)
+    versions = [set(g.token_versions.flatten().tolist()) for r in reports for g in r.groups]
+    assert any(len(of_group) > 1 for of_group in versions)
+    for report in reports:
+        assert report.metrics["lag/max"] <= 2
+        assert report.metrics["lag/max"] == max(
+            report.round - 1 - int(group.token_rounds.min()) for group in report.groups
+        )
+        assert report.metrics["count/dropped_stale"] == 0
+    # Every version that a generator took in is told, once.
+    told = [c.version for r in reports for c in r.versions if c.role == "generator"]
+    assert told == sorted(set(told))
+    assert {version for group in versions for version in group} <= set(told)
+    # Without it no group has tokens of two versions.
+    assert all(g.token_versions.unique().numel() == 1 for r in plain.run(12) for g in r.groups)
 
 
 # ---- Replay ------------------------------------------------------------------------------------
