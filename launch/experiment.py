@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +43,14 @@ SCHEMAS = {
             "prompt": pa.string(),
             "response": pa.string(),
             "reward": pa.float32(),
+        }
+    ),
+    "steps": pa.schema(
+        {
+            "round": pa.int32(),
+            "step": pa.int32(),
+            "clip_fraction": pa.float32(),
+            "kl_behaviour_nats": pa.float32(),
         }
     ),
     "versions": pa.schema(
@@ -349,12 +358,21 @@ class VersionPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepPoint:
+    """What a gradient step of a round saw, medians over the rounds; None where nothing is known."""
+
+    clip_fraction: float | None
+    kl_behaviour_nats: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialFiles:
     """What a trial's Parquet parts say."""
 
     lags: Counter[int]  # groups by the lag of their first training
     examples: Examples
     changes: Sequence[VersionPoint]
+    steps: Mapping[int, StepPoint]  # by the step of the round, from 1
     damaged: Sequence[str]
 
 
@@ -362,12 +380,33 @@ def read_files(trial: TrialRecord) -> TrialFiles:
     rollouts, damaged = read_parts(trial, "rollouts")
     evaluations, damaged_evaluations = read_parts(trial, "evaluations")
     versions, damaged_versions = read_parts(trial, "versions")
+    steps, damaged_steps = read_parts(trial, "steps")
     return TrialFiles(
         lags=_lags(rollouts),
         examples=_examples(evaluations.to_pylist(), EXAMPLES),
         changes=_changes(versions.to_pylist()),
-        damaged=[*damaged, *damaged_evaluations, *damaged_versions],
+        steps=_steps(steps.to_pylist()),
+        damaged=[*damaged, *damaged_evaluations, *damaged_versions, *damaged_steps],
     )
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["step"] is not None:
+            by_step.setdefault(row["step"], []).append(row)
+
+    def middle(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+        values = [row[name] for row in rows if row[name] is not None and math.isfinite(row[name])]
+        return statistics.median(values) if values else None
+
+    return {
+        step: StepPoint(
+            clip_fraction=middle(by_step[step], "clip_fraction"),
+            kl_behaviour_nats=middle(by_step[step], "kl_behaviour_nats"),
+        )
+        for step in sorted(by_step)
+    }
 
 
 def _lags(rollouts: pa.Table) -> Counter[int]:

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
+from launch.experiment import ExperimentRecord, StepPoint, TrialFiles, TrialRecord
 from launch.summary import Comparison
 
 DPI = 144
@@ -134,6 +134,14 @@ def sections(
         Section(title="Where the time goes", plots=_stages(arms), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
         Section(title="How stale the rollouts were", plots=_lags(arms, files)),
+        *(
+            Section(title=title, plots=plots)
+            for title, plots in (
+                ("What each gradient step of a round saw", _steps(arms, files)),
+                ("How often rollouts were used", _reuse(arms)),
+            )
+            if plots
+        ),
     ]
 
 
@@ -393,6 +401,77 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             missing=None
             if any(shares.values())
             else "No rollouts were kept (rollouts/ is missing or empty).",
+        ),
+    ]
+
+
+def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
+    """Nothing where every round has one step."""
+    if all(trial.config.k == 1 for trials in arms.values() for trial in trials):
+        return []
+
+    def by_step(value: Callable[[StepPoint], float | None]) -> Series:
+        def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
+            for step, point in files[trial.name].steps.items():
+                if (y := value(point)) is not None:
+                    yield step, step, y
+
+        return series
+
+    missing = "No gradient steps were recorded (steps/ is missing or empty)."
+    return [
+        _lines(
+            arms,
+            name="step_kl",
+            title="KL to the weights that sampled, by gradient step",
+            look="Before each step of a round, on what it trains on, the median over the rounds: "
+            "a line that bends upwards drifts faster the more steps a round takes.",
+            x_label="gradient step of the round",
+            y_label="nats a response",
+            series=by_step(lambda point: point.kl_behaviour_nats),
+            whole=True,
+            missing=missing,
+        ),
+        _lines(
+            arms,
+            name="step_clip",
+            title="Clipped tokens, by gradient step",
+            look="The share of tokens that give no gradient any more: the price of another step.",
+            x_label="gradient step of the round",
+            y_label="clip fraction",
+            series=by_step(lambda point: point.clip_fraction),
+            missing=missing,
+        ),
+    ]
+
+
+def _reuse(arms: Arms) -> list[Plot]:
+    """Nothing without a replay buffer."""
+    if all(trial.config.buffer_capacity == 1 for trials in arms.values() for trial in trials):
+        return []
+    return [
+        _lines(
+            arms,
+            name="uses",
+            title="Uses of a group",
+            look="How often what a round trains on has been trained on, this round included: 1 is "
+            "no reuse.",
+            x_label="round",
+            y_label="uses, mean",
+            series=metric("buffer/uses_mean"),
+            missing="No row has buffer/uses_mean.",
+        ),
+        _lines(
+            arms,
+            name="age",
+            title="Age of what is trained on",
+            look="Solid: the oldest group of the round, which must not pass buffer.max_age; "
+            "dotted: the mean.",
+            x_label="round",
+            y_label="rounds behind",
+            series=metric("buffer/age_max"),
+            dotted=metric("buffer/age_mean"),
+            missing="No row has buffer/age_max.",
         ),
     ]
 

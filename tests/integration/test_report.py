@@ -100,13 +100,30 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     page = Page(full / "report.html")
     names = [figure["id"] for figure in page.all("figure")]
 
-    assert len(page.all("img")) == len(names) == len(set(names)) == 17
+    assert len(page.all("img")) == len(names) == len(set(names)) == 19
     assert {f"{name}.png" for name in [*names, "legend"]} == set(os.listdir(full / "plots"))
     for path in (full / "plots").iterdir():
         assert path.read_bytes().startswith(PNG)
     assert "Not drawn" not in page.words
     assert "Missing or incomplete" not in page.words
     assert "3 arms × 2 seeds: 6 trials, 6 finished" in page.words
+
+
+def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):
+    ids = {figure["id"] for figure in Page(full / "report.html").all("figure")}
+    assert {"step_kl", "step_clip"} <= ids
+    assert not {"uses", "age"} & ids
+    one_step = tmp_path / "one_step"
+    write_full(one_step, ("colocated_k1", "async_k1"))
+    for path in one_step.glob("colocated_k1*/params.json"):
+        params = json.loads(path.read_text())
+        settings = {"buffer_capacity": 2, "buffer": {"sample_batches": 2}}
+        path.write_text(json.dumps({**params, **settings}))
+    page, heard = write(one_step)
+    ids = {figure["id"] for figure in page.all("figure")}
+    assert heard == []
+    assert {"uses", "age"} <= ids
+    assert not {"step_kl", "step_clip"} & ids
 
 
 def test_the_page_has_the_rows_of_the_commands_table(full):

@@ -67,6 +67,10 @@ def write_part(trial: Path, kind: str, number: int, rows: Sequence[Mapping[str, 
     return path
 
 
+def gradient_step(round_: int, step: int, kl: float | None, clipped: float = 0.1) -> dict[str, Any]:
+    return {"round": round_, "step": step, "clip_fraction": clipped, "kl_behaviour_nats": kl}
+
+
 def row(round_: int, **metrics: float) -> dict[str, Any]:
     """A row of one round with what every row has; names are written with two underscores for
     the slash."""
@@ -169,6 +173,9 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 eval__round=float(evaluated),
                 lag__max=lag,
                 lag__mean=lag * 0.8,
+                buffer__uses_mean=1.0,
+                buffer__age_max=lag,
+                buffer__age_mean=lag * 0.8,
                 kl__reference_nats=kl,
                 kl__reference_k3_nats=kl * 0.8,
                 kl__previous_nats=0.1 * k + wave(n, 0.05),
@@ -191,6 +198,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
             n,
             [rollout(n, 16 * n + g, lag=lag) for g in range(16) for _ in range(4)],
         )
+        write_part(trial, "steps", n, [gradient_step(n, i, 0.1 * i) for i in range(1, k + 1)])
         at = start + 2.2 * k * n / speed
         changes = [change(at, "learner", k * n), change(at + 0.4 * k / speed, "generator", k * n)]
         before = [change(start, "learner", 0), change(start + 0.1, "generator", 0)]

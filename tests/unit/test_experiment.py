@@ -11,6 +11,7 @@ from experiments import (
     change,
     config,
     evaluation,
+    gradient_step,
     rollout,
     row,
     write_experiment,
@@ -215,6 +216,19 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
 
 
 # ---- Parquet parts ---------------------------------------------------------------------------
+
+
+def test_steps_are_medians_over_the_rounds(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2), row(3)])
+    for round_, kls in ((1, (0.0, 0.1)), (2, (0.0, None)), (3, (0.2, 0.5))):
+        steps = [gradient_step(round_, i + 1, kl, 0.1 * round_) for i, kl in enumerate(kls)]
+        write_part(trial, "steps", round_, steps)
+    steps = read_files(only_trial(experiment)).steps
+    assert [(s, p.kl_behaviour_nats) for s, p in steps.items()] == [
+        (1, pytest.approx(0.0)),
+        (2, pytest.approx(0.3)),
+    ]
+    assert steps[1].clip_fraction == pytest.approx(0.2)
 
 
 def test_lags_count_each_group_once_at_its_first_use(experiment):
