@@ -36,6 +36,11 @@ bench-trials: $(READY)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 	$(BIN)/python benchmarks/logging_overhead.py
 
+# Everything that can break, broken: an hour and a half.
+bench-faults: $(READY)
+	$(BIN)/python benchmarks/faults.py $(ARGS)
+	$(BIN)/python benchmarks/checkpoint_cost.py
+
 # Removed before it is made: an activated .venv must not build its own successor.
 fresh:
 	rm -rf .venv

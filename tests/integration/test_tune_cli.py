@@ -241,9 +241,33 @@ def test_interrupt_saves_every_trial_ends_everything_and_resume_goes_on(tmp_path
     assert end["count/requested"] == end["count/trained"] == 40 * 4
 
 
+def test_second_interrupt_stops_at_once_and_leaves_no_actor(tmp_path):
+    # Rounds of half a minute: the first interrupt alone would wait for one.
+    argv = ["--space", "async_vs_sync", "--name", "twice", "--set", "arm=sync"]
+    argv += ["--set", "rollout.prompts=512", "--set", "eval.prompts=4"]
+    process = subprocess.Popen(
+        command(*argv, storage=tmp_path), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    family = psutil.Process(process.pid)
+    wait_for(lambda: any(is_ours(child) for child in family.children(recursive=True)), 120)
+    time.sleep(3)
+    children = [child for child in family.children(recursive=True) if is_ours(child)]
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == 130
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
 def is_ours(process: psutil.Process) -> bool:
     """Not one of Ray's own, of which some take long to notice that their driver is gone."""
-    title = " ".join(process.cmdline())
+    try:
+        title = " ".join(process.cmdline())
+    except psutil.Error:
+        return False  # it ended meanwhile
     return any(f"ray::{role}" in title for role in ("Generator", "Learner", "DetailedGRPO"))
 
 
