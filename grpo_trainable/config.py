@@ -393,6 +393,11 @@ NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
 }
 
 
+def fresh_wanted(fraction: float, count: int) -> int:
+    """ceil(fraction · count), of the number that was meant: 0.28 · 25 is 7."""
+    return math.ceil(round(fraction * count, 9))
+
+
 def threads(cpus: float) -> int:
     """Compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
     return max(1, math.floor(cpus + 0.1))
@@ -561,15 +566,15 @@ class GRPOConfig(_Settings):
         yield (
             replay
             and self.buffer_sampling == "mixed"
-            and math.ceil(self.buffer.fresh_fraction * drawn) >= drawn
+            and fresh_wanted(self.buffer.fresh_fraction, drawn) >= drawn
             and sample == 1,
             "buffer.fresh_fraction",
             "never reuses a group with buffer.sample_batches=1; lower it",
         )
         yield (
-            replay and self.max_age == 0,
+            replay and self.max_age == self.lag,
             "buffer.max_age",
-            f"never reuses a group with buffer_capacity={self.buffer_capacity}; must be >= 1",
+            f"a group that was first used at lag={self.lag} is never reused; must be above it",
         )
         yield self.max_age < self.lag, "buffer.max_age", f"must be >= lag={self.lag}"
 

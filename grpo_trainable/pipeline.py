@@ -31,7 +31,8 @@ from grpo_trainable.versions import StalenessGate, VersionChange
 # More would only be sampled with older weights than necessary.
 UNITS_AHEAD = 2
 
-# Of the random draws from the replay buffer, among those of other kinds.
+# Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
+# other draw has it.
 REPLAY = 1
 
 # Times that a generator is replaced without one unit of work in between; then the trial fails.
@@ -256,7 +257,7 @@ class Pipeline:
                 if batch >= self._oldest_batch(round_)
                 for cursor in self._batch_cursors(batch)
             ]
-            rng = np.random.default_rng((self.config.seed, REPLAY, round_, lane))
+            rng = np.random.default_rng((self.config.seed, round_, lane, 0, REPLAY))
             drawn = self.buffer.draw(fresh, older, count, self.gate, rng)
             self.counts.dropped_stale += drawn.stale
             if not drawn.groups:
@@ -309,7 +310,8 @@ class Pipeline:
 
         def collect(deposited: Deposited) -> None:
             self._depositing -= 1
-            generator.weights_round = deposited.round
+            self._add_spans("generator", generator.actor.name, deposited.spans)
+            generator.weights_round = max(generator.weights_round, deposited.round)
             self._round.sync_bytes += deposited.bytes
 
         def again() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from grpo_trainable.config import fresh_wanted
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.versions import StalenessGate
 
@@ -123,7 +123,7 @@ def fresh_and_older(
 ) -> Groups:
     """ceil(fraction · count) fresh ones, and the rest uniformly of the older; where there are too
     few of one kind, more of the other."""
-    wanted = max(math.ceil(fraction * count), count - len(older))
+    wanted = max(fresh_wanted(fraction, count), count - len(older))
     some_fresh = _some(fresh, wanted, rng)
     return [*some_fresh, *_some(older, count - len(some_fresh), rng)]
 

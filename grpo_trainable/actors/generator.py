@@ -45,6 +45,7 @@ class Deposited:
     version: int
     round: int
     bytes: int
+    spans: list[Span]  # beside whatever else the generator did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +115,16 @@ class Generator:
     def deposit(self, handle: Any) -> Deposited:
         """Fetches published weights and lays them down for `between_tokens`. Runs in a thread of
         its own, beside any other call."""
+        deposits = self._deposits  # another, should the actor begin anew meanwhile
+        start = now()
         weights = self._receiver.fetch(handle)
-        self._deposits.append(weights)
-        return Deposited(version=weights.version, round=weights.round, bytes=_num_bytes(weights))
+        deposits.append(weights)
+        return Deposited(
+            version=weights.version,
+            round=weights.round,
+            bytes=_num_bytes(weights),
+            spans=[Span("sync", start, now())],
+        )
 
     def _take(self, weights: PolicyWeights) -> Loaded:
         self.engine.load(weights)

@@ -35,11 +35,11 @@ class ObjectStoreReceiver:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        # The engine only copies from the arrays. For the whole process: filters are its own, and
+        # weights may be fetched by two threads.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
     def fetch(self, handle: StoredWeights) -> PolicyWeights:
         version, round_, checksum, arrays = ray.get(handle.ref, timeout=self.deadline_s)
-        with warnings.catch_warnings():
-            # Torch warns that the arrays are not writable; the engine only copies from them.
-            warnings.simplefilter("ignore", UserWarning)
-            tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)

@@ -256,7 +256,7 @@ class FakeGenerator:
     def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
         assert self.takes_deposits
         self._weights.append((end, *handle))
-        return Deposited(version=handle[0], round=handle[1], bytes=1000)
+        return Deposited(version=handle[0], round=handle[1], bytes=1000, spans=[])
 
     def _at(self, moment: float) -> tuple[int, int]:
         """(version, round)"""

@@ -20,6 +20,7 @@ from grpo_trainable.config import (
     LossSettings,
     OptimSettings,
     flatten,
+    fresh_wanted,
     make_absolute,
     parse_assignment,
     set_dotted,
@@ -492,7 +493,13 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=0),
-            "buffer.max_age=0: never reuses a group with buffer_capacity=4; must be >= 1",
+            "buffer.max_age=0: a group that was first used at lag=0 is never reused; must be above "
+            "it",
+        ),
+        (
+            APART | nested(lag=2, buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=2),
+            "buffer.max_age=2: a group that was first used at lag=2 is never reused; must be above "
+            "it",
         ),
         (
             nested(callbacks__kl_stop=3, loss__kl_monitor=False),
@@ -618,6 +625,12 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
 )
 def test_named_but_unbuilt_choice_is_refused(data, text):
     assert error(data) == text
+
+
+def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
+    assert fresh_wanted(0.28, 25) == 7
+    assert fresh_wanted(0.5, 5) == 3
+    assert fresh_wanted(1.0, 32) == 32
 
 
 def test_contradiction_is_reported_before_what_is_not_built():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -148,13 +148,17 @@ def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
         learner.publish()
 
 
-def mid_batch(weight_update: str) -> tuple[Generator, Mailbox, list[Request]]:
-    config = config_of(
+def mid_batch_config(weight_update: str) -> GRPOConfig:
+    return config_of(
         placement="disaggregated",
         lag=2,
         weight_update=weight_update,
         rollout={"prompts": 4, "group_size": 3, "min_new_tokens": 16, "max_new_tokens": 16},
     )
+
+
+def mid_batch(weight_update: str) -> tuple[Generator, Mailbox, list[Request]]:
+    config = mid_batch_config(weight_update)
     mailbox = Mailbox()
     learned(config, mailbox, 3)
     generator = Generator(config, mailbox)
@@ -202,6 +206,30 @@ def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
     unit = generator.generate(requests)
     assert [loaded.version for loaded in unit.loaded] == [2]
     assert all(group.token_versions.unique().tolist() == [2] for group in unit.groups)
+
+
+def test_deposit_that_outlives_a_reset_is_lost() -> None:
+    generator, mailbox, requests = mid_batch("in_flight")
+    config = mid_batch_config("in_flight")
+    fetch, reached, go_on = mailbox.fetch, Event(), Event()
+
+    def slow(handle: int) -> PolicyWeights:
+        if handle == 3:
+            reached.set()
+            assert go_on.wait(30)
+        return fetch(handle)
+
+    mailbox.fetch = slow
+    thread = Thread(target=generator.deposit, args=(3,))
+    thread.start()
+    assert reached.wait(30)
+    generator.reset(config)
+    generator.load(0)
+    go_on.set()
+    thread.join()
+    unit = generator.generate(requests)
+    assert unit.loaded == []
+    assert all(group.token_versions.unique().tolist() == [0] for group in unit.groups)
 
 
 # ---- A user's reward ---------------------------------------------------------------------------

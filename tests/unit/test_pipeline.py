@@ -327,7 +327,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
         batches = capacity
     else:
         batches = draw(st.integers(2 if sampling == "fifo" else 1, capacity))
-    older = config.lag + draw(st.integers(0 if config.lag else 1, capacity))
+    older = config.lag + draw(st.integers(1, capacity))
     buffer = {
         "sample_batches": batches,
         "fresh_fraction": draw(st.sampled_from([0.2, 0.5] if batches == 1 else [0.2, 0.5, 1.0])),
