@@ -207,7 +207,7 @@ def test_interrupt_saves_every_trial_ends_everything_and_resume_goes_on(tmp_path
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
     process = subprocess.Popen(
         # No checkpoint is due before the end.
-        command(*argv, "--iterations", "40", "--checkpoint-every", "1000", storage=tmp_path),
+        command(*argv, "--iterations", "30", "--checkpoint-every", "1000", storage=tmp_path),
         stdout=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
@@ -226,19 +226,19 @@ def test_interrupt_saves_every_trial_ends_everything_and_resume_goes_on(tmp_path
 
     (trial,) = trial_directories(tmp_path / "cut")
     before = len(rows(trial))
-    assert before < 40
+    assert before < 30
     (saved,) = trial.glob("checkpoint_*")
     last = checkpoint_round(saved)
     assert last >= before - 1  # a row may come in while the experiment ends
     resumed = run("--resume", "must", "--name", "cut", storage=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     iterations = [row["training_iteration"] for row in rows(trial)]
-    assert iterations[-1] == 40
-    assert iterations == list(range(1, 41))
+    assert iterations[-1] == 30
+    assert iterations == list(range(1, 31))
     # Nothing that was saved was done again.
     assert rows(trial)[last]["iterations_since_restore"] == 1
     end = rows(trial)[-1]
-    assert end["count/requested"] == end["count/trained"] == 40 * 4
+    assert end["count/requested"] == end["count/trained"] == 30 * 4
 
 
 def test_second_interrupt_stops_at_once_and_leaves_no_actor(tmp_path):
@@ -275,7 +275,7 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
     argv = ["--space", "async_vs_sync", "--name", "killed", *SMALL, "--set", "arm=sync"]
     argv += ["--set", "eval.every=2"]
     process = subprocess.Popen(
-        command(*argv, "--iterations", "60", "--checkpoint-every", "3", storage=tmp_path),
+        command(*argv, "--iterations", "30", "--checkpoint-every", "3", storage=tmp_path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=tmp_path,
@@ -291,13 +291,13 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
     assert not alive
     (trial,) = trial_directories(experiment)
     before = len(rows(trial))
-    assert 6 <= before < 60
+    assert 6 <= before < 30
 
     resumed = run("--resume", "must", "--name", "killed", storage=tmp_path)
 
     assert resumed.returncode == 0, resumed.stderr
-    every = list(range(1, 61))
-    evaluated = list(range(0, 61, 2))
+    every = list(range(1, 31))
+    evaluated = list(range(0, 31, 2))
     results = rows(trial)
     assert [row["training_iteration"] for row in results] == every
     assert results[before]["iterations_since_restore"] < before  # it did not start over
@@ -305,11 +305,11 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
         assert [int(row["training_iteration"]) for row in csv.DictReader(file)] == every
     for kind in ("rollouts", "versions"):
         assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
-    assert len(parts(trial, "rollouts")) == 60 * 16
+    assert len(parts(trial, "rollouts")) == 30 * 16
     held_out = [entry["round"] for entry in parts(trial, "evaluations")]
     assert held_out == [round_ for round_ in evaluated for _ in range(8)]
     rounds = [span for span in spans(trial)["trial"] if span[0] == "round"]
-    assert len(rounds) == 60
+    assert len(rounds) == 30
     events = EventAccumulator(str(trial), {"scalars": 0, "histograms": 0, "tensors": 0})
     events.Reload()
     for name in events.Tags()["scalars"]:
@@ -329,7 +329,7 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
 
 def test_damaged_checkpoints_give_way_to_the_newest_whole_one(tmp_path):
     argv = ["--space", "async_vs_sync", "--name", "torn", *SMALL, "--set", "arm=sync"]
-    argv += ["--set", "checkpoint.keep=null", "--checkpoint-every", "2", "--iterations", "60"]
+    argv += ["--set", "checkpoint.keep=null", "--checkpoint-every", "2", "--iterations", "30"]
     process = subprocess.Popen(
         command(*argv, storage=tmp_path),
         stdout=subprocess.DEVNULL,
@@ -337,7 +337,7 @@ def test_damaged_checkpoints_give_way_to_the_newest_whole_one(tmp_path):
         cwd=tmp_path,
     )
     # A snapshot of Tune is taken every second: it notes one of those that are damaged below.
-    wait_for(lambda: list((tmp_path / "torn").glob("*/checkpoint_000012/manifest.json")), 120)
+    wait_for(lambda: list((tmp_path / "torn").glob("*/checkpoint_000006/manifest.json")), 120)
     process.kill()
     process.wait()
     (trial,) = trial_directories(tmp_path / "torn")
@@ -351,7 +351,7 @@ def test_damaged_checkpoints_give_way_to_the_newest_whole_one(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "going on from checkpoint_000001 (round 4)" in resumed.stdout
     results = rows(trial)
-    assert [row["training_iteration"] for row in results] == list(range(1, 61))
+    assert [row["training_iteration"] for row in results] == list(range(1, 31))
     assert results[4]["iterations_since_restore"] == 1
 
 

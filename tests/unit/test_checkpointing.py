@@ -157,17 +157,16 @@ def test_no_flipped_bit_of_the_manifest_passes(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, trial())
     content = (tmp_path / MANIFEST).read_bytes()
     for place in range(len(content)):
-        for bit in range(8):
-            flipped = bytearray(content)
-            flipped[place] ^= 1 << bit
-            (tmp_path / MANIFEST).write_bytes(flipped)
-            try:
-                read = read_checkpoint(tmp_path)
-            except CheckpointError:
-                continue
-            # White space instead of white space is the same manifest.
-            assert json.loads(flipped) == json.loads(content)
-            assert_equal(read, trial())
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        (tmp_path / MANIFEST).write_bytes(flipped)
+        try:
+            read = read_checkpoint(tmp_path)
+        except CheckpointError:
+            continue
+        # White space instead of white space is the same manifest.
+        assert json.loads(flipped) == json.loads(content)
+        assert_equal(read, trial())
 
 
 @pytest.mark.parametrize("name", FILES)
