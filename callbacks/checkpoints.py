@@ -90,17 +90,13 @@ def damage(path: str) -> str | None:
 
 
 def newest_whole(directory: Path) -> tuple[Path, int] | None:
-    """The whole checkpoint of the most rounds in a trial's directory, and its rounds."""
-    whole = []
-    for path in directory.glob("checkpoint_*"):
+    """The last whole checkpoint that was written to a trial's directory, and its rounds."""
+    for path in sorted(directory.glob("checkpoint_*"), reverse=True):
         try:
-            whole.append((checkpoint_round(path), path))
+            return path, checkpoint_round(path)
         except CheckpointError:
             continue
-    if not whole:
-        return None
-    round_, path = max(whole)
-    return path, round_
+    return None
 
 
 def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
