@@ -344,7 +344,7 @@ def test_generator_that_dies_again_and_again_fails_the_trial_and_leaves_no_actor
     # The first evaluation asks for 12 rewards, a round for 16: the third round's rollout dies.
     reward = tmp_path / "murder.py"
     reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
-    config = trial_config(task={"reward": f"{reward}:reward"})
+    config = trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0})
     (result,) = fit(config, tmp_path)
     assert "ActorFailed: rollout: generator-0 died" in str(result.error)
     assert "replaced 3 times without finishing any work" in str(result.error)
@@ -354,7 +354,9 @@ def test_generator_that_dies_again_and_again_fails_the_trial_and_leaves_no_actor
 
 def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> None:
     # The launcher refuses this before Ray starts.
-    running = trainable(trial_config(task={"reward": "no_such_module:reward"}))
+    running = trainable(
+        trial_config(task={"reward": "no_such_module:reward", "reward_deadline_s": 5.0})
+    )
     with pytest.raises(ActorFailed, match=r"sync: generator-0 .*No module named 'no_such_module'"):
         running.step()
 

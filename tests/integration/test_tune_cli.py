@@ -275,7 +275,7 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
     argv = ["--space", "async_vs_sync", "--name", "killed", *SMALL, "--set", "arm=sync"]
     argv += ["--set", "eval.every=2"]
     process = subprocess.Popen(
-        command(*argv, "--iterations", "30", "--checkpoint-every", "3", storage=tmp_path),
+        command(*argv, "--iterations", "40", "--checkpoint-every", "3", storage=tmp_path),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=tmp_path,
@@ -291,13 +291,13 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
     assert not alive
     (trial,) = trial_directories(experiment)
     before = len(rows(trial))
-    assert 6 <= before < 30
+    assert 6 <= before < 40
 
     resumed = run("--resume", "must", "--name", "killed", storage=tmp_path)
 
     assert resumed.returncode == 0, resumed.stderr
-    every = list(range(1, 31))
-    evaluated = list(range(0, 31, 2))
+    every = list(range(1, 41))
+    evaluated = list(range(0, 41, 2))
     results = rows(trial)
     assert [row["training_iteration"] for row in results] == every
     assert results[before]["iterations_since_restore"] < before  # it did not start over
@@ -305,11 +305,11 @@ def test_after_a_killed_driver_no_round_is_there_twice_or_missing(tmp_path):
         assert [int(row["training_iteration"]) for row in csv.DictReader(file)] == every
     for kind in ("rollouts", "versions"):
         assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
-    assert len(parts(trial, "rollouts")) == 30 * 16
+    assert len(parts(trial, "rollouts")) == 40 * 16
     held_out = [entry["round"] for entry in parts(trial, "evaluations")]
     assert held_out == [round_ for round_ in evaluated for _ in range(8)]
     rounds = [span for span in spans(trial)["trial"] if span[0] == "round"]
-    assert len(rounds) == 30
+    assert len(rounds) == 40
     events = EventAccumulator(str(trial), {"scalars": 0, "histograms": 0, "tensors": 0})
     events.Reload()
     for name in events.Tags()["scalars"]:
