@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -99,16 +100,21 @@ def always(failure: str) -> Outcome:
         file = Path(storage) / "rewards.py"
         file.write_text(REWARD.format(every=1, failure=REWARDS[failure]))
         settings = {"task.reward": f"{file}:reward", "task.reward_deadline_s": DEADLINE_S}
-        experiment = Experiment(Path(storage), "sync", **settings)
-        start = time.monotonic()
-        with experiment.start() as running:
-            text = running.output()
-            status = running.process.returncode
-        line = next((line for line in text.splitlines() if line.startswith("failed: ")), "")
-        return Outcome(
-            survived=status == 1 and "task.max_error_rate" in line,
-            happened=f"status {status} after {time.monotonic() - start:.0f} s: {line[:160]}",
-        )
+        return fails_and_names("task.max_error_rate", Path(storage), **settings)
+
+
+def fails_and_names(cause: str, storage: Path, **settings: Any) -> Outcome:
+    """Survived is here: status 1, and the line of the failed trial names the cause."""
+    experiment = Experiment(storage, "sync", **settings)
+    start = time.monotonic()
+    with experiment.start() as running:
+        text = running.output()
+        status = running.process.returncode
+    line = next((line for line in text.splitlines() if line.startswith("failed: ")), "")
+    return Outcome(
+        survived=status == 1 and cause in line,
+        happened=f"status {status} after {time.monotonic() - start:.0f} s: {line[:160]}",
+    )
 
 
 def nan_loss(rng: random.Random, repeat: int) -> Outcome:
@@ -147,15 +153,7 @@ def bit_equal(a: LearnerState, b: LearnerState) -> bool:
 def exploding_run(rng: random.Random, repeat: int) -> Outcome:
     """A learning rate that makes the loss overflow: the trial ends with a line that says so."""
     with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), "sync", **{"optim.lr": 1e6})
-        with experiment.start() as running:
-            text = running.output()
-            status = running.process.returncode
-        line = next((line for line in text.splitlines() if line.startswith("failed: ")), "")
-        return Outcome(
-            survived=status == 1 and "optim.max_skipped_steps=3" in line,
-            happened=f"status {status}: {line[:160]}",
-        )
+        return fails_and_names("optim.max_skipped_steps=3", Path(storage), **{"optim.lr": 1e6})
 
 
 SPACE = ("--space", "async_vs_sync")

@@ -246,15 +246,13 @@ class Pipeline:
         batches = []
         count = self.config.buffer.sample_batches * self.config.rollout.prompts
         first = (round_ - self._first_round) * self._batches_per_round
+        oldest = self._oldest_batch(round_)
         for lane in range(self._batches_per_round):
             fresh = self._batch_cursors(first + lane)
             # The rollout batches that had its place in the rounds before.
             older = [
                 cursor
-                for batch in range(
-                    first + lane - self._batches_per_round, -1, -self._batches_per_round
-                )
-                if batch >= self._oldest_batch(round_)
+                for batch in range(oldest + lane, first + lane, self._batches_per_round)
                 for cursor in self._batch_cursors(batch)
             ]
             rng = np.random.default_rng((self.config.seed, round_, lane, 0, REPLAY))
