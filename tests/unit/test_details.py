@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import torch
-from fakes import one_token_group
 
+from benchmarks.virtual_time import one_token_group
 from callbacks.gradient_steps import SCHEMA
 from grpo_trainable.actors.learner import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.details import (

@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fakes import World, constant_durations, long_tailed_durations, world
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.virtual_time import World, constant_durations, long_tailed_durations, world
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.pipeline import RoundReport
@@ -153,7 +153,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     batches_per_round = config.k if config.k_mode == "fresh_batches" else 1
     assert all(len(call.cursors) == batches_per_round for call in w.trained)
 
-    # Nothing beyond the last round, each prompt once; FakeRequests refuses any other.
+    # Nothing beyond the last round, each prompt once; VirtualRequests refuses any other.
     asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
     assert asked == all_cursors(config)
     assert_evaluated(w)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fakes import one_token_group
 
+from benchmarks.virtual_time import one_token_group
 from grpo_trainable.replay_buffer import SAMPLINGS, Drawn, ReplayBuffer
 from grpo_trainable.versions import StalenessGate
 

@@ -1,12 +1,15 @@
-"""A runtime in virtual time: actors that take a random while, and answers that cost nothing.
+"""Our pipeline in virtual time: actors whose work takes a given while and costs nothing.
 
-Time goes in ticks of 1/64 second, so sums of durations are exact in floating point.
+Pipeline, gate, buffer and learner group are the product's own; actors, calls and the clock are not.
+The unit tests drive the pipeline with it through timings that no machine would show twice, and
+`schedule_sim.py` past the machines that we have.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,24 +34,30 @@ from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 from grpo_trainable.timers import Span
 
-TICK = 1 / 64
+MAX_WAITS = 20_000  # after which a pipeline is taken to wait for ever
+TICK = 1 / 64  # of durations in tests: sums of them are exact in floating point
 
-Durations = Callable[[str], int]  # stage -> ticks, at least one
+Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
 
 
 def constant_durations(**ticks: int) -> Durations:
     """The ticks given for a stage, one for any other."""
-    return lambda stage: ticks.get(stage, 1)
+    return lambda actor, stage: ticks.get(stage, 1) * TICK
 
 
 def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
     """Log-normal around the stage's scale in ticks: now and then ten times as long."""
     rng = random.Random(seed)
-    return lambda stage: 1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))
+    return lambda actor, stage: (
+        (1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))) * TICK
+    )
+
+
+_END = operator.attrgetter("end")
 
 
 @dataclass(eq=False)
-class FakeCall:
+class VirtualCall:
     actor: str
     stage: str
     start: float
@@ -60,25 +69,25 @@ class FakeCall:
     later: Callable[[], Any] | None = None  # its value, once it is over
 
 
-class FakeRuntime:
+class VirtualRuntime:
     """Waiting moves the clock to the next answer. What is ready then comes in any order, and now
     and then only in part."""
 
-    def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = 20_000) -> None:
+    def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = MAX_WAITS) -> None:
         self.time = 0.0
         self.latency = latency  # from a call's submission to its earliest start
-        self.uncollected: set[FakeCall] = set()
+        self.uncollected: set[VirtualCall] = set()
         self._rng = random.Random(seed)
         self._waits_left = max_waits
 
     def now(self) -> float:
         return self.time
 
-    def wait(self, calls: Sequence[FakeCall], timeout_s: float) -> list[FakeCall]:
+    def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
         self._waits_left -= 1
         assert self._waits_left > 0, "waits for ever"
         assert calls, "waits for nothing"
-        first = min(call.end for call in calls)
+        first = min(map(_END, calls))
         if first > self.time + timeout_s:
             self.time += timeout_s
             return []
@@ -86,7 +95,7 @@ class FakeRuntime:
         ready = [call for call in calls if call.end <= self.time]
         return self._rng.sample(ready, self._rng.randint(1, len(ready)))
 
-    def result(self, call: FakeCall) -> Any:
+    def result(self, call: VirtualCall) -> Any:
         assert call.end <= self.time, "collected before it was done"
         self.uncollected.remove(call)
         if call.lost:
@@ -96,7 +105,7 @@ class FakeRuntime:
         return call.value if call.later is None else call.later()
 
 
-class FakeActor:
+class VirtualActor:
     """Works through its calls in the order they were submitted, one at a time.
 
     `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
@@ -106,7 +115,7 @@ class FakeActor:
 
     def __init__(
         self,
-        runtime: FakeRuntime,
+        runtime: VirtualRuntime,
         name: str,
         role: Any,
         durations: Durations,
@@ -125,19 +134,19 @@ class FakeActor:
         self._free_at = 0.0
         self._beside_free_at = 0.0  # of the thread that takes deposits
 
-    def submit(self, stage: str, method: str, *args: Any) -> FakeCall:
+    def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
         beside = method == "deposit"
         free_at = self._beside_free_at if beside else self._free_at
         start = max(self._runtime.time + self._runtime.latency, free_at)
-        end = start + self._durations(stage) * TICK
+        end = start + self._durations(self.name, stage)
         if self._hangs(stage, n):
             end = math.inf
         if beside:
             self._beside_free_at = end
         else:
             self._free_at = end
-        call = FakeCall(self.name, stage, start, end)
+        call = VirtualCall(self.name, stage, start, end)
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
         elif method == "generate" and getattr(self._role, "takes_deposits", False):
@@ -160,7 +169,7 @@ class FakeActor:
         self._runtime.uncollected -= gone
 
 
-class FakeRequests:
+class VirtualRequests:
     """Requests of one-token prompts. Keeps what was asked for."""
 
     def __init__(self, config: GRPOConfig) -> None:
@@ -222,7 +231,7 @@ class GeneratorCall:
     end: float
 
 
-class FakeGenerator:
+class VirtualGenerator:
     """Rewards are a function of (cursor, weights): what the real one promises."""
 
     def __init__(
@@ -331,7 +340,7 @@ class TrainingCall:
         return [cursor for batch in self.cursors for cursor in batch]
 
 
-class FakeLearner:
+class VirtualLearner:
     def __init__(self, k: int, record: list[TrainingCall]) -> None:
         self._k = k
         self._record = record
@@ -405,10 +414,10 @@ class FakeLearner:
         pass
 
 
-class FakeColocated:
+class VirtualColocated:
     """Both roles in one actor."""
 
-    def __init__(self, generator: FakeGenerator, learner: FakeLearner) -> None:
+    def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
         self.generate, self.load = generator.generate, generator.load
         self.update, self.publish = learner.update, learner.publish
         self.state, self.load_state = learner.state, learner.load_state
@@ -419,10 +428,10 @@ class World:
     """A pipeline over fake actors, and what these have seen."""
 
     config: GRPOConfig
-    runtime: FakeRuntime
+    runtime: VirtualRuntime
     pipeline: Pipeline
     learners: LearnerGroup
-    requests: FakeRequests
+    requests: VirtualRequests
     trained: list[TrainingCall] = field(default_factory=list)
     generated: list[GeneratorCall] = field(default_factory=list)
 
@@ -441,6 +450,7 @@ def world(
     durations: Durations | None = None,
     seed: int = 0,
     latency: float = 0.0,
+    max_waits: int = MAX_WAITS,
     reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
@@ -448,14 +458,14 @@ def world(
     """`hangs(actor, stage, n)`: whether the n-th call of a stage to the actors of a name is never
     answered; `dies(actor, stage, n)`: whether the actor dies in it."""
     durations = durations or constant_durations()
-    runtime = FakeRuntime(seed=seed, latency=latency)
+    runtime = VirtualRuntime(seed=seed, latency=latency, max_waits=max_waits)
     trained: list[TrainingCall] = []
     generated: list[GeneratorCall] = []
 
     submitted: dict[str, dict[str, int]] = {}
 
-    def actor(name: str, role: Any) -> FakeActor:
-        return FakeActor(
+    def actor(name: str, role: Any) -> VirtualActor:
+        return VirtualActor(
             runtime,
             name,
             role,
@@ -465,20 +475,20 @@ def world(
             submitted.setdefault(name, {}),
         )
 
-    def spawn(name: str) -> FakeActor:
-        role = FakeGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
+    def spawn(name: str) -> VirtualActor:
+        role = VirtualGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
         return actor(name, role)
 
-    learner_role = FakeLearner(config.k, trained)
+    learner_role = VirtualLearner(config.k, trained)
     if config.placement == "colocated":
-        role = FakeColocated(FakeGenerator("worker", generated, reward_fails), learner_role)
+        role = VirtualColocated(VirtualGenerator("worker", generated, reward_fails), learner_role)
         learner = actor("worker", role)
         generators = [learner]
     else:
         learner = actor("learner", learner_role)
         generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
     learners = LearnerGroup([learner], runtime, config.resources.deadline_s)
-    requests = FakeRequests(config)
+    requests = VirtualRequests(config)
     pipeline = Pipeline(
         config,
         requests,

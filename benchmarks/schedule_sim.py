@@ -1,0 +1,404 @@
+"""What the schedule alone is worth: the pipeline in virtual time, for 1 to 1,024 generators.
+
+Pipeline, gate, replay buffer and learner group are the product's own; actors only take their time
+(virtual_time.py). Two parts, each a part of the JSON:
+
+validation   Runs trials on this machine, takes from the trace of each how long its calls took (a
+             unit of generation, an update, a publication, a load) and from its rows what the
+             driver adds, and simulates wall-clock a round. `own` draws from the run's own times;
+             `sync` from those of the synchronous run beside it, which knows nothing of the
+             overlap: that is the prediction.
+scaling      Weak scaling: every generator has `UNITS` units a round to sample, and the learner
+             keeps pace with them (by as many devices as it takes), so that both sides are equally
+             busy. Times of units are log-normal with mean 1 and the given σ: 0 is responses of
+             one length, 1 a long tail. Speed-up is over lag 0 with as many generators. The plot
+             goes to docs/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from asynchrony import ARMS as THREADS
+from asynchrony import COLOCATED_1, WORKLOADS
+from measure import RESULTS, ROOT, provenance, write
+from trials import counted_rows, finished_trial
+from virtual_time import Durations, World, world
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.metrics import stage_seconds
+from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.timers import WallClock
+
+PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
+
+# ---- Simulation ------------------------------------------------------------------------------
+
+
+def simulate(
+    config: GRPOConfig, durations: Durations, *, hop_s: float = 0.0, gap_s: float = 0.0, seed: int
+) -> tuple[World, list[RoundReport]]:
+    """Every round of a trial. `hop_s`: from a call's submission to its start; `gap_s`: from the end
+    of one `step()` to the start of the next."""
+    simulated = world(config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9)
+    simulated.pipeline.start()
+    reports = []
+    for _ in range(config.rounds):
+        simulated.runtime.time += gap_s
+        reports.append(simulated.pipeline.run_round())
+    return simulated, reports
+
+
+def wall_clock_a_round(reports: Sequence[RoundReport], first_round: int) -> float:
+    """Seconds, from the start of round `first_round` (1-based) to the end of the last."""
+    counted = reports[first_round - 1 :]
+    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in counted)
+    return (counted[-1].end - counted[0].start - evaluation_s) / len(counted)
+
+
+# ---- Validation ------------------------------------------------------------------------------
+
+UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
+LEARNER_BOUND = ["lag=4", "k=2", "k_mode=same_batch"]
+
+# Label -> arm of async_vs_sync, settings beside those of the balanced workload of `tiny`.
+VALIDATED: dict[str, tuple[str, list[str]]] = {
+    "sync": ("sync", []),
+    "sync, 2 generators": (
+        "sync",
+        ["resources.num_generators=2", "resources.generator_cpus=0.95"],
+    ),
+    "colocated": ("colocated_k1", THREADS[COLOCATED_1][1]),
+    "lag 1": ("async_k1", []),
+    "lag 1, in flight": ("async_k1", ["weight_update=in_flight"]),
+    "lag 4, k=2": ("async_k1", LEARNER_BOUND),
+}
+UPDATE_PASSES = {"lag 4, k=2": 2}  # over the batch in an update; `sync` has one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """What a run's trace and rows say: seconds of each call, by kind, after the first rounds."""
+
+    calls: dict[tuple[str, str], list[float]]  # (side, kind): generator or learner
+    reference_s: float  # of an update, which no further gradient step adds
+    hop_s: float
+    gap_s: float
+
+    def draws(self, seed: int, passes: int = 1) -> Durations:
+        rng = random.Random(seed)
+
+        def duration(actor: str, stage: str) -> float:
+            side = "learner" if (actor == "learner" or stage == UPDATE) else "generator"
+            drawn = rng.choice(self.calls[side, stage])
+            if stage == UPDATE:
+                drawn += (passes - 1) * (drawn - self.reference_s)
+            return drawn
+
+        return duration
+
+
+def times_of(directory: Path, *, hops: int | None) -> tuple[Times, float]:
+    """And wall-clock a round. `hops`: the calls of a round that wait for each other, between which
+    `time/other_s` lies; None where rounds overlap and the driver's part cannot be seen."""
+    rows = counted_rows(
+        [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+    )
+    events = json.loads((directory / "trace.json").read_text())
+    actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X" and actors[event["tid"]] != "trial":
+            spans[actors[event["tid"]]].append(event)
+    calls: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for actor, own in spans.items():
+        for call in calls_of(own):
+            names = {event["name"] for event in call}
+            kind = next(
+                (kind for name, kind in (("rollout", UNIT), ("evaluation", EVALUATION),
+                                         ("optimize", UPDATE), ("sync", SYNC)) if name in names),
+                None,
+            )  # fmt: skip
+            # The first rounds warm up; their evaluation is the only one before the last.
+            if kind is None or (
+                kind != EVALUATION and call[0]["args"]["round"] < WallClock.FIRST_ROUND
+            ):
+                continue
+            seconds = (call[-1]["ts"] + call[-1]["dur"] - call[0]["ts"]) / 1e6
+            side = "learner" if actor == "learner" or kind == UPDATE else "generator"
+            calls[side, kind].append(seconds)
+    wall_clock_s = rows[-1]["time/wall_clock_s"]
+    between = wall_clock_s - sum(r["time/step_s"] - r["time/eval_s"] for r in rows)
+    other = statistics.median(row["time/other_s"] for row in rows)
+    times = Times(
+        calls=dict(calls),
+        reference_s=statistics.median(row["time/reference_s"] for row in rows),
+        hop_s=0.0 if hops is None else other / hops,
+        gap_s=max(0.0, between / (len(rows) - 1)),
+    )
+    return times, wall_clock_s / len(rows)
+
+
+def calls_of(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """An actor's spans by call: it waits between any two."""
+    calls: list[list[dict[str, Any]]] = [[]]
+    for event in sorted(events, key=lambda e: e["ts"]):
+        if event["name"] == "waiting":
+            calls.append([])
+        else:
+            calls[-1].append(event)
+    return [call for call in calls if call]
+
+
+def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
+    rounds, settings = WORKLOADS["tiny"]
+    results = []
+    for repeat in range(repeats):
+        sync: Times | None = None
+        for label, (arm, more) in VALIDATED.items():
+            options = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
+            for assignment in (f"eval.every={rounds}", *settings, *more):
+                options += ["--set", assignment]
+            with finished_trial(arm, seed=seed + repeat, options=options) as directory:
+                config = config_of(directory)
+                # Load, the first unit, update, publish.
+                times, measured = times_of(directory, hops=None if config.lag else 4)
+            sync = times if label == "sync" else sync
+            assert sync is not None
+            own = replace(times, hop_s=sync.hop_s)
+            of_sync = replace(sync, gap_s=times.gap_s if config.lag == 0 else sync.gap_s)
+            simulated = {
+                "own": median_wall_clock(config, own),
+                "sync": median_wall_clock(config, of_sync, passes=UPDATE_PASSES.get(label, 1)),
+            }
+            results.append(
+                {
+                    "run": label,
+                    "repeat": repeat,
+                    "measured_s": measured,
+                    "simulated_s": simulated,
+                    "error": {how: s / measured - 1.0 for how, s in simulated.items()},
+                    "hop_s": own.hop_s,
+                    "gap_s": times.gap_s,
+                }
+            )
+            errors = results[-1]["error"]
+            print(
+                f"repeat {repeat} {label:<20} {measured:.3f} s a round; from its own times "
+                f"{simulated['own']:.3f} s ({errors['own']:+.1%}), from those of the synchronous "
+                f"run {simulated['sync']:.3f} s ({errors['sync']:+.1%})",
+                flush=True,
+            )
+    return results
+
+
+def median_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
+    """Over several draws."""
+    walls = []
+    for seed in range(5):
+        durations = times.draws(seed, passes)
+        _, reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=seed)
+        walls.append(wall_clock_a_round(reports, WallClock.FIRST_ROUND))
+    return statistics.median(walls)
+
+
+def config_of(directory: Path) -> GRPOConfig:
+    return GRPOConfig.from_dict(json.loads((directory / "params.json").read_text()))
+
+
+# ---- Scaling ---------------------------------------------------------------------------------
+
+GENERATORS = tuple(2**n for n in range(0, 11, 2))
+UNITS = 4  # a round for each generator, of mean length 1
+SYNC_S = 0.02  # of a publication and of a load: one in two hundred of a round's work
+TAILS = (0.0, 0.5, 1.0)  # σ
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sync": {"lag": 0},
+    "lag 1": {"lag": 1},
+    "lag 1, in flight": {"lag": 1, "weight_update": "in_flight"},
+    "lag 2": {"lag": 2},
+    "lag 4": {"lag": 4},
+    "lag 8": {"lag": 8},
+}
+
+
+def long_tailed(seed: int, sigma: float) -> Durations:
+    """Mean 1 for a unit: e^(σz − σ²/2)."""
+    rng = random.Random(seed)
+    fixed = {UPDATE: float(UNITS), SYNC: SYNC_S, EVALUATION: 0.0}
+
+    def duration(actor: str, stage: str) -> float:
+        if stage in fixed:
+            return fixed[stage]
+        return rng.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0
+
+    return duration
+
+
+def rounds_counted(generators: int) -> int:
+    """After the largest lag and two more; fewer where every round averages over more units."""
+    return max(12, min(200, 3200 // generators))
+
+
+def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
+    warm_up = max(s["lag"] for s in SCHEDULES.values()) + 2
+    results = []
+    for count in generators:
+        for sigma in TAILS:
+            walls: dict[str, list[float]] = {}
+            lags: dict[str, float] = {}
+            began = time.monotonic()
+            for label, schedule in SCHEDULES.items():
+                walls[label] = []
+                for seed in range(seeds if sigma else 1):
+                    config = scaled_config(count, warm_up + rounds_counted(count), schedule)
+                    _, reports = simulate(config, long_tailed(seed, sigma), seed=seed)
+                    walls[label].append(wall_clock_a_round(reports, warm_up + 1))
+                    lags[label] = statistics.fmean(
+                        report.metrics["lag/mean"] for report in reports[warm_up:]
+                    )
+            speed_ups = {
+                label: [base / wall for base, wall in zip(walls["sync"], walls[label], strict=True)]
+                for label in SCHEDULES
+            }
+            medians = {label: statistics.median(values) for label, values in speed_ups.items()}
+            results.append(
+                {
+                    "generators": count,
+                    "sigma": sigma,
+                    "rounds_counted": rounds_counted(count),
+                    "sync_round_s": statistics.median(walls["sync"]),
+                    "speed_ups": speed_ups,
+                    "speed_up_medians": medians,
+                    "mean_lag": lags,
+                }
+            )
+            shown = ", ".join(f"{label} {m:.2f}x" for label, m in medians.items() if m != 1.0)
+            print(
+                f"{count:>5} generators, σ {sigma:g}: {shown} ({time.monotonic() - began:.0f} s)",
+                flush=True,
+            )
+    return results
+
+
+def scaled_config(generators: int, rounds: int, schedule: dict[str, Any]) -> GRPOConfig:
+    return GRPOConfig.from_dict(
+        {
+            "placement": "disaggregated",
+            "rounds": rounds,
+            "rollout": {
+                "prompts": generators * UNITS,
+                "unit_prompts": 1,
+                "group_size": 1,
+            },
+            "loss": {"advantage": "none", "type": "no_baseline"},
+            "eval": {"every": rounds, "prompts": 1, "samples": 1},
+            "resources": {"num_generators": generators, "deadline_s": 1e9},
+            **schedule,
+        }
+    )
+
+
+# ---- The plot --------------------------------------------------------------------------------
+
+
+def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from launch.plots import colour, marker
+
+    figure = Figure(figsize=(11.0, 4.2), dpi=110)
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(TAILS), sharey=True)
+    for panel, sigma in zip(panels, TAILS, strict=True):
+        own = [point for point in points if point["sigma"] == sigma]
+        counts = [point["generators"] for point in own]
+        for i, label in enumerate(label for label in SCHEDULES if label != "sync"):
+            values = [point["speed_ups"][label] for point in own]
+            panel.plot(
+                counts,
+                [statistics.median(v) for v in values],
+                color=colour(i),
+                marker=marker(i),
+                markersize=4,
+                linestyle="--" if "in flight" in label else "-",
+                label=label,
+            )
+            lows, highs = [min(v) for v in values], [max(v) for v in values]
+            panel.fill_between(counts, lows, highs, color=colour(i), alpha=0.15, linewidth=0)
+        panel.axhline(1.0, color="#888888", linewidth=1)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(counts, [str(count) for count in counts])
+        panel.set_xlabel("generators")
+        tail = "responses of one length" if sigma == 0 else f"log-normal, σ = {sigma:g}"
+        panel.set_title(f"Units: {tail}", fontsize=11)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("speed-up over lag 0")
+    panels[0].legend(frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    print(f"drawn to {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="--parts scaling needs no Ray and takes some minutes.",
+    )
+    parser.add_argument("--parts", nargs="+", choices=("validation", "scaling"),
+                        default=["validation", "scaling"])  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=3, help="of the validation's trials (3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
+    parser.add_argument("--seeds", type=int, default=3, help="of each point of the plot (3)")
+    parser.add_argument("--generators", nargs="+", type=int, default=GENERATORS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "schedule_sim.json", help="JSON file")
+    parser.add_argument("--plot", type=Path, default=PLOT, help="PNG of the scaling")
+    args = parser.parse_args()
+    result = json.loads(args.out.read_text()) if args.out.exists() else {}
+    if "validation" in args.parts:
+        runs = validate(args.repeats, args.seed)
+        worst = {how: max(abs(r["error"][how]) for r in medians(runs)) for how in ("own", "sync")}
+        print(f"largest error of a median: {worst['own']:.1%} own, {worst['sync']:.1%} predicted")
+        result["validation"] = {
+            **provenance(args),
+            "workload": dict(zip(("rounds", "settings"), WORKLOADS["tiny"], strict=True)),
+            "runs": runs,
+            "medians": medians(runs),
+            "largest_error": worst,
+        }
+    if "scaling" in args.parts:
+        points = scale(args.generators, args.seeds)
+        result["scaling"] = {
+            **provenance(args),
+            "workload": {"units": UNITS, "sync_s": SYNC_S},
+            "points": points,
+        }
+        draw(points, args.plot)
+    write(args.out, result)
+
+
+def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over the repeats, of the errors with their signs."""
+    result = []
+    for label in dict.fromkeys(run["run"] for run in runs):
+        own = [run for run in runs if run["run"] == label]
+        error = {
+            how: statistics.median(run["error"][how] for run in own) for how in ("own", "sync")
+        }
+        result.append({"run": label, "error": error})
+    return result
+
+
+if __name__ == "__main__":
+    main()
