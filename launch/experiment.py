@@ -370,6 +370,7 @@ class TrialFiles:
     """What a trial's Parquet parts say."""
 
     lags: Counter[int]  # groups by the lag of their first training
+    uses: float | None  # how often a group was trained on, the mean over groups
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # by the step of the round, from 1
@@ -383,6 +384,7 @@ def read_files(trial: TrialRecord) -> TrialFiles:
     steps, damaged_steps = read_parts(trial, "steps")
     return TrialFiles(
         lags=_lags(rollouts),
+        uses=_uses(rollouts),
         examples=_examples(evaluations.to_pylist(), EXAMPLES),
         changes=_changes(versions.to_pylist()),
         steps=_steps(steps.to_pylist()),
@@ -414,6 +416,13 @@ def _lags(rollouts: pa.Table) -> Counter[int]:
     first = rollouts.filter(pc.field("first_use") & pc.field("lag").is_valid())
     groups = first.group_by(["round", "cursor"]).aggregate([("lag", "max")])
     return Counter(groups.column("lag_max").to_pylist())
+
+
+def _uses(rollouts: pa.Table) -> float | None:
+    """A group has rows in every round that trained on it."""
+    trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
+    groups = rollouts.group_by("cursor").aggregate([]).num_rows
+    return trained / groups if groups else None
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:

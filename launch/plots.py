@@ -329,6 +329,19 @@ def _drift(arms: Arms) -> list[Plot]:
     plots.append(
         _lines(
             arms,
+            name="clip_fraction",
+            title="Clipped tokens",
+            look="The share of tokens that give no gradient any more: high means that the "
+            "rollouts are too old, or the steps too large, for what they still teach.",
+            x_label="round",
+            y_label="clip fraction",
+            series=metric("loss/clip_fraction"),
+            missing="No row has loss/clip_fraction.",
+        )
+    )
+    plots.append(
+        _lines(
+            arms,
             name="reference_nll",
             title="Is it still language?",
             look="How surprised the first weights are by a token of today's responses: a steep "

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
 from grpo_trainable.config import GRPOConfig, flatten, shown
+from launch.answers import Answer, answer
 from launch.experiment import (
     ExperimentError,
     ExperimentRecord,
@@ -173,6 +174,7 @@ def render_page(
         _head(experiment, name),
         _missing(experiment, files, damaged),
         _table_section(comparison),
+        _answer_section(answer(experiment, comparison, files)),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
         _examples_section(experiment, files),
         _settings_section(experiment),
@@ -279,6 +281,17 @@ def _table_section(comparison: Comparison) -> str:
         f'<section id="arms">\n<h2>The arms compared</h2>\n'
         f"{_table(HEADER, comparison.rows(), figures=True)}\n"
         f'<p class="note">{_text(notes)}</p>\n</section>'
+    )
+
+
+def _answer_section(found: Answer | None) -> str:
+    if found is None:
+        return ""
+    said = "".join(f"<li>{_text(sentence)}</li>" for sentence in found.said)
+    return (
+        f'<section id="answer">\n<h2>What was asked</h2>\n<ul>{said}</ul>\n'
+        f"{_table(found.header, found.rows(), figures=True)}\n"
+        f'<p class="note">{_text(found.note)}</p>\n</section>'
     )
 
 

@@ -159,7 +159,8 @@ def show(values: Sequence[float | None], form: str) -> str:
     middle, low, high = (
         form.format(value) for value in (statistics.median(known), min(known), max(known))
     )
-    return middle if low == high else f"{middle} ({low}-{high})"
+    between = " to " if low.startswith("-") else "-"
+    return middle if low == high else f"{middle} ({low}{between}{high})"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

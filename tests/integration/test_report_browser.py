@@ -113,11 +113,11 @@ def test_pictures_load_and_the_page_never_scrolls_sideways(which, width, request
     assert told["page"] <= told["window"] <= width
     assert told["window"] > width - 20  # but for a scroll bar
     assert told["images"] == [720] * len(told["images"])
-    assert len(told["images"]) == (19 if which == "full" else 6)
+    assert len(told["images"]) == (20 if which == "full" else 6)
 
 
 def test_plots_follow_the_colour_scheme(full, tmp_path):
     light = measure(full, 1280, tmp_path / "light", "--blink-settings=preferredColorScheme=1")
     dark = measure(full, 1280, tmp_path / "dark", "--blink-settings=preferredColorScheme=0")
 
-    assert (light["dark"], dark["dark"]) == (0, 19)
+    assert (light["dark"], dark["dark"]) == (0, 20)

@@ -182,6 +182,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 kl__previous_k3_nats=0.12 * k,
                 kl__behaviour_nats=0.1 * k * (1 + lag) + wave(n, 0.04),
                 kl__behaviour_k3_nats=0.1 * k * (1 + lag),
+                loss__clip_fraction=0.01 * k,
                 response__length_mean=38 - 8 * n / rounds + wave(n, 1),
                 response__reference_nll_nats=1.2 + 0.3 * n / rounds + wave(n, 0.03),
             )

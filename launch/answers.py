@@ -1,0 +1,214 @@
+"""What a space asks, answered arm by arm: the figures that its question is about, side by side.
+
+Every cell is the median over the seeds, with the least and the most; a difference is between
+trials of the same seed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
+from launch.summary import LAST_ROUNDS, Comparison, median, show
+
+Value = Callable[[TrialRecord, TrialFiles], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    name: str  # in files
+    title: str  # in tables
+    form: str
+    value: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A table, what it says in a sentence or two, and how to read it."""
+
+    arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one a seed
+    columns: Sequence[Column]
+    said: Sequence[str]
+    note: str
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        return ("arm", *(column.title for column in self.columns))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [
+            (arm, *(show(values[column.name], column.form) for column in self.columns))
+            for arm, values in self.arms.items()
+        ]
+
+
+def _last(name: str) -> Value:
+    return lambda trial, files: trial.last(name)
+
+
+def _mean(name: str) -> Value:
+    def value(trial: TrialRecord, files: TrialFiles) -> float | None:
+        column = trial.column(name)
+        return statistics.fmean(column) if column else None
+
+    return value
+
+
+def _middle(name: str) -> Value:
+    return lambda trial, files: median(trial.column(name))
+
+
+def _late(name: str) -> Value:
+    """Of the last rounds: one has few responses."""
+
+    def value(trial: TrialRecord, files: TrialFiles) -> float | None:
+        column = trial.column(name)[-LAST_ROUNDS:]
+        return statistics.fmean(column) if column else None
+
+    return value
+
+
+def _of_bound(trial: TrialRecord, files: TrialFiles) -> float | None:
+    mean = _mean("lag/mean")(trial, files)
+    return None if mean is None or trial.config.lag == 0 else mean / trial.config.lag
+
+
+def _dropped_share(trial: TrialRecord, files: TrialFiles) -> float | None:
+    dropped, requested = trial.last("count/dropped"), trial.last("count/requested")
+    return None if dropped is None or not requested else dropped / requested
+
+
+REWARD = Column(
+    name="reward", title="held-out reward", form="{:.3f}", value=_last("reward/eval_mean")
+)
+AGAINST = "against"  # the column of the differences, behind the reward
+WALL_CLOCK = Column(
+    name="wall_clock_s",
+    title="wall-clock s",
+    form="{:.0f}",
+    value=lambda trial, files: trial.last("time/wall_clock_s") or None,
+)
+DRIFT = (
+    Column(
+        name="kl_reference_nats",
+        title="KL to reference",
+        form="{:.1f}",
+        value=_late("kl/reference_nats"),
+    ),
+    Column(
+        name="reference_nll_nats",
+        title="reference NLL",
+        form="{:.2f}",
+        value=_late("response/reference_nll_nats"),
+    ),
+)
+OFF_POLICY = (
+    Column(
+        name="kl_behaviour_k3_nats",
+        title="KL to sampler (k3)",
+        form="{:.2g}",
+        value=_middle("kl/behaviour_k3_nats"),
+    ),
+    Column(name="clip_fraction", title="clipped", form="{:.1%}", value=_mean("loss/clip_fraction")),
+)
+GRADIENT_STEPS = Column(
+    name="gradient_steps", title="gradient steps", form="{:.0f}", value=_last("version/learner")
+)
+LAG = (
+    Column(name="lag", title="mean lag", form="{:.2f}", value=_mean("lag/mean")),
+    Column(name="lag_of_bound", title="of the bound", form="{:.0%}", value=_of_bound),
+    Column(
+        name="lag_max",
+        title="largest",
+        form="{:.0f}",
+        value=lambda trial, files: max(trial.column("lag/max"), default=None),
+    ),
+)
+REUSE = (
+    Column(
+        name="uses", title="uses of a group", form="{:.2f}", value=lambda trial, files: files.uses
+    ),
+    Column(name="age", title="mean age", form="{:.2f}", value=_mean("buffer/age_mean")),
+    Column(name="never_trained", title="never trained", form="{:.0%}", value=_dropped_share),
+)
+SHARES = tuple(
+    Column(
+        name=f"{stage}_share", title=stage, form="{:.0%}", value=_middle(f"time/{stage}_fraction")
+    )
+    for stage in ("rollout", "optimize", "reference", "sync")
+)
+
+# What each question is about, between the reward and the shares of the stages.
+COLUMNS: Mapping[str, Sequence[Column]] = {
+    "async_vs_sync": (WALL_CLOCK, *LAG, *OFF_POLICY, *DRIFT),
+    "gradient_steps": (GRADIENT_STEPS, WALL_CLOCK, *OFF_POLICY, *DRIFT),
+    "lag": (*LAG, WALL_CLOCK, *OFF_POLICY, *DRIFT),
+    "replay": (*REUSE, WALL_CLOCK, *OFF_POLICY, *DRIFT),
+}
+
+
+def answer(
+    experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
+) -> Answer | None:
+    """None where the experiment is of no space that asks something, or has one arm alone."""
+    columns = COLUMNS.get(str(experiment.description.get("space")))
+    # At equal samples: what was stopped early compares with nothing.
+    arms = {
+        arm: [trial for trial in trials if trial.round >= trial.config.rounds]
+        for arm, trials in experiment.arms.items()
+    }
+    if columns is None or len(arms) < 2:
+        return None
+    # The arm that everything is compared with, as in the table of costs; else the first.
+    base = comparison.baseline or next(iter(arms))
+    rewards = {trial.config.seed: trial.last("reward/eval_mean") for trial in arms[base]}
+
+    def against(trial: TrialRecord, files: TrialFiles) -> float | None:
+        own, other = trial.last("reward/eval_mean"), rewards.get(trial.config.seed)
+        return None if own is None or other is None else own - other
+
+    difference = Column(name=AGAINST, title=f"against {base}", form="{:+.3f}", value=against)
+    every = (REWARD, difference, *columns, *SHARES)
+    values = {
+        arm: {column.name: [column.value(t, files[t.name]) for t in trials] for column in every}
+        for arm, trials in arms.items()
+    }
+    return Answer(
+        arms=values,
+        columns=every,
+        said=_said(values, base),
+        note="Trials that have run all their rounds; medians over the seeds, least and most "
+        "below; differences are between trials of one seed. KL to the reference and NLL are those of the last rounds, in nats a response and a "
+        "token; the other KL and the shares of the stages are of the median round, clipped "
+        "tokens, lag and age means over the rounds.",
+    )
+
+
+def _said(values: Mapping[str, Mapping[str, Sequence[float | None]]], base: str) -> list[str]:
+    """What anyone would read off the table."""
+    rewards = {arm: median(own["reward"]) for arm, own in values.items()}
+    known = {arm: reward for arm, reward in rewards.items() if reward is not None}
+    if not known:
+        return ["No trial has run all its rounds yet."]
+    best = max(known, key=lambda arm: known[arm])
+    worst = min(known, key=lambda arm: known[arm])
+    said = [
+        f"Most held-out reward: {best}, {known[best]:.3f}; least: {worst}, {known[worst]:.3f}."
+        + (f" {base} stands at {known[base]:.3f}." if base in known else "")
+    ]
+    lower = [arm for arm in values if _signed(values[arm][AGAINST]) < 0]
+    higher = [arm for arm in values if _signed(values[arm][AGAINST]) > 0]
+    for arms, word in ((higher, "above"), (lower, "below")):
+        if arms:
+            said.append(f"{word.capitalize()} {base} with every seed: {', '.join(arms)}.")
+    return said
+
+
+def _signed(differences: Sequence[float | None]) -> int:
+    """1 or -1 when all seeds, at least two, agree in the sign; 0 otherwise."""
+    known = [value for value in differences if value is not None]
+    if len(known) < 2:
+        return 0
+    return int(all(value > 0 for value in known)) - int(all(value < 0 for value in known))

@@ -1,0 +1,109 @@
+"""What a space asked: the figures by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import experiments
+import pytest
+
+from launch.answers import Answer, answer
+from launch.experiment import read_experiment, read_files
+from launch.summary import compare
+from search_spaces import SPACES
+
+
+def answered(directory: Path) -> Answer | None:
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    return answer(experiment, compare(experiment.trials), files)
+
+
+def write_arm(directory: Path, space: str, arm: str, seed: int, rows: list[dict[str, Any]]) -> Path:
+    (trial,) = SPACES[space].trials({"arm": arm, "rounds": 2}, [seed])
+    return experiments.write_trial(directory, trial.to_dict(), rows)
+
+
+def two_rounds(reward: float, **second: float) -> list[dict[str, Any]]:
+    return [experiments.row(1), experiments.row(2, **{"reward__eval_mean": reward, **second})]
+
+
+def test_differences_are_between_trials_of_one_seed(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm, rewards in (("lag0", (0.8, 0.6)), ("lag1", (0.7, 0.9)), ("lag4", (0.5, 0.5))):
+        for seed, reward in enumerate(rewards):
+            write_arm(directory, "lag", arm, seed, two_rounds(reward))
+    found = answered(directory)
+    assert found is not None
+    assert found.header[:3] == ("arm", "held-out reward", "against lag0")
+    # Seeds of lag0: 0.8 and 0.6. lag1: 0.7 - 0.8 and 0.9 - 0.6.
+    assert [row[:3] for row in found.rows()] == [
+        ("lag0", "0.700 (0.600-0.800)", "+0.000"),
+        ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
+        ("lag4", "0.500", "-0.200 (-0.300 to -0.100)"),
+    ]
+    assert found.said == [
+        "Most held-out reward: lag1, 0.800; least: lag4, 0.500. lag0 stands at 0.700.",
+        "Below lag0 with every seed: lag4.",
+    ]
+
+
+def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    write_arm(directory, "lag", "lag0", 0, two_rounds(0.5))
+    rows = [
+        experiments.row(1, lag__mean=1.0, lag__max=2.0),
+        experiments.row(2, lag__mean=4.0, lag__max=4.0),
+    ]
+    write_arm(directory, "lag", "lag4", 0, rows)
+    found = answered(directory)
+    assert found is not None
+    own = found.arms["lag4"]
+    assert (own["lag"], own["lag_of_bound"], own["lag_max"]) == ([2.5], [0.625], [4.0])
+    assert found.arms["lag0"]["lag_of_bound"] == [None]  # no bound to reach
+
+
+def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "replay", space="replay")
+    write_arm(directory, "replay", "no_replay", 0, two_rounds(0.5))
+    rows = two_rounds(0.5, count__requested=4.0, count__dropped=1.0)
+    trial = write_arm(directory, "replay", "capacity4_fifo", 0, rows)
+    # Two responses a row of groups: group 1 in both rounds, 2 and 3 in one each.
+    experiments.write_part(trial, "rollouts", 1, [experiments.rollout(1, c) for c in (1, 1, 2, 2)])
+    again = [experiments.rollout(2, 1, first_use=False)] * 2
+    experiments.write_part(trial, "rollouts", 2, [*again, *[experiments.rollout(2, 3)] * 2])
+    found = answered(directory)
+    assert found is not None
+    own = found.arms["capacity4_fifo"]
+    assert own["uses"] == [pytest.approx(4 / 3)]
+    assert own["never_trained"] == [0.25]
+
+
+@pytest.mark.parametrize("space", sorted(SPACES))
+def test_every_space_has_an_answer(tmp_path, space):
+    directory = experiments.write_experiment(tmp_path / space, space=space)
+    for arm in SPACES[space].arms:
+        write_arm(directory, space, arm, 0, two_rounds(0.5))
+    found = answered(directory)
+    assert found is not None
+    assert [row[0] for row in found.rows()] == list(SPACES[space].arms)
+
+
+def test_one_arm_or_a_search_of_ones_own_asks_nothing(tmp_path):
+    one = experiments.write_experiment(tmp_path / "one", space="lag")
+    write_arm(one, "lag", "lag0", 0, two_rounds(0.5))
+    assert answered(one) is None
+    own = experiments.write_experiment(tmp_path / "own", space=None)
+    for arm in ("lag0", "lag1"):
+        write_arm(own, "lag", arm, 0, two_rounds(0.5))
+    assert answered(own) is None
+
+
+def test_what_was_stopped_early_is_compared_with_nothing(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm in ("lag0", "lag1"):
+        write_arm(directory, "lag", arm, 0, two_rounds(0.5)[: 1 if arm == "lag1" else 2])
+    found = answered(directory)
+    assert found is not None
+    assert [row[:3] for row in found.rows()] == [("lag0", "0.500", "+0.000"), ("lag1", "-", "-")]
