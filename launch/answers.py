@@ -180,9 +180,9 @@ def answer(
         columns=every,
         said=_said(values, base),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
-        "below; differences are between trials of one seed. KL to the reference and NLL are those of the last rounds, in nats a response and a "
-        "token; the other KL and the shares of the stages are of the median round, clipped "
-        "tokens, lag and age means over the rounds.",
+        "below; differences are between trials of one seed. KL to the reference and NLL are those "
+        "of the last rounds, in nats a response and a token; the other KL and the shares of the "
+        "stages are of the median round, clipped tokens, lag and age means over the rounds.",
     )
 
 
