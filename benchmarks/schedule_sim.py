@@ -28,8 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asynchrony import ARMS as THREADS
-from asynchrony import COLOCATED_1, WORKLOADS
+from asynchrony import ARMS, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
 from trials import counted_rows, finished_trial
 from virtual_time import Durations, World, world
@@ -77,7 +76,7 @@ VALIDATED: dict[str, tuple[str, list[str]]] = {
         "sync",
         ["resources.num_generators=2", "resources.generator_cpus=0.95"],
     ),
-    "colocated": ("colocated_k1", THREADS[COLOCATED_1][1]),
+    "colocated": ARMS["colocated 1+1"],
     "lag 1": ("async_k1", []),
     "lag 1, in flight": ("async_k1", ["weight_update=in_flight"]),
     "lag 4, k=2": ("async_k1", LEARNER_BOUND),
@@ -160,15 +159,12 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
-    rounds, settings = WORKLOADS["tiny"]
     results = []
     for repeat in range(repeats):
         sync: Times | None = None
         for label, (arm, more) in VALIDATED.items():
-            options = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
-            for assignment in (f"eval.every={rounds}", *settings, *more):
-                options += ["--set", assignment]
-            with finished_trial(arm, seed=seed + repeat, options=options) as directory:
+            words = options("tiny", more)
+            with finished_trial(arm, seed=seed + repeat, options=words) as directory:
                 config = config_of(directory)
                 # Load, the first unit, update, publish.
                 times, measured = times_of(directory, hops=None if config.lag else 4)

@@ -8,6 +8,8 @@ The unit tests drive the pipeline with it through timings that no machine would 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import math
 import operator
 import random
@@ -77,6 +79,8 @@ class VirtualRuntime:
         self.time = 0.0
         self.latency = latency  # from a call's submission to its earliest start
         self.uncollected: set[VirtualCall] = set()
+        self._ends: list[tuple[float, int, VirtualCall]] = []
+        self._numbers = itertools.count()
         self._rng = random.Random(seed)
         self._waits_left = max_waits
 
@@ -87,13 +91,24 @@ class VirtualRuntime:
         self._waits_left -= 1
         assert self._waits_left > 0, "waits for ever"
         assert calls, "waits for nothing"
-        first = min(map(_END, calls))
+        everything = len(calls) == len(self.uncollected)
+        first = self._next_end() if everything else min(map(_END, calls))
         if first > self.time + timeout_s:
             self.time += timeout_s
             return []
         self.time = max(self.time, first)
         ready = [call for call in calls if call.end <= self.time]
         return self._rng.sample(ready, self._rng.randint(1, len(ready)))
+
+    def submitted(self, call: VirtualCall) -> None:
+        self.uncollected.add(call)
+        heapq.heappush(self._ends, (call.end, next(self._numbers), call))
+
+    def _next_end(self) -> float:
+        """The earliest of all: a thousand generators have two thousand calls under way."""
+        while self._ends[0][2] not in self.uncollected:
+            heapq.heappop(self._ends)
+        return self._ends[0][0]
 
     def result(self, call: VirtualCall) -> Any:
         assert call.end <= self.time, "collected before it was done"
@@ -159,7 +174,7 @@ class VirtualActor:
             except RuntimeError as error:
                 call.error = f"{type(error).__name__}: {error}"
         call.owner = self
-        self._runtime.uncollected.add(call)
+        self._runtime.submitted(call)
         return call
 
     def kill(self) -> None:

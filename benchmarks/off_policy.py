@@ -1,0 +1,327 @@
+"""What k, lag and replay cost and buy: the spaces of that name, run and put together.
+
+    python benchmarks/off_policy.py                       all three, some two hours on two cores
+    python benchmarks/off_policy.py --spaces lag          one of them
+    python benchmarks/off_policy.py --no-run              JSON, tables and plots of what has run
+
+Runs `launch/tune.py --space … --num-samples …` under a fixed name, so that a command that was cut
+short goes on where it was; then writes one JSON a space, the plots, and the tables of
+docs/results/off_policy.md between their marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS, ROOT, provenance, write
+
+from launch.answers import answer
+from launch.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
+from launch.summary import align, compare, median, show
+
+SPACES = ("gradient_steps", "lag", "replay")
+DOCS = ROOT / "docs" / "results"
+PAGE = DOCS / "off_policy.md"
+STORAGE = Path.home() / "ray_results" / "off_policy"
+
+# Columns of the tables: by the names of launch/answers.py.
+SHOWN = {
+    "gradient_steps": (
+        *("reward", "against", "gradient_steps", "wall_clock_s", "kl_behaviour_k3_nats"),
+        *("clip_fraction", "kl_reference_nats", "reference_nll_nats", "optimize_share"),
+    ),
+    "lag": (
+        *("reward", "against", "lag", "lag_of_bound", "lag_max", "wall_clock_s"),
+        *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
+    ),
+    "replay": (
+        *("reward", "against", "uses", "age", "never_trained", "wall_clock_s"),
+        *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
+    ),
+}
+
+
+def run(space: str, args: argparse.Namespace) -> None:
+    begun_at = commit_file(space, args)
+    if not begun_at.exists():
+        begun_at.parent.mkdir(parents=True, exist_ok=True)
+        begun_at.write_text(provenance(args)["commit"] + "\n")
+    command = [
+        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", space),
+        *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
+        *("--name", space, "--storage", str(args.storage), "--resume", "auto"),
+    ]
+    done = subprocess.run(command, cwd=ROOT)
+    if done.returncode != 0:
+        sys.exit(f"{space}: status {done.returncode}; the same command goes on")
+
+
+def commit_file(space: str, args: argparse.Namespace) -> Path:
+    """Of the code that the trials run."""
+    return args.storage / f"{space}.commit"
+
+
+# ---- What is kept ----------------------------------------------------------------------------
+
+
+def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    found = answer(experiment, compare(experiment.trials), files)
+    assert found is not None
+    by_arm = experiment.arms
+    return {
+        "seeds": sorted({trial.config.seed for trial in experiment.trials}),
+        "columns": {c.name: {"title": c.title, "form": c.form} for c in found.columns},
+        "arms": {arm: dict(values) for arm, values in found.arms.items()},
+        "said": list(found.said),
+        # (samples, reward) of each evaluation, for each seed.
+        "held_out": {
+            arm: [
+                [
+                    (row.get("count/trained", 0.0) * trial.config.rollout.group_size, reward)
+                    for _, reward, row in trial.evaluated()
+                ]
+                for trial in trials
+            ]
+            for arm, trials in by_arm.items()
+        },
+        "step_kl_nats": {
+            arm: _by_step([files[trial.name] for trial in trials], "kl_behaviour_nats")
+            for arm, trials in by_arm.items()
+        },
+        "step_clip_fraction": {
+            arm: _by_step([files[trial.name] for trial in trials], "clip_fraction")
+            for arm, trials in by_arm.items()
+        },
+    }
+
+
+def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
+    """Of each gradient step of a round, the median over rounds and then over seeds."""
+    steps = sorted({step for read in files for step in read.steps})
+    return [
+        median([getattr(read.steps[step], name) for read in files if step in read.steps])
+        for step in steps
+    ]
+
+
+def growth(values: Sequence[float | None]) -> float | None:
+    """p of KL ~ step^p: the slope of a line through (log step, log KL), by least squares, over
+    the steps after the first, which sees no KL yet."""
+    points = [
+        (math.log(step), math.log(value))
+        for step, value in enumerate(values)  # steps taken before it
+        if step >= 1 and value is not None and value > 0
+    ]
+    if len(points) < 3:
+        return None
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+# ---- The tables ------------------------------------------------------------------------------
+
+
+def markdown(space: str, result: Mapping[str, Any]) -> str:
+    columns = [name for name in SHOWN[space] if name in result["columns"]]
+    titles = [result["columns"][name]["title"] for name in columns]
+    lines = [f"| arm | {' | '.join(titles)} |", "|---" * (len(columns) + 1) + "|"]
+    for arm, values in result["arms"].items():
+        cells = [show(values[name], result["columns"][name]["form"]) for name in columns]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fill(page: Path, space: str, table: str) -> None:
+    """Puts the table between its marks."""
+    opening, closing = f"<!-- table: {space} -->\n", "\n<!-- end of table -->"
+    text = page.read_text()
+    before, found, rest = text.partition(opening)
+    _, ended, after = rest.partition(closing)
+    if not found or not ended:
+        sys.exit(f"{page}: has no marks for a table of {space}")
+    page.write_text(before + opening + table + closing + after)
+
+
+# ---- The plots -------------------------------------------------------------------------------
+
+Lines = Mapping[str, Sequence[tuple[float, Sequence[float]]]]  # label -> (x, one y a seed)
+
+
+def lines_of(
+    result: Mapping[str, Any], column: str, arms: Mapping[str, Mapping[float, str]]
+) -> Lines:
+    """`arms`: label of a line -> x -> arm."""
+    return {
+        label: [
+            (x, [value for value in result["arms"][arm][column] if value is not None])
+            for x, arm in places.items()
+            if arm in result["arms"]
+        ]
+        for label, places in arms.items()
+    }
+
+
+def draw(space: str, result: Mapping[str, Any]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = PANELS[space](result)
+    figure = Figure(figsize=(4.4 * len(panels), 3.6), dpi=110)
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (title, x_label, y_label, log, lines) in zip(all_axes, panels, strict=True):
+        _panel(axes, title, x_label, y_label, log, lines)
+    all_axes[0].legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    DOCS.mkdir(parents=True, exist_ok=True)
+    figure.savefig(DOCS / f"{space}.png")
+    print(f"drawn to {DOCS / f'{space}.png'}")
+
+
+def _panel(axes: Any, title: str, x_label: str, y_label: str, log: bool, lines: Lines) -> None:
+    from launch.plots import colour, marker
+
+    every = sorted({x for points in lines.values() for x, ys in points if ys})
+    place = {x: i for i, x in enumerate(every)}  # 0, 1, 2, 4, 8 stand evenly
+    for i, (label, points) in enumerate(lines.items()):
+        known = [(place[x], ys) for x, ys in points if ys]
+        xs = [x for x, _ in known]
+        middle = [statistics.median(ys) for _, ys in known]
+        axes.plot(xs, middle, color=colour(i), marker=marker(i), label=label, markersize=5)
+        spread = [[min(ys) for _, ys in known], [max(ys) for _, ys in known]]
+        axes.fill_between(xs, *spread, color=colour(i), alpha=0.15, linewidth=0)
+    if log:
+        axes.set_yscale("log")
+    axes.set_xticks(range(len(every)), [f"{x:g}" for x in every])
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(alpha=0.3)
+
+
+def _k_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+    modes = {
+        mode: {1: "k1", **{k: f"{mode}_k{k}" for k in (2, 4, 8)}}
+        for mode in ("same_batch", "minibatches", "fresh_batches")
+    }
+    steps: Lines = {
+        mode: [
+            (float(step), [value])
+            for step, value in enumerate(result["step_kl_nats"].get(f"{mode}_k8", []), start=1)
+            if value is not None and value > 0
+        ]
+        for mode in modes
+    }
+    return [
+        ("Held-out reward", "k", "reward", False, lines_of(result, "reward", modes)),
+        ("Wall-clock", "k", "seconds", False, lines_of(result, "wall_clock_s", modes)),
+        (
+            "KL to the reference, last rounds",
+            *("k", "nats a response", False, lines_of(result, "kl_reference_nats", modes)),
+        ),
+        ("KL to the sampler before a step, k = 8", "gradient step", "nats", True, steps),
+    ]
+
+
+def _lag_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+    lags = (0, 1, 2, 4, 8)
+    kinds = {
+        "no cap": {lag: f"lag{lag}" for lag in lags},
+        "cap 2": {lag: f"lag{lag}_capped" for lag in lags},
+    }
+    return [
+        ("Held-out reward", "lag", "reward", False, lines_of(result, "reward", kinds)),
+        ("Wall-clock", "lag", "seconds", False, lines_of(result, "wall_clock_s", kinds)),
+        (
+            "KL to the sampler (k3)",
+            *("lag", "nats a response", True, lines_of(result, "kl_behaviour_k3_nats", kinds)),
+        ),
+        ("Clipped tokens", "lag", "share", False, lines_of(result, "clip_fraction", kinds)),
+    ]
+
+
+def _replay_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+    kinds = {
+        sampling: {
+            1: "no_replay",
+            2: "capacity2",
+            4: f"capacity4_{sampling}",
+            8: f"capacity8_{sampling}",
+        }
+        for sampling in ("fifo", "uniform", "mixed")
+    }
+    half = {
+        arm: {"half": [_at_half(curve) for curve in curves]}
+        for arm, curves in result["held_out"].items()
+    }
+    return [
+        ("Held-out reward", "capacity", "reward", False, lines_of(result, "reward", kinds)),
+        (
+            "Held-out reward at half the samples",
+            *("capacity", "reward", False, lines_of({"arms": half}, "half", kinds)),
+        ),
+        ("Uses of a group", "capacity", "uses", False, lines_of(result, "uses", kinds)),
+        (
+            "KL to the sampler (k3)",
+            *("capacity", "nats a response", True, lines_of(result, "kl_behaviour_k3_nats", kinds)),
+        ),
+    ]
+
+
+def _at_half(curve: Sequence[Sequence[float]]) -> float:
+    """The evaluation nearest to half of the last one's samples."""
+    half = curve[-1][0] / 2
+    return min(curve, key=lambda point: abs(point[0] - half))[1]
+
+
+PANELS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str, str, bool, Lines]]]] = {
+    "gradient_steps": _k_panels,
+    "lag": _lag_panels,
+    "replay": _replay_panels,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--seeds", type=int, default=3, help="of every arm (3)")
+    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the trials ({STORAGE})")
+    parser.add_argument("--no-run", action="store_true", help="put together what has run")
+    args = parser.parse_args()
+    for space in args.spaces:
+        if not args.no_run:
+            run(space, args)
+        experiment = read_experiment(args.storage / space)
+        result = summarise(experiment)
+        result["step_kl_growth"] = {
+            arm: growth(values) for arm, values in result["step_kl_nats"].items()
+        }
+        rows = [["arm", *(c["title"] for c in result["columns"].values())]]
+        rows += [
+            [arm, *(show(v[name], c["form"]) for name, c in result["columns"].items())]
+            for arm, v in result["arms"].items()
+        ]
+        print(align(rows))
+        print(*result["said"], sep="\n")
+        described = {
+            "workload": {"space": space, **experiment.description},
+            "trials_commit": commit_file(space, args).read_text().strip(),
+        }
+        write(RESULTS / f"off_policy_{space}.json", {**provenance(args), **described, **result})
+        draw(space, result)
+        if PAGE.exists():
+            fill(PAGE, space, markdown(space, result))
+
+
+if __name__ == "__main__":
+    main()
