@@ -31,38 +31,12 @@ from typing import Any
 from asynchrony import ARMS, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
 from trials import counted_rows, finished_trial
-from virtual_time import Durations, World, world
+from virtual_time import Durations, simulate, wall_clock_a_round
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import stage_seconds
-from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.timers import WallClock
 
 PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
-
-# ---- Simulation ------------------------------------------------------------------------------
-
-
-def simulate(
-    config: GRPOConfig, durations: Durations, *, hop_s: float = 0.0, gap_s: float = 0.0, seed: int
-) -> tuple[World, list[RoundReport]]:
-    """Every round of a trial. `hop_s`: from a call's submission to its start; `gap_s`: from the end
-    of one `step()` to the start of the next."""
-    simulated = world(config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9)
-    simulated.pipeline.start()
-    reports = []
-    for _ in range(config.rounds):
-        simulated.runtime.time += gap_s
-        reports.append(simulated.pipeline.run_round())
-    return simulated, reports
-
-
-def wall_clock_a_round(reports: Sequence[RoundReport], first_round: int) -> float:
-    """Seconds, from the start of round `first_round` (1-based) to the end of the last."""
-    counted = reports[first_round - 1 :]
-    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in counted)
-    return (counted[-1].end - counted[0].start - evaluation_s) / len(counted)
-
 
 # ---- Validation ------------------------------------------------------------------------------
 
@@ -202,7 +176,7 @@ def median_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> floa
     walls = []
     for seed in range(5):
         durations = times.draws(seed, passes)
-        _, reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=seed)
+        reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=seed)
         walls.append(wall_clock_a_round(reports, WallClock.FIRST_ROUND))
     return statistics.median(walls)
 
@@ -257,7 +231,7 @@ def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
                 walls[label] = []
                 for seed in range(seeds if sigma else 1):
                     config = scaled_config(count, warm_up + rounds_counted(count), schedule)
-                    _, reports = simulate(config, long_tailed(seed, sigma), seed=seed)
+                    reports = simulate(config, long_tailed(seed, sigma), seed=seed)
                     walls[label].append(wall_clock_a_round(reports, warm_up + 1))
                     lags[label] = statistics.fmean(
                         report.metrics["lag/mean"] for report in reports[warm_up:]

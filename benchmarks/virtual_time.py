@@ -32,6 +32,7 @@ from grpo_trainable.actors.learner import (
 from grpo_trainable.calls import ActorFailed, ActorLost
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.metrics import stage_seconds
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 from grpo_trainable.timers import Span
@@ -514,3 +515,28 @@ def world(
         spawn=None if config.placement == "colocated" else spawn,
     )
     return World(config, runtime, pipeline, learners, requests, trained, generated)
+
+
+# ---- Whole trials ----------------------------------------------------------------------------
+
+
+def simulate(
+    config: GRPOConfig, durations: Durations, *, hop_s: float = 0.0, gap_s: float = 0.0, seed: int
+) -> list[RoundReport]:
+    """Every round of a trial. `hop_s`: from a call's submission to its start; `gap_s`: from the end
+    of one `step()` to the start of the next."""
+    simulated = world(config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9)
+    simulated.pipeline.start()
+    reports = []
+    for _ in range(config.rounds):
+        simulated.runtime.time += gap_s
+        reports.append(simulated.pipeline.run_round())
+    return reports
+
+
+def wall_clock_a_round(reports: Sequence[RoundReport], first_round: int) -> float:
+    """Seconds, from the start of round `first_round` (1-based) to the end of the last, evaluation
+    subtracted."""
+    counted = reports[first_round - 1 :]
+    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in counted)
+    return (counted[-1].end - counted[0].start - evaluation_s) / len(counted)

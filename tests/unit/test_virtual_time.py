@@ -1,0 +1,55 @@
+"""Whole trials in virtual time: what a round takes, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.virtual_time import simulate, wall_clock_a_round
+from grpo_trainable.config import GRPOConfig
+
+SECONDS = {"rollout": 1.0, "optimize": 4.0, "sync": 0.25, "eval": 7.0}
+
+
+def round_s(*, generators: int = 1, rounds: int = 40, gap_s: float = 0.0, **settings: Any) -> float:
+    """Four units of a second, four seconds of training, a quarter to publish and one to load."""
+    config = GRPOConfig.from_dict(
+        {
+            "placement": "disaggregated",
+            "rounds": rounds,
+            "rollout": {"prompts": 4, "unit_prompts": 1, "group_size": 2},
+            "eval": {"every": rounds, "prompts": 1, "samples": 1},
+            "resources": {"num_generators": generators, "deadline_s": 1e9},
+            **settings,
+        }
+    )
+    reports = simulate(config, lambda actor, stage: SECONDS[stage], gap_s=gap_s, seed=0)
+    return wall_clock_a_round(reports, 3)
+
+
+def test_a_synchronous_round_is_the_sum_of_its_stages():
+    assert round_s(lag=0) == pytest.approx(4 * 1.0 + 4.0 + 2 * 0.25)
+
+
+def test_generators_share_the_units_of_a_round():
+    assert round_s(lag=0, generators=2) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
+    # A third of four units is two of them.
+    assert round_s(lag=0, generators=3) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
+
+
+def test_colocated_stages_follow_each_other():
+    assert round_s(placement="colocated") == pytest.approx(4 * 1.0 + 4.0 + 2 * 0.25)
+
+
+def test_gaps_between_steps_delay_a_synchronous_round():
+    # As many gaps as rounds but for the one before the first that counts.
+    assert round_s(lag=0, gap_s=0.5) == pytest.approx(8.5 + 0.5 * 37 / 38)
+
+
+def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
+    # The learner's side: 4 s and a quarter to publish. Loads and the units behind them hide in it.
+    assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
+    assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
+    # Two generators sample in half the time, which nobody waits for.
+    assert round_s(lag=1, generators=2) == pytest.approx(4.25, rel=0.02)
