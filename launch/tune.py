@@ -144,8 +144,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
         default="fifo",
-        help="of Tune (fifo); asha stops the worse trials of one arm early, pbt lets them go on "
-        "from the better ones with another optim.lr and loss.clip",
+        help="of Tune (fifo); asha stops trials that learn less than the others from a quarter of "
+        "the samples; pbt lets the worse trials of one arm go on from the better ones with another "
+        "optim.lr and loss.clip",
     )
     add(
         "--max-concurrent", metavar="N", type=_at_least(1), help="trials at a time (as many as fit)"
@@ -314,10 +315,10 @@ class Plan:
         if self.args.resume == "must" and not self.resuming:
             raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
         arms = {trial.arm for trial in self.trials}
-        if self.args.scheduler != "fifo" and len(arms) > 1:
+        if self.args.scheduler == "pbt" and len(arms) > 1:
             raise UsageError(
-                f"--scheduler {self.args.scheduler}: compares trials of one arm at equal rounds; "
-                f"choose one by --set arm=…, of {', '.join(sorted(arms))}"
+                "--scheduler pbt: trials go on from one another's checkpoints, which those of "
+                f"other arms cannot; choose one by --set arm=…, of {', '.join(sorted(arms))}"
             )
         if self.args.scheduler == "pbt" and self.fixed.keys() >= PBT_MUTATIONS.keys():
             raise UsageError(
@@ -583,7 +584,11 @@ def tune_config(plan: Plan) -> Any:
     args = plan.args
     rounds = max(trial.rounds for trial in plan.trials)
     if args.scheduler == "asha":
-        scheduler = ASHAScheduler(max_t=rounds, grace_period=max(1, rounds // 4))
+        # By samples: arms differ in what a round is.
+        groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
+        scheduler = ASHAScheduler(
+            time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4)
+        )
     elif args.scheduler == "pbt":
         bounds = {k: v for k, v in PBT_MUTATIONS.items() if k not in plan.fixed}
         mutations: dict[str, Any] = {}

@@ -91,18 +91,22 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     assert loaded.state["config"]["loss"]["clip"] == 0.1
 
 
-def test_trials_that_asha_stops_leave_no_actor_behind(ray_session: None, tmp_path: Path) -> None:
+def test_asha_compares_at_equal_samples_and_leaves_no_actor_behind(
+    ray_session: None, tmp_path: Path
+) -> None:
+    last = 1e-3  # of two rollout batches a round
     results = run(
         {
-            **trial_config(placement="colocated", rounds=4),
+            **trial_config(placement="colocated", k_mode="fresh_batches"),
             # The best goes first: the others are stopped at the first rung.
-            "optim": {"lr": tune.grid_search([3e-3, 2e-3, 1e-3])},
+            "optim": {"lr": tune.grid_search([3e-3, 2e-3, last])},
+            "k": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 1),
+            "rounds": tune.sample_from(lambda config: 2 if config["optim"]["lr"] == last else 4),
         },
         tmp_path,
-        ASHAScheduler(max_t=4, grace_period=2, reduction_factor=3),
+        # Four rounds of four prompts, or two of eight.
+        ASHAScheduler(time_attr="count/trained", max_t=16, grace_period=8, reduction_factor=3),
         max_concurrent_trials=1,
     )
-    rounds = [
-        [row["training_iteration"] for row in rows(results[name])] for name in sorted(results)
-    ]
-    assert rounds == [[1, 2, 3, 4], [1, 2], [1, 2]]
+    samples = [[row["count/trained"] for row in rows(results[name])] for name in sorted(results)]
+    assert samples == [[4, 8, 12, 16], [4, 8], [8]]

@@ -66,7 +66,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
-        ([*SPACE, "--scheduler", "asha"], ["--scheduler asha", "--set arm="]),
+        ([*SPACE, "--scheduler", "pbt"], ["--scheduler pbt", "--set arm="]),
         ([*SPACE, "--scheduler", "pbt", "--set", "arm=sync"], ["--num-samples >= 2"]),
         (
             [
