@@ -34,15 +34,22 @@ STORAGE = Path.home() / "ray_results" / "off_policy"
 # Columns of the tables: by the names of launch/answers.py.
 SHOWN = {
     "gradient_steps": (
-        *("reward", "against", "gradient_steps", "wall_clock_s", "kl_behaviour_k3_nats"),
+        *(
+            "reward",
+            "against",
+            "early_reward",
+            "gradient_steps",
+            "wall_clock_s",
+            "kl_behaviour_k3_nats",
+        ),
         *("clip_fraction", "kl_reference_nats", "reference_nll_nats", "optimize_share"),
     ),
     "lag": (
-        *("reward", "against", "lag", "lag_of_bound", "lag_max", "wall_clock_s"),
+        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max", "wall_clock_s"),
         *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
     "replay": (
-        *("reward", "against", "uses", "age", "never_trained", "wall_clock_s"),
+        *("reward", "against", "early_reward", "uses", "age", "never_trained", "wall_clock_s"),
         *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
 }
@@ -93,7 +100,7 @@ def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
             for arm, trials in by_arm.items()
         },
         "step_kl_nats": {
-            arm: _by_step([files[trial.name] for trial in trials], "kl_behaviour_nats")
+            arm: _by_step([files[trial.name] for trial in trials], "kl_behaviour_k3_nats")
             for arm, trials in by_arm.items()
         },
         "step_clip_fraction": {
@@ -173,12 +180,12 @@ def draw(space: str, result: Mapping[str, Any]) -> None:
     from matplotlib.figure import Figure
 
     panels = PANELS[space](result)
-    figure = Figure(figsize=(4.4 * len(panels), 3.6), dpi=110)
+    figure = Figure(figsize=(9.4, 7.0), dpi=110)
     FigureCanvasAgg(figure)
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    all_axes = figure.subplots(2, 2).flat
     for axes, (title, x_label, y_label, log, lines) in zip(all_axes, panels, strict=True):
         _panel(axes, title, x_label, y_label, log, lines)
-    all_axes[0].legend(frameon=False, fontsize=9)
+    figure.axes[0].legend(frameon=False, fontsize=9)
     figure.tight_layout()
     DOCS.mkdir(parents=True, exist_ok=True)
     figure.savefig(DOCS / f"{space}.png")
@@ -215,18 +222,21 @@ def _k_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Line
         mode: [
             (float(step), [value])
             for step, value in enumerate(result["step_kl_nats"].get(f"{mode}_k8", []), start=1)
-            if value is not None and value > 0
+            if step > 1 and value is not None  # the first step of a round sees none
         ]
         for mode in modes
     }
     return [
         ("Held-out reward", "k", "reward", False, lines_of(result, "reward", modes)),
-        ("Wall-clock", "k", "seconds", False, lines_of(result, "wall_clock_s", modes)),
+        (
+            "Held-out reward after a quarter of the samples",
+            *("k", "reward", False, lines_of(result, "early_reward", modes)),
+        ),
         (
             "KL to the reference, last rounds",
             *("k", "nats a response", False, lines_of(result, "kl_reference_nats", modes)),
         ),
-        ("KL to the sampler before a step, k = 8", "gradient step", "nats", True, steps),
+        ("KL (k3) to the sampler before a step, k = 8", "gradient step", "nats", True, steps),
     ]
 
 
@@ -257,15 +267,11 @@ def _replay_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool,
         }
         for sampling in ("fifo", "uniform", "mixed")
     }
-    half = {
-        arm: {"half": [_at_half(curve) for curve in curves]}
-        for arm, curves in result["held_out"].items()
-    }
     return [
         ("Held-out reward", "capacity", "reward", False, lines_of(result, "reward", kinds)),
         (
-            "Held-out reward at half the samples",
-            *("capacity", "reward", False, lines_of({"arms": half}, "half", kinds)),
+            "Held-out reward after a quarter of the samples",
+            *("capacity", "reward", False, lines_of(result, "early_reward", kinds)),
         ),
         ("Uses of a group", "capacity", "uses", False, lines_of(result, "uses", kinds)),
         (
@@ -273,12 +279,6 @@ def _replay_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool,
             *("capacity", "nats a response", True, lines_of(result, "kl_behaviour_k3_nats", kinds)),
         ),
     ]
-
-
-def _at_half(curve: Sequence[Sequence[float]]) -> float:
-    """The evaluation nearest to half of the last one's samples."""
-    half = curve[-1][0] / 2
-    return min(curve, key=lambda point: abs(point[0] - half))[1]
 
 
 PANELS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str, str, bool, Lines]]]] = {

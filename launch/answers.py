@@ -80,9 +80,18 @@ def _dropped_share(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if dropped is None or not requested else dropped / requested
 
 
+def _early(trial: TrialRecord, files: TrialFiles) -> float | None:
+    """Held-out reward where it was measured nearest to `EARLY` of the rounds."""
+    place = EARLY * trial.config.rounds
+    measured = [(abs(round_ - place), reward) for round_, reward, _ in trial.evaluated() if round_]
+    return min(measured)[1] if measured else None
+
+
+EARLY = 0.25
 REWARD = Column(
     name="reward", title="held-out reward", form="{:.3f}", value=_last("reward/eval_mean")
 )
+EARLY_REWARD = Column(name="early_reward", title="after a quarter", form="{:.3f}", value=_early)
 AGAINST = "against"  # the column of the differences, behind the reward
 WALL_CLOCK = Column(
     name="wall_clock_s",
@@ -170,7 +179,7 @@ def answer(
         return None if own is None or other is None else own - other
 
     difference = Column(name=AGAINST, title=f"against {base}", form="{:+.3f}", value=against)
-    every = (REWARD, difference, *columns, *SHARES)
+    every = (REWARD, difference, EARLY_REWARD, *columns, *SHARES)
     values = {
         arm: {column.name: [column.value(t, files[t.name]) for t in trials] for column in every}
         for arm, trials in arms.items()
@@ -180,9 +189,10 @@ def answer(
         columns=every,
         said=_said(values, base),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
-        "below; differences are between trials of one seed. KL to the reference and NLL are those "
-        "of the last rounds, in nats a response and a token; the other KL and the shares of the "
-        "stages are of the median round, clipped tokens, lag and age means over the rounds.",
+        "below; differences are between trials of one seed. The quarter is of the rounds, as near "
+        "as it was evaluated. KL to the reference and NLL are those of the last rounds, in nats a "
+        "response and a token; the other KL and the shares of the stages are of the median round, "
+        "clipped tokens, lag and age means over the rounds.",
     )
 
 

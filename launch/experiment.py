@@ -50,7 +50,7 @@ SCHEMAS = {
             "round": pa.int32(),
             "step": pa.int32(),
             "clip_fraction": pa.float32(),
-            "kl_behaviour_nats": pa.float32(),
+            "kl_behaviour_k3_nats": pa.float32(),
         }
     ),
     "versions": pa.schema(
@@ -362,7 +362,7 @@ class StepPoint:
     """What a gradient step of a round saw, medians over the rounds; None where nothing is known."""
 
     clip_fraction: float | None
-    kl_behaviour_nats: float | None
+    kl_behaviour_k3_nats: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +405,7 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
     return {
         step: StepPoint(
             clip_fraction=middle(by_step[step], "clip_fraction"),
-            kl_behaviour_nats=middle(by_step[step], "kl_behaviour_nats"),
+            kl_behaviour_k3_nats=middle(by_step[step], "kl_behaviour_k3_nats"),
         )
         for step in sorted(by_step)
     }

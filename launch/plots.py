@@ -437,11 +437,11 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="step_kl",
             title="KL to the weights that sampled, by gradient step",
-            look="Before each step of a round, on what it trains on, the median over the rounds: "
-            "a line that bends upwards drifts faster the more steps a round takes.",
+            look="Before each step of a round, on what it trains on (k3), the median over the "
+            "rounds: a line that bends upwards drifts faster the more steps a round takes.",
             x_label="gradient step of the round",
             y_label="nats a response",
-            series=by_step(lambda point: point.kl_behaviour_nats),
+            series=by_step(lambda point: point.kl_behaviour_k3_nats),
             whole=True,
             missing=missing,
         ),

@@ -49,6 +49,22 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     ]
 
 
+def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    rewards = {2: 0.4, 3: 0.5, 8: 0.9}  # of eight rounds: 2 is a quarter
+    rows = [
+        experiments.row(n, eval__round=float(n) if n in rewards else 0.0,
+                        **({"reward__eval_mean": rewards[n]} if n in rewards else {}))
+        for n in range(1, 9)
+    ]  # fmt: skip
+    for arm in ("lag0", "lag1"):
+        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 8}, [0])
+        experiments.write_trial(directory, trial.to_dict(), rows)
+    found = answered(directory)
+    assert found is not None
+    assert found.arms["lag1"]["early_reward"] == [0.4]
+
+
 def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
     write_arm(directory, "lag", "lag0", 0, two_rounds(0.5))

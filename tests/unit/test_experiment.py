@@ -224,7 +224,7 @@ def test_steps_are_medians_over_the_rounds(experiment):
         steps = [gradient_step(round_, i + 1, kl, 0.1 * round_) for i, kl in enumerate(kls)]
         write_part(trial, "steps", round_, steps)
     steps = read_files(only_trial(experiment)).steps
-    assert [(s, p.kl_behaviour_nats) for s, p in steps.items()] == [
+    assert [(s, p.kl_behaviour_k3_nats) for s, p in steps.items()] == [
         (1, pytest.approx(0.0)),
         (2, pytest.approx(0.3)),
     ]
