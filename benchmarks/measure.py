@@ -224,7 +224,8 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
         ).stdout.strip()
 
     # What a benchmark writes does not change what it measures.
-    changed = git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
+    changed = git("status", "--porcelain", "--", ".", *written)
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": git("rev-parse", "HEAD"),

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +40,28 @@ SHOWN = {
             "against",
             "early_reward",
             "gradient_steps",
-            "wall_clock_s",
-            "kl_behaviour_k3_nats",
+            "samples_per_s",
+            "kl_sampler_nats",
         ),
         *("clip_fraction", "kl_reference_nats", "reference_nll_nats", "optimize_share"),
     ),
     "lag": (
-        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max", "wall_clock_s"),
-        *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
+        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max", "samples_per_s"),
+        *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
     "replay": (
-        *("reward", "against", "early_reward", "uses", "age", "never_trained", "wall_clock_s"),
-        *("kl_behaviour_k3_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
+        *("reward", "against", "early_reward", "uses", "age", "never_trained", "samples_per_s"),
+        *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
 }
 
 
 def run(space: str, args: argparse.Namespace) -> None:
-    begun_at = commit_file(space, args)
-    if not begun_at.exists():
-        begun_at.parent.mkdir(parents=True, exist_ok=True)
-        begun_at.write_text(provenance(args)["commit"] + "\n")
+    args.storage.mkdir(parents=True, exist_ok=True)
+    origin = provenance(args)
+    with commits_file(space, args).open("a") as file:
+        file.write(origin["commit"] + (" and what was not committed" if origin["dirty"] else ""))
+        file.write("\n")
     command = [
         *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", space),
         *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
@@ -70,9 +72,9 @@ def run(space: str, args: argparse.Namespace) -> None:
         sys.exit(f"{space}: status {done.returncode}; the same command goes on")
 
 
-def commit_file(space: str, args: argparse.Namespace) -> Path:
-    """Of the code that the trials run."""
-    return args.storage / f"{space}.commit"
+def commits_file(space: str, args: argparse.Namespace) -> Path:
+    """Of the code that the trials ran, a line each time that the command began or went on."""
+    return args.storage / f"{space}.commits"
 
 
 # ---- What is kept ----------------------------------------------------------------------------
@@ -82,9 +84,13 @@ def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
     files = {trial.name: read_files(trial) for trial in experiment.trials}
     found = answer(experiment, compare(experiment.trials), files)
     assert found is not None
-    by_arm = experiment.arms
+    # As in the answer: those that ran to their end.
+    by_arm = {
+        arm: [trial for trial in trials if trial.round >= trial.config.rounds]
+        for arm, trials in experiment.arms.items()
+    }
     return {
-        "seeds": sorted({trial.config.seed for trial in experiment.trials}),
+        "seeds": sorted({trial.config.seed for trials in by_arm.values() for trial in trials}),
         "columns": {c.name: {"title": c.title, "form": c.form} for c in found.columns},
         "arms": {arm: dict(values) for arm, values in found.arms.items()},
         "said": list(found.said),
@@ -100,7 +106,7 @@ def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
             for arm, trials in by_arm.items()
         },
         "step_kl_nats": {
-            arm: _by_step([files[trial.name] for trial in trials], "kl_behaviour_k3_nats")
+            arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
             for arm, trials in by_arm.items()
         },
         "step_clip_fraction": {
@@ -175,16 +181,24 @@ def lines_of(
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    title: str
+    x: str
+    y: str
+    lines: Lines
+    log_y: bool = False
+    log_x: bool = False  # else places stand evenly, whatever their numbers
+
+
 def draw(space: str, result: Mapping[str, Any]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = PANELS[space](result)
     figure = Figure(figsize=(9.4, 7.0), dpi=110)
     FigureCanvasAgg(figure)
-    all_axes = figure.subplots(2, 2).flat
-    for axes, (title, x_label, y_label, log, lines) in zip(all_axes, panels, strict=True):
-        _panel(axes, title, x_label, y_label, log, lines)
+    for axes, panel in zip(figure.subplots(2, 2).flat, PANELS[space](result), strict=True):
+        _draw_panel(axes, panel)
     figure.axes[0].legend(frameon=False, fontsize=9)
     figure.tight_layout()
     DOCS.mkdir(parents=True, exist_ok=True)
@@ -192,96 +206,113 @@ def draw(space: str, result: Mapping[str, Any]) -> None:
     print(f"drawn to {DOCS / f'{space}.png'}")
 
 
-def _panel(axes: Any, title: str, x_label: str, y_label: str, log: bool, lines: Lines) -> None:
+def _draw_panel(axes: Any, panel: Panel) -> None:
     from launch.plots import colour, marker
 
-    every = sorted({x for points in lines.values() for x, ys in points if ys})
-    place = {x: i for i, x in enumerate(every)}  # 0, 1, 2, 4, 8 stand evenly
-    for i, (label, points) in enumerate(lines.items()):
+    every = sorted({x for points in panel.lines.values() for x, ys in points if ys})
+    place = {x: x if panel.log_x else float(i) for i, x in enumerate(every)}
+    for i, (label, points) in enumerate(panel.lines.items()):
         known = [(place[x], ys) for x, ys in points if ys]
         xs = [x for x, _ in known]
         middle = [statistics.median(ys) for _, ys in known]
         axes.plot(xs, middle, color=colour(i), marker=marker(i), label=label, markersize=5)
         spread = [[min(ys) for _, ys in known], [max(ys) for _, ys in known]]
         axes.fill_between(xs, *spread, color=colour(i), alpha=0.15, linewidth=0)
-    if log:
+    if panel.log_y:
         axes.set_yscale("log")
-    axes.set_xticks(range(len(every)), [f"{x:g}" for x in every])
-    axes.set_title(title, fontsize=11)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    if panel.log_x:
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(list(place.values()), [f"{x:g}" for x in every])
+    axes.set_title(panel.title, fontsize=11)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
     axes.grid(alpha=0.3)
 
 
-def _k_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+def _k_panels(result: Mapping[str, Any]) -> list[Panel]:
     modes = {
         mode: {1: "k1", **{k: f"{mode}_k{k}" for k in (2, 4, 8)}}
         for mode in ("same_batch", "minibatches", "fresh_batches")
     }
-    steps: Lines = {
+    # By the steps taken since the rollouts were sampled.
+    drift: Lines = {
         mode: [
-            (float(step), [value])
-            for step, value in enumerate(result["step_kl_nats"].get(f"{mode}_k8", []), start=1)
-            if step > 1 and value is not None  # the first step of a round sees none
+            (float(taken), [value])
+            for taken, value in enumerate(result["step_kl_nats"].get(f"{mode}_k8", []))
+            if taken and value is not None and value > 0
         ]
         for mode in modes
     }
+    early, late = "early_reward", "kl_reference_nats"
     return [
-        ("Held-out reward", "k", "reward", False, lines_of(result, "reward", modes)),
-        (
-            "Held-out reward after a quarter of the samples",
-            *("k", "reward", False, lines_of(result, "early_reward", modes)),
+        Panel(title=REWARD, x="k", y="reward", lines=lines_of(result, "reward", modes)),
+        Panel(title=EARLY, x="k", y="reward", lines=lines_of(result, early, modes)),
+        Panel(
+            title="KL to the reference, last eighth",
+            x="k",
+            y="nats a response",
+            lines=lines_of(result, late, modes),
         ),
-        (
-            "KL to the reference, last rounds",
-            *("k", "nats a response", False, lines_of(result, "kl_reference_nats", modes)),
+        Panel(
+            title="KL from the sampler within a round, k = 8",
+            x="gradient steps taken",
+            y="nats a response",
+            lines=drift,
+            log_x=True,
+            log_y=True,
         ),
-        ("KL (k3) to the sampler before a step, k = 8", "gradient step", "nats", True, steps),
     ]
 
 
-def _lag_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+def _lag_panels(result: Mapping[str, Any]) -> list[Panel]:
     lags = (0, 1, 2, 4, 8)
     kinds = {
         "no cap": {lag: f"lag{lag}" for lag in lags},
         "cap 2": {lag: f"lag{lag}_capped" for lag in lags},
     }
     return [
-        ("Held-out reward", "lag", "reward", False, lines_of(result, "reward", kinds)),
-        ("Wall-clock", "lag", "seconds", False, lines_of(result, "wall_clock_s", kinds)),
-        (
-            "KL to the sampler (k3)",
-            *("lag", "nats a response", True, lines_of(result, "kl_behaviour_k3_nats", kinds)),
+        Panel(title=REWARD, x="lag", y="reward", lines=lines_of(result, "reward", kinds)),
+        Panel(title=EARLY, x="lag", y="reward", lines=lines_of(result, "early_reward", kinds)),
+        Panel(
+            title="KL from the sampler",
+            x="lag",
+            y="nats a response",
+            lines=lines_of(result, "kl_sampler_nats", kinds),
         ),
-        ("Clipped tokens", "lag", "share", False, lines_of(result, "clip_fraction", kinds)),
+        Panel(
+            title="Speed", x="lag", y="samples/s", lines=lines_of(result, "samples_per_s", kinds)
+        ),
     ]
 
 
-def _replay_panels(result: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Lines]]:
+def _replay_panels(result: Mapping[str, Any]) -> list[Panel]:
     kinds = {
         sampling: {
             1: "no_replay",
             2: "capacity2",
-            4: f"capacity4_{sampling}",
-            8: f"capacity8_{sampling}",
+            **{capacity: f"capacity{capacity}_{sampling}" for capacity in (4, 8)},
         }
         for sampling in ("fifo", "uniform", "mixed")
     }
+    x = "capacity, rounds"
     return [
-        ("Held-out reward", "capacity", "reward", False, lines_of(result, "reward", kinds)),
-        (
-            "Held-out reward after a quarter of the samples",
-            *("capacity", "reward", False, lines_of(result, "early_reward", kinds)),
+        Panel(title=REWARD, x=x, y="reward", lines=lines_of(result, "reward", kinds)),
+        Panel(title=EARLY, x=x, y="reward", lines=lines_of(result, "early_reward", kinds)),
+        Panel(
+            title="Uses of a trained group", x=x, y="uses", lines=lines_of(result, "uses", kinds)
         ),
-        ("Uses of a group", "capacity", "uses", False, lines_of(result, "uses", kinds)),
-        (
-            "KL to the sampler (k3)",
-            *("capacity", "nats a response", True, lines_of(result, "kl_behaviour_k3_nats", kinds)),
+        Panel(
+            title="KL from the sampler",
+            x=x,
+            y="nats a response",
+            lines=lines_of(result, "kl_sampler_nats", kinds),
         ),
     ]
 
 
-PANELS: dict[str, Callable[[Mapping[str, Any]], list[tuple[str, str, str, bool, Lines]]]] = {
+REWARD, EARLY = "Held-out reward", "Held-out reward after a quarter of the rounds"
+PANELS: dict[str, Callable[[Mapping[str, Any]], list[Panel]]] = {
     "gradient_steps": _k_panels,
     "lag": _lag_panels,
     "replay": _replay_panels,
@@ -298,6 +329,7 @@ def main() -> None:
     parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the trials ({STORAGE})")
     parser.add_argument("--no-run", action="store_true", help="put together what has run")
     args = parser.parse_args()
+    origin = provenance(args)
     for space in args.spaces:
         if not args.no_run:
             run(space, args)
@@ -313,11 +345,12 @@ def main() -> None:
         ]
         print(align(rows))
         print(*result["said"], sep="\n")
+        commits = commits_file(space, args)
         described = {
             "workload": {"space": space, **experiment.description},
-            "trials_commit": commit_file(space, args).read_text().strip(),
+            "trials_commits": commits.read_text().splitlines() if commits.exists() else [],
         }
-        write(RESULTS / f"off_policy_{space}.json", {**provenance(args), **described, **result})
+        write(RESULTS / f"off_policy_{space}.json", {**origin, **described, **result})
         draw(space, result)
         if PAGE.exists():
             fill(PAGE, space, markdown(space, result))

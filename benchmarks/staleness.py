@@ -1,21 +1,24 @@
 """Is it the ratio that makes staleness bearable? Old rollouts with it and without.
 
 About 60 gradient steps of 16 prompts x 4 responses in two kinds of staleness: `k=8`, eight passes
-over each rollout batch (64 steps; evaluated after 56 and 64), and `lag 8`, rollouts sampled by
-weights up to eight gradient steps old (60 steps). Each with `grpo_clip`, which has the ratio to the
-weights that sampled, and with `reinforce_with_baseline`, which takes the same rollouts for fresh;
-at the default learning rate and at one higher.
+over each rollout batch (evaluated after 56 steps and after 64, and judged by the worse), and
+`lag 8`, rollouts sampled by weights up to eight gradient steps old (60 steps). Each with
+`grpo_clip`, which has the ratio to the weights that sampled, and with `reinforce_with_baseline`,
+which takes the same rollouts for fresh; at the default learning rate and at one higher. A trial
+that fails, as when its loss is no number any more, is a result too. The JSON is written after every
+trial, and the same command goes on with what it has.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 from measure import RESULTS, provenance, write
-from trials import run_trial
+from trials import TrialFailed, run_trial
 
 STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, settings
     "k=8": ("colocated_k1", ["k=8", "k_mode=same_batch", "rounds=8", "eval.every=7"]),
@@ -23,6 +26,7 @@ STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, setting
 }
 LOSSES = {"ratio": "grpo_clip", "no ratio": "reinforce_with_baseline"}
 LRS = (2e-4, 5e-4)  # the default, and one higher
+FROM_STEP = 56  # evaluations from this gradient step on count; the worst of them
 BOUND = 0.6  # that the ratio has to reach at the default
 
 
@@ -30,71 +34,94 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3, help="of every run (3)")
     parser.add_argument("--seed", type=int, default=0, help="the first (0)")
-    parser.add_argument("--lrs", nargs="+", type=float, default=LRS, help="learning rates")
+    parser.add_argument("--lrs", nargs="+", type=float, default=list(LRS), help="learning rates")
     parser.add_argument("--out", type=Path, default=RESULTS / "staleness.json", help="JSON file")
     args = parser.parse_args()
-    trials = []
+    trials = json.loads(args.out.read_text())["trials"] if args.out.exists() else []
+    origin = provenance(args)
+    workload = {"settings": STALENESS, "losses": LOSSES, "lrs": args.lrs, "bound": BOUND}
     for seed in range(args.seed, args.seed + args.seeds):
-        for staleness, (arm, settings) in STALENESS.items():
+        for staleness in STALENESS:
             for lr in args.lrs:
-                for loss, type_ in LOSSES.items():
-                    words = []
-                    for one in (*settings, f"optim.lr={lr:g}", f"loss.type={type_}"):
-                        words += ["--set", one]
-                    rows = run_trial(arm, seed=seed, options=words)
-                    trial = {"staleness": staleness, "lr": lr, "loss": loss, "seed": seed}
-                    trials.append({**trial, **summarise(rows)})
+                for loss in LOSSES:
+                    kind = {"staleness": staleness, "lr": lr, "loss": loss, "seed": seed}
+                    if any(trial.items() >= kind.items() for trial in trials):
+                        continue
+                    trials.append({**kind, "commit": origin["commit"], **trained(kind)})
                     print(show(trials[-1]), flush=True)
-    medians = [
-        {**kind, "held_out": statistics.median(own), "least": min(own), "most": max(own)}
-        for kind, own in by_kind(trials)
-    ]
+                    result = {"trials": trials, "medians": medians(trials)}
+                    write(args.out, {**origin, "workload": workload, **result}, quiet=True)
     print()
-    for row in medians:
+    for row in medians(trials):
         print(
             f"{row['staleness']:<6} lr {row['lr']:g} {row['loss']:<9} {row['held_out']:.3f} "
-            f"({row['least']:.3f}-{row['most']:.3f})"
-        )
-    workload = {"settings": STALENESS, "losses": LOSSES, "lrs": args.lrs, "bound": BOUND}
-    write(args.out, {**provenance(args), "workload": workload, "trials": trials,
-                     "medians": medians})  # fmt: skip
+            f"({row['least']:.3f}-{row['most']:.3f}), mean lag {row['lag_mean']:.1f}"
+            + (f", bound {BOUND}: {'met' if row['bound_met'] else 'MISSED'}"
+               if row["bound_met"] is not None else "")
+        )  # fmt: skip
+
+
+def trained(kind: dict[str, Any]) -> dict[str, Any]:
+    arm, settings = STALENESS[kind["staleness"]]
+    words = []
+    for one in (*settings, f"optim.lr={kind['lr']:g}", f"loss.type={LOSSES[kind['loss']]}"):
+        words += ["--set", one]
+    try:
+        return summarise(run_trial(arm, seed=kind["seed"], options=words))
+    except TrialFailed as failure:
+        return {"failed": str(failure), "last": 0.0, "lag_mean": 0.0}
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    held_out = {
+        int(row["version/learner"]): row["reward/eval_mean"]
+        for row in rows
+        if row["eval/round"] == row["training_iteration"]
+    }
     return {
-        "gradient_steps": rows[-1]["version/learner"],
         "first": rows[0]["reward/eval_first"],
-        "held_out": {
-            int(row["version/learner"]): row["reward/eval_mean"]
-            for row in rows
-            if row["eval/round"] == row["training_iteration"]
-        },
-        "last": rows[-1]["reward/eval_mean"],
+        "held_out": held_out,
+        "last": min(reward for step, reward in held_out.items() if step >= FROM_STEP),
         "lag_mean": statistics.mean(row["lag/mean"] for row in rows),
         "lag_max": max(row["lag/max"] for row in rows),
         "clip_fraction": statistics.mean(row["loss/clip_fraction"] for row in rows),
-        "reference_nll_nats": statistics.mean(
-            row["response/reference_nll_nats"] for row in rows[-4:]
-        ),
+        "reference_nll_nats": rows[-1]["response/reference_nll_nats"],
     }
 
 
-def by_kind(trials: list[dict[str, Any]]) -> list[tuple[dict[str, Any], list[float]]]:
-    """Held-out rewards at the end, a value a seed."""
-    kinds: dict[tuple[Any, ...], list[float]] = {}
+def medians(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Over the seeds; a failed trial counts as nothing held."""
+    kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for trial in trials:
-        key = (trial["staleness"], trial["lr"], trial["loss"])
-        kinds.setdefault(key, []).append(trial["last"])
-    names = ("staleness", "lr", "loss")
-    return [(dict(zip(names, key, strict=True)), values) for key, values in kinds.items()]
+        kinds.setdefault((trial["staleness"], trial["lr"], trial["loss"]), []).append(trial)
+    rows = []
+    for (staleness, lr, loss), own in kinds.items():
+        rewards = [trial["last"] for trial in own]
+        held_out = statistics.median(rewards)
+        judged = loss == "ratio" and lr == LRS[0]
+        rows.append(
+            {
+                "staleness": staleness,
+                "lr": lr,
+                "loss": loss,
+                "held_out": held_out,
+                "least": min(rewards),
+                "most": max(rewards),
+                "lag_mean": statistics.median(trial["lag_mean"] for trial in own),
+                "bound_met": held_out >= BOUND if judged else None,
+            }
+        )
+    return rows
 
 
 def show(trial: dict[str, Any]) -> str:
+    kind = f"{trial['staleness']:<6} lr {trial['lr']:g} {trial['loss']:<9} seed {trial['seed']}"
+    if "failed" in trial:
+        return f"{kind}: {trial['failed'].strip().splitlines()[-1]}"
     curve = ", ".join(f"{r:.3f} after {step}" for step, r in trial["held_out"].items())
     return (
-        f"{trial['staleness']:<6} lr {trial['lr']:g} {trial['loss']:<9} seed {trial['seed']}: "
-        f"held-out {trial['first']:.3f} -> {curve} steps; mean lag {trial['lag_mean']:.1f}, "
-        f"NLL {trial['reference_nll_nats']:.2f}"
+        f"{kind}: held-out {trial['first']:.3f} -> {curve} steps; mean lag "
+        f"{trial['lag_mean']:.1f}, NLL {trial['reference_nll_nats']:.2f}"
     )
 
 

@@ -17,15 +17,19 @@ from measure import ROOT
 from grpo_trainable.timers import WallClock
 
 
+class TrialFailed(SystemExit):
+    """What a benchmark ends with, unless failing is a result."""
+
+
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
-    """The rows of one trial of `async_vs_sync`, one a round. SystemExit when it fails."""
+    """The rows of one trial of `async_vs_sync`, one a round. TrialFailed when it fails."""
     with finished_trial(arm, seed=seed, options=options) as directory:
         return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
 
 
 @contextmanager
 def finished_trial(arm: str, *, seed: int, options: list[str]) -> Iterator[Path]:
-    """The directory of one trial. SystemExit when it fails."""
+    """The directory of one trial. TrialFailed when it fails."""
     with tempfile.TemporaryDirectory() as storage:
         command = [
             *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
@@ -34,7 +38,7 @@ def finished_trial(arm: str, *, seed: int, options: list[str]) -> Iterator[Path]
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         if done.returncode != 0:
-            sys.exit(f"{arm} with seed {seed}: status {done.returncode}\n{done.stdout}")
+            raise TrialFailed(f"{arm} with seed {seed}: status {done.returncode}\n{done.stdout}")
         (path,) = Path(storage).glob("trial/*/result.json")
         yield path.parent
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
-from launch.summary import LAST_ROUNDS, Comparison, median, show
+from launch.summary import Comparison, late_mean, median, show, summarise_trial
 
 Value = Callable[[TrialRecord, TrialFiles], float | None]
 
@@ -61,13 +61,19 @@ def _middle(name: str) -> Value:
 
 
 def _late(name: str) -> Value:
-    """Of the last rounds: one has few responses."""
+    return lambda trial, files: late_mean(trial, name)
 
-    def value(trial: TrialRecord, files: TrialFiles) -> float | None:
-        column = trial.column(name)[-LAST_ROUNDS:]
-        return statistics.fmean(column) if column else None
 
-    return value
+def _samples_per_s(trial: TrialRecord, files: TrialFiles) -> float | None:
+    summary = summarise_trial(trial)
+    return None if summary is None else summary.samples_per_s
+
+
+def _drift_from_sampler(trial: TrialRecord, files: TrialFiles) -> float | None:
+    """KL(sampler || policy). The rollouts are the sampler's, so k1 with its sign turned is its
+    unbiased estimate; k3, an estimate for samples of the policy, is its tail's."""
+    middle = median(trial.column("kl/behaviour_nats"))
+    return None if middle is None else 0.0 - middle  # no negative zero
 
 
 def _of_bound(trial: TrialRecord, files: TrialFiles) -> float | None:
@@ -75,9 +81,10 @@ def _of_bound(trial: TrialRecord, files: TrialFiles) -> float | None:
     return None if mean is None or trial.config.lag == 0 else mean / trial.config.lag
 
 
-def _dropped_share(trial: TrialRecord, files: TrialFiles) -> float | None:
-    dropped, requested = trial.last("count/dropped"), trial.last("count/requested")
-    return None if dropped is None or not requested else dropped / requested
+def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
+    """Of the groups sampled: dropped, or still waiting at the end."""
+    trained, requested = trial.last("count/trained"), trial.last("count/requested")
+    return None if trained is None or not requested else 1 - trained / requested
 
 
 def _early(trial: TrialRecord, files: TrialFiles) -> float | None:
@@ -93,12 +100,8 @@ REWARD = Column(
 )
 EARLY_REWARD = Column(name="early_reward", title="after a quarter", form="{:.3f}", value=_early)
 AGAINST = "against"  # the column of the differences, behind the reward
-WALL_CLOCK = Column(
-    name="wall_clock_s",
-    title="wall-clock s",
-    form="{:.0f}",
-    value=lambda trial, files: trial.last("time/wall_clock_s") or None,
-)
+# Not seconds: of arms with few rounds wall-clock leaves out more samples.
+SPEED = Column(name="samples_per_s", title="samples/s", form="{:.0f}", value=_samples_per_s)
 DRIFT = (
     Column(
         name="kl_reference_nats",
@@ -115,10 +118,10 @@ DRIFT = (
 )
 OFF_POLICY = (
     Column(
-        name="kl_behaviour_k3_nats",
-        title="KL to sampler (k3)",
+        name="kl_sampler_nats",
+        title="KL from sampler",
         form="{:.2g}",
-        value=_middle("kl/behaviour_k3_nats"),
+        value=_drift_from_sampler,
     ),
     Column(name="clip_fraction", title="clipped", form="{:.1%}", value=_mean("loss/clip_fraction")),
 )
@@ -137,10 +140,13 @@ LAG = (
 )
 REUSE = (
     Column(
-        name="uses", title="uses of a group", form="{:.2f}", value=lambda trial, files: files.uses
+        name="uses",
+        title="uses of a trained group",
+        form="{:.2f}",
+        value=lambda trial, files: files.uses,
     ),
     Column(name="age", title="mean age", form="{:.2f}", value=_mean("buffer/age_mean")),
-    Column(name="never_trained", title="never trained", form="{:.0%}", value=_dropped_share),
+    Column(name="never_trained", title="never trained", form="{:.0%}", value=_never_trained),
 )
 SHARES = tuple(
     Column(
@@ -151,10 +157,10 @@ SHARES = tuple(
 
 # What each question is about, between the reward and the shares of the stages.
 COLUMNS: Mapping[str, Sequence[Column]] = {
-    "async_vs_sync": (WALL_CLOCK, *LAG, *OFF_POLICY, *DRIFT),
-    "gradient_steps": (GRADIENT_STEPS, WALL_CLOCK, *OFF_POLICY, *DRIFT),
-    "lag": (*LAG, WALL_CLOCK, *OFF_POLICY, *DRIFT),
-    "replay": (*REUSE, WALL_CLOCK, *OFF_POLICY, *DRIFT),
+    "async_vs_sync": (SPEED, *LAG, *OFF_POLICY, *DRIFT),
+    "gradient_steps": (GRADIENT_STEPS, SPEED, *OFF_POLICY, *DRIFT),
+    "lag": (*LAG, SPEED, *OFF_POLICY, *DRIFT),
+    "replay": (*REUSE, SPEED, *OFF_POLICY, *DRIFT),
 }
 
 
@@ -190,9 +196,10 @@ def answer(
         said=_said(values, base),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
         "below; differences are between trials of one seed. The quarter is of the rounds, as near "
-        "as it was evaluated. KL to the reference and NLL are those of the last rounds, in nats a "
-        "response and a token; the other KL and the shares of the stages are of the median round, "
-        "clipped tokens, lag and age means over the rounds.",
+        "as it was evaluated. KL to the reference and NLL are those of the last eighth of the "
+        "rounds, in nats a response and a token; KL from the sampler, KL(sampler || policy) after "
+        "the last gradient step, and the shares of the stages are of the median round, clipped "
+        "tokens, lag and age means over the rounds.",
     )
 
 
@@ -208,17 +215,20 @@ def _said(values: Mapping[str, Mapping[str, Sequence[float | None]]], base: str)
         f"Most held-out reward: {best}, {known[best]:.3f}; least: {worst}, {known[worst]:.3f}."
         + (f" {base} stands at {known[base]:.3f}." if base in known else "")
     ]
-    lower = [arm for arm in values if _signed(values[arm][AGAINST]) < 0]
-    higher = [arm for arm in values if _signed(values[arm][AGAINST]) > 0]
-    for arms, word in ((higher, "above"), (lower, "below")):
+    known_base = [value for value in values[base]["reward"] if value is not None]
+    spread = max(known_base, default=0.0) - min(known_base, default=0.0)
+    for word, sign in (("above", 1), ("below", -1)):
+        arms = [arm for arm in values if _apart(values[arm][AGAINST], sign, spread)]
         if arms:
-            said.append(f"{word.capitalize()} {base} with every seed: {', '.join(arms)}.")
+            said.append(
+                f"{word.capitalize()} {base} with every seed, and by more than its own spread over "
+                f"the seeds ({spread:.3f}): {', '.join(arms)}."
+            )
     return said
 
 
-def _signed(differences: Sequence[float | None]) -> int:
-    """1 or -1 when all seeds, at least two, agree in the sign; 0 otherwise."""
-    known = [value for value in differences if value is not None]
-    if len(known) < 2:
-        return 0
-    return int(all(value > 0 for value in known)) - int(all(value < 0 for value in known))
+def _apart(differences: Sequence[float | None], sign: int, spread: float) -> bool:
+    """Whether at least three seeds agree in the sign, and their median is more than `spread`: with
+    nine arms some two would agree by chance."""
+    known = [sign * value for value in differences if value is not None]
+    return len(known) >= 3 and min(known) > 0 and statistics.median(known) > spread

@@ -50,7 +50,7 @@ SCHEMAS = {
             "round": pa.int32(),
             "step": pa.int32(),
             "clip_fraction": pa.float32(),
-            "kl_behaviour_k3_nats": pa.float32(),
+            "kl_behaviour_nats": pa.float32(),
         }
     ),
     "versions": pa.schema(
@@ -362,7 +362,7 @@ class StepPoint:
     """What a gradient step of a round saw, medians over the rounds; None where nothing is known."""
 
     clip_fraction: float | None
-    kl_behaviour_k3_nats: float | None
+    kl_sampler_nats: float | None  # KL(sampler || policy): what the rows call behaviour, negated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,10 +402,13 @@ def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
         values = [row[name] for row in rows if row[name] is not None and math.isfinite(row[name])]
         return statistics.median(values) if values else None
 
+    def negated(value: float | None) -> float | None:
+        return None if value is None else 0.0 - value  # no negative zero
+
     return {
         step: StepPoint(
             clip_fraction=middle(by_step[step], "clip_fraction"),
-            kl_behaviour_k3_nats=middle(by_step[step], "kl_behaviour_k3_nats"),
+            kl_sampler_nats=negated(middle(by_step[step], "kl_behaviour_nats")),
         )
         for step in sorted(by_step)
     }

@@ -436,12 +436,12 @@ def _steps(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
         _lines(
             arms,
             name="step_kl",
-            title="KL to the weights that sampled, by gradient step",
-            look="Before each step of a round, on what it trains on (k3), the median over the "
+            title="KL from the weights that sampled, by gradient step",
+            look="Before each step of a round, on what it trains on, the median over the "
             "rounds: a line that bends upwards drifts faster the more steps a round takes.",
             x_label="gradient step of the round",
             y_label="nats a response",
-            series=by_step(lambda point: point.kl_behaviour_k3_nats),
+            series=by_step(lambda point: point.kl_sampler_nats),
             whole=True,
             missing=missing,
         ),

@@ -10,7 +10,6 @@ from grpo_trainable.timers import WallClock
 from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
-LAST_ROUNDS = 8  # that the reference NLL is averaged over: one round has few responses
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "device-hours"),
     *("held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
@@ -48,11 +47,6 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
     if samples is not None and wall_clock_s is not None:
         counted = samples * (rounds - WallClock.FIRST_ROUND + 1) / rounds
         samples_per_s = counted / wall_clock_s
-    nll = [
-        row["response/reference_nll_nats"]
-        for row in trial.rows[-LAST_ROUNDS:]
-        if "response/reference_nll_nats" in row
-    ]
     return TrialSummary(
         arm=trial.arm,
         seed=trial.config.seed,
@@ -65,9 +59,17 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         device_hours=trial.last("cost/device_hours"),
         first=trial.last("reward/eval_first"),
         last=trial.last("reward/eval_mean"),
-        reference_nll=statistics.fmean(nll) if nll else None,
+        reference_nll=late_mean(trial, "response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
     )
+
+
+def late_mean(trial: TrialRecord, name: str) -> float | None:
+    """Over the last rounds, an eighth of all that the trial is to have, so that arms of few and
+    large rounds are judged by as many samples as the others: 8 rounds of 64, 1 of 8."""
+    late = trial.round - max(1, trial.config.rounds // 8)
+    values = [row[name] for row in trial.rows if row["training_iteration"] > late and name in row]
+    return statistics.fmean(values) if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ def show(values: Sequence[float | None], form: str) -> str:
     middle, low, high = (
         form.format(value) for value in (statistics.median(known), min(known), max(known))
     )
-    between = " to " if low.startswith("-") else "-"
+    between = " to " if low[0] in "+-" else "-"
     return middle if low == high else f"{middle} ({low}{between}{high})"
 
 

@@ -68,7 +68,7 @@ def write_part(trial: Path, kind: str, number: int, rows: Sequence[Mapping[str, 
 
 
 def gradient_step(round_: int, step: int, kl: float | None, clipped: float = 0.1) -> dict[str, Any]:
-    return {"round": round_, "step": step, "clip_fraction": clipped, "kl_behaviour_k3_nats": kl}
+    return {"round": round_, "step": step, "clip_fraction": clipped, "kl_behaviour_nats": kl}
 
 
 def row(round_: int, **metrics: float) -> dict[str, Any]:

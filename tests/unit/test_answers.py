@@ -37,15 +37,32 @@ def test_differences_are_between_trials_of_one_seed(tmp_path):
     found = answered(directory)
     assert found is not None
     assert found.header[:3] == ("arm", "held-out reward", "against lag0")
-    # Seeds of lag0: 0.8 and 0.6. lag1: 0.7 - 0.8 and 0.9 - 0.6.
+    # Seeds of lag0: 0.8 and 0.6, so lag1 is 0.7 - 0.8 and 0.9 - 0.6.
     assert [row[:3] for row in found.rows()] == [
         ("lag0", "0.700 (0.600-0.800)", "+0.000"),
         ("lag1", "0.800 (0.700-0.900)", "+0.100 (-0.100 to +0.300)"),
         ("lag4", "0.500", "-0.200 (-0.300 to -0.100)"),
     ]
     assert found.said == [
-        "Most held-out reward: lag1, 0.800; least: lag4, 0.500. lag0 stands at 0.700.",
-        "Below lag0 with every seed: lag4.",
+        "Most held-out reward: lag1, 0.800; least: lag4, 0.500. lag0 stands at 0.700."
+    ]
+
+
+def test_an_arm_stands_apart_when_all_seeds_agree_by_more_than_the_baseline_spreads(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    rewards = {
+        "lag0": (0.80, 0.75, 0.78),
+        "lag1": (0.79, 0.74, 0.77),  # below with every seed, by less than 0.05
+        "lag2": (0.70, 0.60, 0.79),  # above with the last seed
+        "lag4": (0.70, 0.60, 0.70),
+    }
+    for arm, seeds in rewards.items():
+        for seed, reward in enumerate(seeds):
+            write_arm(directory, "lag", arm, seed, two_rounds(reward))
+    found = answered(directory)
+    assert found is not None
+    assert found.said[1:] == [
+        "Below lag0 with every seed, and by more than its own spread over the seeds (0.050): lag4."
     ]
 
 
@@ -63,6 +80,22 @@ def test_early_reward_is_the_evaluation_nearest_to_a_quarter_of_the_rounds(tmp_p
     found = answered(directory)
     assert found is not None
     assert found.arms["lag1"]["early_reward"] == [0.4]
+
+
+def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    rows = [
+        experiments.row(n, kl__behaviour_nats=-float(n), count__trained=8.0 * n)
+        for n in range(1, 6)
+    ]
+    for arm in ("lag0", "lag1"):
+        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 5}, [0])
+        experiments.write_trial(directory, trial.to_dict(), rows)
+    found = answered(directory)
+    assert found is not None
+    assert found.arms["lag1"]["kl_sampler_nats"] == [3.0]
+    # Wall-clock of rounds 3 to 5 is 6 s; they trained on 3 x 8 groups of 4.
+    assert found.arms["lag1"]["samples_per_s"] == [16.0]
 
 
 def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
@@ -83,7 +116,8 @@ def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
 def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
     directory = experiments.write_experiment(tmp_path / "replay", space="replay")
     write_arm(directory, "replay", "no_replay", 0, two_rounds(0.5))
-    rows = two_rounds(0.5, count__requested=4.0, count__dropped=1.0)
+    # One dropped, one waiting when the trial ended.
+    rows = two_rounds(0.5, count__requested=5.0, count__dropped=1.0, count__trained=3.0)
     trial = write_arm(directory, "replay", "capacity4_fifo", 0, rows)
     # Two responses a row of groups: group 1 in both rounds, 2 and 3 in one each.
     experiments.write_part(trial, "rollouts", 1, [experiments.rollout(1, c) for c in (1, 1, 2, 2)])
@@ -93,7 +127,7 @@ def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
     assert found is not None
     own = found.arms["capacity4_fifo"]
     assert own["uses"] == [pytest.approx(4 / 3)]
-    assert own["never_trained"] == [0.25]
+    assert own["never_trained"] == [pytest.approx(2 / 5)]
 
 
 @pytest.mark.parametrize("space", sorted(SPACES))

@@ -220,11 +220,11 @@ def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
 
 def test_steps_are_medians_over_the_rounds(experiment):
     trial = write_trial(experiment, config(), [row(1), row(2), row(3)])
-    for round_, kls in ((1, (0.0, 0.1)), (2, (0.0, None)), (3, (0.2, 0.5))):
+    for round_, kls in ((1, (0.0, -0.1)), (2, (0.0, None)), (3, (-0.2, -0.5))):
         steps = [gradient_step(round_, i + 1, kl, 0.1 * round_) for i, kl in enumerate(kls)]
         write_part(trial, "steps", round_, steps)
     steps = read_files(only_trial(experiment)).steps
-    assert [(s, p.kl_behaviour_k3_nats) for s, p in steps.items()] == [
+    assert [(s, p.kl_sampler_nats) for s, p in steps.items()] == [
         (1, pytest.approx(0.0)),
         (2, pytest.approx(0.3)),
     ]
@@ -337,9 +337,10 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     assert text.endswith("relative to colocated_k1.")
 
 
-def test_reference_nll_is_the_mean_of_the_last_eight_rounds(experiment):
-    rows = [row(n, response__reference_nll_nats=9.0 if n <= 2 else 2.0) for n in range(1, 11)]
-    write_trial(experiment, config(rounds=10), rows)
+def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
+    rows = [row(n, response__reference_nll_nats=9.0 if n <= 14 else n) for n in range(1, 17)]
+    rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
+    write_trial(experiment, config(rounds=16), rows)
 
     assert cells(table(read_experiment(experiment).trials))["colocated_k1"][8] == "2.00"
 
