@@ -5,14 +5,15 @@ Pipeline, gate, replay buffer and learner group are the product's own; actors on
 
 validation   Runs trials on this machine, takes from the trace of each how long its calls took (a
              unit of generation, an update, a publication, a load) and from its rows what the
-             driver adds, and simulates wall-clock a round. `own` draws from the run's own times;
-             `sync` from those of the synchronous run beside it, which knows nothing of the
-             overlap: that is the prediction.
+             driver adds, and simulates wall-clock a round: from the run's own times, and
+             `predicted` from nothing but the synchronous run beside it, which knows nothing of
+             overlap, of several generators or of more passes.
 scaling      Weak scaling: every generator has `UNITS` units a round to sample, and the learner
              keeps pace with them (by as many devices as it takes), so that both sides are equally
              busy. Times of units are log-normal with mean 1 and the given σ: 0 is responses of
-             one length, 1 a long tail. Speed-up is over lag 0 with as many generators. The plot
-             goes to docs/results.
+             one length, 1 a long tail. A publication and a load take as long for any number of
+             generators: a transport that cannot do that does worse. Speed-up is over lag 0 with
+             as many generators. The plot goes to docs/results.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 from asynchrony import ARMS, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
+from traces import EVALUATION, SYNC, UPDATE, calls_of
 from trials import counted_rows, finished_trial
 from virtual_time import Durations, simulate, wall_clock_a_round
 
@@ -40,38 +42,36 @@ PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
 
 # ---- Validation ------------------------------------------------------------------------------
 
-UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
-LEARNER_BOUND = ["lag=4", "k=2", "k_mode=same_batch"]
+CALIBRATION = "sync"  # the run that the predictions of the others stand on
 
 # Label -> arm of async_vs_sync, settings beside those of the balanced workload of `tiny`.
 VALIDATED: dict[str, tuple[str, list[str]]] = {
-    "sync": ("sync", []),
-    "sync, 2 generators": (
-        "sync",
-        ["resources.num_generators=2", "resources.generator_cpus=0.95"],
-    ),
+    CALIBRATION: ("sync", []),
+    "sync, 2 generators": ("sync", ["resources.num_generators=2"]),
     "colocated": ARMS["colocated 1+1"],
     "lag 1": ("async_k1", []),
     "lag 1, in flight": ("async_k1", ["weight_update=in_flight"]),
-    "lag 4, k=2": ("async_k1", LEARNER_BOUND),
+    "lag 4, k=2": ("async_k1", ["lag=4", "k=2", "k_mode=same_batch"]),
 }
-UPDATE_PASSES = {"lag 4, k=2": 2}  # over the batch in an update; `sync` has one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """What a run's trace and rows say: seconds of each call, by kind, after the first rounds."""
+    """What a run's trace and rows say: seconds of each call, by side and kind, and what the driver
+    adds to each call and between two steps."""
 
-    calls: dict[tuple[str, str], list[float]]  # (side, kind): generator or learner
+    calls: dict[tuple[str, str], list[float]]
     reference_s: float  # of an update, which no further gradient step adds
     hop_s: float
     gap_s: float
 
     def draws(self, seed: int, passes: int = 1) -> Durations:
+        """Seconds of calls, drawn from those seen. `passes` over the batch in an update, of which
+        the run seen had one."""
         rng = random.Random(seed)
 
         def duration(actor: str, stage: str) -> float:
-            side = "learner" if (actor == "learner" or stage == UPDATE) else "generator"
+            side = "learner" if actor == "learner" or stage == UPDATE else "generator"
             drawn = rng.choice(self.calls[side, stage])
             if stage == UPDATE:
                 drawn += (passes - 1) * (drawn - self.reference_s)
@@ -80,9 +80,9 @@ class Times:
         return duration
 
 
-def times_of(directory: Path, *, hops: int | None) -> tuple[Times, float]:
-    """And wall-clock a round. `hops`: the calls of a round that wait for each other, between which
-    `time/other_s` lies; None where rounds overlap and the driver's part cannot be seen."""
+def times_of(directory: Path) -> Times:
+    """Of a finished trial. `hop_s` is 0 where rounds overlap: there `time/other_s` does not show
+    what the driver adds."""
     rows = counted_rows(
         [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
     )
@@ -94,42 +94,22 @@ def times_of(directory: Path, *, hops: int | None) -> tuple[Times, float]:
             spans[actors[event["tid"]]].append(event)
     calls: dict[tuple[str, str], list[float]] = defaultdict(list)
     for actor, own in spans.items():
-        for call in calls_of(own):
-            names = {event["name"] for event in call}
-            kind = next(
-                (kind for name, kind in (("rollout", UNIT), ("evaluation", EVALUATION),
-                                         ("optimize", UPDATE), ("sync", SYNC)) if name in names),
-                None,
-            )  # fmt: skip
-            # The first rounds warm up; their evaluation is the only one before the last.
-            if kind is None or (
-                kind != EVALUATION and call[0]["args"]["round"] < WallClock.FIRST_ROUND
-            ):
-                continue
-            seconds = (call[-1]["ts"] + call[-1]["dur"] - call[0]["ts"]) / 1e6
-            side = "learner" if actor == "learner" or kind == UPDATE else "generator"
-            calls[side, kind].append(seconds)
+        for kind, round_, seconds in calls_of(own):
+            # The first rounds warm up; but evaluations are only at the ends.
+            if kind == EVALUATION or round_ >= WallClock.FIRST_ROUND:
+                side = "learner" if actor == "learner" or kind == UPDATE else "generator"
+                calls[side, kind].append(seconds)
     wall_clock_s = rows[-1]["time/wall_clock_s"]
-    between = wall_clock_s - sum(r["time/step_s"] - r["time/eval_s"] for r in rows)
+    between = wall_clock_s - sum(row["time/step_s"] - row["time/eval_s"] for row in rows)
     other = statistics.median(row["time/other_s"] for row in rows)
-    times = Times(
+    synchronous = max(row["lag/max"] for row in rows) == 0
+    return Times(
         calls=dict(calls),
         reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        hop_s=0.0 if hops is None else other / hops,
+        # A round's load, first unit, update and publication wait for each other.
+        hop_s=other / 4 if synchronous else 0.0,
         gap_s=max(0.0, between / (len(rows) - 1)),
     )
-    return times, wall_clock_s / len(rows)
-
-
-def calls_of(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """An actor's spans by call: it waits between any two."""
-    calls: list[list[dict[str, Any]]] = [[]]
-    for event in sorted(events, key=lambda e: e["ts"]):
-        if event["name"] == "waiting":
-            calls.append([])
-        else:
-            calls[-1].append(event)
-    return [call for call in calls if call]
 
 
 def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
@@ -139,36 +119,44 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
         for label, (arm, more) in VALIDATED.items():
             words = options("tiny", more)
             with finished_trial(arm, seed=seed + repeat, options=words) as directory:
-                config = config_of(directory)
-                # Load, the first unit, update, publish.
-                times, measured = times_of(directory, hops=None if config.lag else 4)
-            sync = times if label == "sync" else sync
+                config = GRPOConfig.from_dict(json.loads((directory / "params.json").read_text()))
+                times, measured = times_of(directory), wall_clock_of(directory)
+            sync = times if label == CALIBRATION else sync
             assert sync is not None
-            own = replace(times, hop_s=sync.hop_s)
-            of_sync = replace(sync, gap_s=times.gap_s if config.lag == 0 else sync.gap_s)
+            own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
+            # Loads before the first round leave no trace; those of a worker are in `sync` as well.
+            own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
-                "own": median_wall_clock(config, own),
-                "sync": median_wall_clock(config, of_sync, passes=UPDATE_PASSES.get(label, 1)),
+                "own": median_wall_clock(config, own),  # whose updates hold all their passes
+                "predicted": median_wall_clock(config, sync, passes=config.k),
             }
+            errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}
             results.append(
                 {
                     "run": label,
                     "repeat": repeat,
                     "measured_s": measured,
                     "simulated_s": simulated,
-                    "error": {how: s / measured - 1.0 for how, s in simulated.items()},
+                    "error": errors,
                     "hop_s": own.hop_s,
-                    "gap_s": times.gap_s,
+                    "gap_s": own.gap_s,
                 }
             )
-            errors = results[-1]["error"]
             print(
-                f"repeat {repeat} {label:<20} {measured:.3f} s a round; from its own times "
-                f"{simulated['own']:.3f} s ({errors['own']:+.1%}), from those of the synchronous "
-                f"run {simulated['sync']:.3f} s ({errors['sync']:+.1%})",
+                f"repeat {repeat} {label:<19} {measured:.3f} s a round; from its own times "
+                f"{simulated['own']:.3f} s ({errors['own']:+.1%}), predicted from the synchronous "
+                f"run {simulated['predicted']:.3f} s ({errors['predicted']:+.1%})",
                 flush=True,
             )
     return results
+
+
+def wall_clock_of(directory: Path) -> float:
+    """Seconds a round."""
+    rows = counted_rows(
+        [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+    )
+    return rows[-1]["time/wall_clock_s"] / len(rows)
 
 
 def median_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
@@ -177,12 +165,8 @@ def median_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> floa
     for seed in range(5):
         durations = times.draws(seed, passes)
         reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=seed)
-        walls.append(wall_clock_a_round(reports, WallClock.FIRST_ROUND))
+        walls.append(wall_clock_a_round(reports[WallClock.FIRST_ROUND - 1 :]))
     return statistics.median(walls)
-
-
-def config_of(directory: Path) -> GRPOConfig:
-    return GRPOConfig.from_dict(json.loads((directory / "params.json").read_text()))
 
 
 # ---- Scaling ---------------------------------------------------------------------------------
@@ -215,26 +199,31 @@ def long_tailed(seed: int, sigma: float) -> Durations:
 
 
 def rounds_counted(generators: int) -> int:
-    """After the largest lag and two more; fewer where every round averages over more units."""
+    """Fewer where every round averages over more units."""
     return max(12, min(200, 3200 // generators))
 
 
 def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
-    warm_up = max(s["lag"] for s in SCHEDULES.values()) + 2
+    deepest = max(s["lag"] for s in SCHEDULES.values())
     results = []
     for count in generators:
         for sigma in TAILS:
             walls: dict[str, list[float]] = {}
-            lags: dict[str, float] = {}
+            lags: dict[str, list[float]] = {}
             began = time.monotonic()
             for label, schedule in SCHEDULES.items():
                 walls[label] = []
+                lags[label] = []
                 for seed in range(seeds if sigma else 1):
-                    config = scaled_config(count, warm_up + rounds_counted(count), schedule)
+                    # The first rounds fill the pipe, in the last there is nothing left to sample.
+                    counted = rounds_counted(count)
+                    rounds = deepest + 2 + counted + deepest
+                    config = scaled_config(count, rounds, schedule)
                     reports = simulate(config, long_tailed(seed, sigma), seed=seed)
-                    walls[label].append(wall_clock_a_round(reports, warm_up + 1))
-                    lags[label] = statistics.fmean(
-                        report.metrics["lag/mean"] for report in reports[warm_up:]
+                    window = reports[deepest + 2 : deepest + 2 + counted]
+                    walls[label].append(wall_clock_a_round(window))
+                    lags[label].append(
+                        statistics.fmean(report.metrics["lag/mean"] for report in window)
                     )
             speed_ups = {
                 label: [base / wall for base, wall in zip(walls["sync"], walls[label], strict=True)]
@@ -249,7 +238,7 @@ def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
                     "sync_round_s": statistics.median(walls["sync"]),
                     "speed_ups": speed_ups,
                     "speed_up_medians": medians,
-                    "mean_lag": lags,
+                    "mean_lag": {label: statistics.median(lags[label]) for label in lags},
                 }
             )
             shown = ", ".join(f"{label} {m:.2f}x" for label, m in medians.items() if m != 1.0)
@@ -338,14 +327,18 @@ def main() -> None:
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
     if "validation" in args.parts:
         runs = validate(args.repeats, args.seed)
-        worst = {how: max(abs(r["error"][how]) for r in medians(runs)) for how in ("own", "sync")}
-        print(f"largest error of a median: {worst['own']:.1%} own, {worst['sync']:.1%} predicted")
+        worst = largest_errors(runs)
+        for how, errors in worst.items():
+            print(
+                f"{how}: largest error of a median {errors['of_medians']:.1%}, of a single run "
+                f"{errors['of_runs']:.1%}"
+            )
         result["validation"] = {
             **provenance(args),
             "workload": dict(zip(("rounds", "settings"), WORKLOADS["tiny"], strict=True)),
             "runs": runs,
             "medians": medians(runs),
-            "largest_error": worst,
+            "largest_errors": worst,
         }
     if "scaling" in args.parts:
         points = scale(args.generators, args.seeds)
@@ -359,14 +352,31 @@ def main() -> None:
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the repeats, of the errors with their signs."""
+    """Over the repeats: of the seconds, and the errors between these."""
     result = []
     for label in dict.fromkeys(run["run"] for run in runs):
         own = [run for run in runs if run["run"] == label]
-        error = {
-            how: statistics.median(run["error"][how] for run in own) for how in ("own", "sync")
+        measured = statistics.median(run["measured_s"] for run in own)
+        simulated = {
+            how: statistics.median(run["simulated_s"][how] for run in own)
+            for how in own[0]["simulated_s"]
         }
-        result.append({"run": label, "error": error})
+        errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}
+        result.append(
+            {"run": label, "measured_s": measured, "simulated_s": simulated, "error": errors}
+        )
+    return result
+
+
+def largest_errors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The prediction is not judged by the run that it was taken from."""
+    result = {}
+    for how in ("own", "predicted"):
+        judged = [run for run in runs if how == "own" or run["run"] != CALIBRATION]
+        result[how] = {
+            "of_medians": max(abs(run["error"][how]) for run in medians(judged)),
+            "of_runs": max(abs(run["error"][how]) for run in judged),
+        }
     return result
 
 

@@ -534,9 +534,8 @@ def simulate(
     return reports
 
 
-def wall_clock_a_round(reports: Sequence[RoundReport], first_round: int) -> float:
-    """Seconds, from the start of round `first_round` (1-based) to the end of the last, evaluation
+def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
+    """Seconds, from the start of the first round given to the end of the last, evaluation
     subtracted."""
-    counted = reports[first_round - 1 :]
-    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in counted)
-    return (counted[-1].end - counted[0].start - evaluation_s) / len(counted)
+    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
+    return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)

@@ -12,7 +12,14 @@ from grpo_trainable.config import GRPOConfig
 SECONDS = {"rollout": 1.0, "optimize": 4.0, "sync": 0.25, "eval": 7.0}
 
 
-def round_s(*, generators: int = 1, rounds: int = 40, gap_s: float = 0.0, **settings: Any) -> float:
+def round_s(
+    *,
+    generators: int = 1,
+    rounds: int = 40,
+    gap_s: float = 0.0,
+    unit_s: float = 1.0,
+    **settings: Any,
+) -> float:
     """Four units of a second, four seconds of training, a quarter to publish and one to load."""
     config = GRPOConfig.from_dict(
         {
@@ -24,8 +31,10 @@ def round_s(*, generators: int = 1, rounds: int = 40, gap_s: float = 0.0, **sett
             **settings,
         }
     )
-    reports = simulate(config, lambda actor, stage: SECONDS[stage], gap_s=gap_s, seed=0)
-    return wall_clock_a_round(reports, 3)
+    reports = simulate(
+        config, lambda actor, stage: {**SECONDS, "rollout": unit_s}[stage], gap_s=gap_s, seed=0
+    )
+    return wall_clock_a_round(reports[2:])
 
 
 def test_a_synchronous_round_is_the_sum_of_its_stages():
@@ -53,3 +62,11 @@ def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
     assert round_s(lag=4) == pytest.approx(4.25, rel=0.02)
     # Two generators sample in half the time, which nobody waits for.
     assert round_s(lag=1, generators=2) == pytest.approx(4.25, rel=0.02)
+
+
+def test_a_slow_generator_sets_the_pace_and_its_loads_with_it():
+    # Four units of 3 s and a load of a quarter; the learner waits.
+    assert round_s(lag=1, unit_s=3.0) == pytest.approx(12.25, rel=0.02)
+    # In mid-batch the weights come by another thread.
+    seconds = round_s(lag=1, unit_s=3.0, weight_update="in_flight")
+    assert seconds == pytest.approx(12.0, rel=0.02)
