@@ -1,13 +1,10 @@
-"""Real generators and a real learner in virtual time: any settings, any speeds, no Ray.
-
-Actors do their work where the schedule says that they have it done, so a unit can start with newer
-weights than it was admitted with, never with older ones.
-"""
+"""Real generators and a real learner in virtual time: any settings, any speeds, no Ray."""
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,17 +13,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.virtual_time import VirtualActor, VirtualRuntime, long_tailed_durations
-from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.generator import Deposited, Generator, ScoredUnit
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import read_tokenizer, save_policy
+from grpo_trainable.models.store import build_policy, read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import PolicyWeights, RolloutGroup, collate
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, collate
 
+MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}
 TOKENIZER = read_tokenizer(None)
 
@@ -63,13 +62,44 @@ class Snapshots:
 class Timed:
     """A real role, whose methods `VirtualActor` calls with a start and an end."""
 
-    def __init__(self, role: Any, *, takes_deposits: bool = False) -> None:
-        self.takes_deposits = takes_deposits
+    takes_deposits = False
+
+    def __init__(self, role: Any) -> None:
         self._role = role
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._role, name)
         return lambda start, end, *args: method(*args)
+
+
+class InMidBatch(Timed):
+    """A generator whose tokens are spread evenly over its call: what is deposited while it samples
+    is there from the next token on."""
+
+    takes_deposits = True
+
+    def __init__(self, role: Generator, snapshots: Snapshots) -> None:
+        super().__init__(role)
+        self._snapshots = snapshots
+        self._under_way: list[tuple[float, int]] = []  # (when it lies there, handle)
+
+    def deposit(self, start: float, end: float, handle: int) -> Deposited:
+        self._under_way.append((end, handle))
+        weights = self._snapshots.fetch(handle)
+        return Deposited(version=weights.version, round=weights.round, bytes=0, spans=[])
+
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
+        times = iter(start + t / MAX_NEW_TOKENS * (end - start) for t in range(MAX_NEW_TOKENS))
+
+        def between_tokens() -> None:
+            moment = next(times)
+            for item in [item for item in self._under_way if item[0] <= moment]:
+                self._under_way.remove(item)
+                self._role.deposit(item[1])
+            Generator.between_tokens(self._role)
+
+        self._role.between_tokens = between_tokens
+        return self._role.generate(requests)
 
 
 class Recorded:
@@ -114,7 +144,7 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
             "prompts": prompts,
             "unit_prompts": draw(st.integers(1, prompts)),
             "group_size": 2,
-            "max_new_tokens": 4,
+            "max_new_tokens": MAX_NEW_TOKENS,
             **LAW,
         },
         "loss": {"importance_cap": draw(st.none() | st.just(2.0)), "kl_monitor": False},
@@ -128,6 +158,45 @@ def any_settings(draw: st.DrawFn) -> dict[str, Any]:
 speeds = st.fixed_dictionaries(
     {stage: st.sampled_from([1.0, 10.0, 100.0]) for stage in ("rollout", "optimize", "sync")}
 )
+
+
+def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recorded, Snapshots]:
+    """A whole trial; its rows and what was trained on are looked at round by round."""
+    snapshots = Snapshots()
+    runtime = VirtualRuntime(seed=timing)
+    durations = long_tailed_durations(timing, scale)
+
+    def generator(name: str) -> VirtualActor:
+        real = Generator(config, snapshots)
+        role = InMidBatch(real, snapshots) if config.in_mid_batch else Timed(real)
+        return VirtualActor(runtime, name, role, durations)
+
+    learner = Recorded(Learner(config, snapshots))
+    pipeline = Pipeline(
+        config,
+        Prompts(config, build_task(config), TOKENIZER),
+        [generator(f"generator-{i}") for i in range(config.resources.num_generators)],
+        LearnerGroup([VirtualActor(runtime, "learner", Timed(learner), durations)], runtime, 1e6),
+        runtime,
+        runtime.now,
+    )
+    pipeline.start()
+    uses: Counter[int] = Counter()
+    row: dict[str, float] = {}
+    for round_ in range(config.rounds):
+        row = pipeline.run_round().metrics
+        accounts = [row[f"count/{n}"] for n in ("trained", "dropped", "waiting", "in_flight")]
+        assert row["count/requested"] == sum(accounts)
+        for group in (group for batch in learner.rounds[round_] for group in batch):
+            uses[group.cursor] += 1
+            assert group.uses == uses[group.cursor]
+            bound = config.lag if group.uses == 1 else config.max_age
+            assert round_ - int(group.token_rounds[group.response_mask].min()) <= bound
+    assert len(learner.rounds) == config.rounds
+    assert row["count/in_flight"] == 0
+    assert row["count/trained"] == len(uses)
+    assert not runtime.uncollected
+    return learner, snapshots
 
 
 @settings(
@@ -145,65 +214,73 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
     except ConfigError:
         assume(False)  # a buffer that would never use a group again, for one
         raise
-    snapshots = Snapshots()
-    runtime = VirtualRuntime(seed=timing)
-    durations = long_tailed_durations(timing, scale)
-
-    def generator(name: str) -> VirtualActor:
-        role = Timed(Generator(config, snapshots), takes_deposits=config.in_mid_batch)
-        return VirtualActor(runtime, name, role, durations)
-
-    learner = Recorded(Learner(config, snapshots))
-    pipeline = Pipeline(
-        config,
-        Prompts(config, build_task(config), TOKENIZER),
-        [generator(f"generator-{i}") for i in range(config.resources.num_generators)],
-        LearnerGroup([VirtualActor(runtime, "learner", Timed(learner), durations)], runtime, 1e6),
-        runtime,
-        runtime.now,
-    )
-    pipeline.start()
-    uses: Counter[int] = Counter()
-    for round_ in range(config.rounds):
-        row = pipeline.run_round().metrics
-        accounts = [row[f"count/{n}"] for n in ("trained", "dropped", "waiting", "in_flight")]
-        assert row["count/requested"] == sum(accounts)
-        for group in (group for batch in learner.rounds[round_] for group in batch):
-            uses[group.cursor] += 1
-            assert group.uses == uses[group.cursor]
-            bound = config.lag if group.uses == 1 else config.max_age
-            assert round_ - int(group.token_rounds[group.response_mask].min()) <= bound
-    assert len(learner.rounds) == config.rounds
-    assert row["count/in_flight"] == 0
-    assert row["count/trained"] == len(uses)
-    assert not runtime.uncollected
+    learner, snapshots = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
         # Sampled by the very weights that are trained: to rounding the ratio is 1.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
-    assert_versions_are_true(policy_path, snapshots, learner.rounds)
+    check_log_probs(config, snapshots, learner.rounds)
 
 
-def assert_versions_are_true(
-    policy_path: str, snapshots: Snapshots, rounds: list[list[list[RolloutGroup]]]
+@pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
+def test_tokens_of_several_versions_are_each_of_their_own(
+    policy_path: str, weight_update: str
 ) -> None:
-    """Recorded log-probs are those of the weights that each group names."""
-    from grpo_trainable.models.store import build_policy
-
-    model, _ = build_policy("tiny", policy_path, 0)
-    for group in (group for batches in rounds for batch in batches for group in batch):
-        versions = group.token_versions[group.response_mask].unique().tolist()
-        assert len(versions) == 1  # in virtual time weights arrive before a unit's first token
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name in snapshots.by_version[versions[0]].tensors:
-                    parameter.copy_(snapshots.by_version[versions[0]].tensors[name])
-            batch = collate([group], [torch.zeros(len(group.rewards))], TOKENIZER.pad_id)
-            log_probs, _ = response_log_probs(
-                model,
-                batch.input_ids,
-                batch.target_ids,
-                batch.response_mask,
-                eos_id=TOKENIZER.eos_id,
+    config = GRPOConfig.from_dict(
+        {
+            "placement": "disaggregated",
+            "rounds": 6,
+            "lag": 3,
+            "weight_update": weight_update,
+            "model": {"path": policy_path},
+            "rollout": {
+                "prompts": 3,
+                "unit_prompts": 1,
+                "group_size": 2,
+                "max_new_tokens": MAX_NEW_TOKENS,
                 **LAW,
+            },
+            "loss": {"kl_monitor": False},
+            "optim": {"lr": 1e-2},
+            "eval": {"every": 6, "prompts": 1, "samples": 1},
+            "resources": {"num_generators": 2, "deadline_s": 1e6},
+        }
+    )
+    # Units are long and rounds are short, so that weights arrive in the middle of most units.
+    learner, snapshots = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
+    assert check_log_probs(config, snapshots, learner.rounds) > 2
+
+
+def check_log_probs(
+    config: GRPOConfig, snapshots: Snapshots, rounds: list[list[list[RolloutGroup]]]
+) -> int:
+    """Recorded log-probs are those of the weights that each token names. Where the cache is kept,
+    that can be said of a response's first weights only. The number of groups of several."""
+    model, _ = build_policy("tiny", config.model.path, 0)
+    mixed = 0
+    for group in (group for batches in rounds for batch in batches for group in batch):
+        batch = collate([group], [torch.zeros(len(group.rewards))], TOKENIZER.pad_id)
+        first = len(group.prompt_ids) - 1
+        width = group.response_ids.shape[1]
+        versions = sorted(group.token_versions[group.response_mask].unique().tolist())
+        mixed += len(versions) > 1
+        if config.weight_update == "in_flight":
+            versions = versions[:1]
+        for version in versions:
+            copy_parameters(model, snapshots.by_version[version].tensors, source="snapshot")
+            with torch.no_grad():
+                log_probs, _ = response_log_probs(
+                    model,
+                    batch.input_ids,
+                    batch.target_ids,
+                    batch.response_mask,
+                    eos_id=TOKENIZER.eos_id,
+                    **LAW,
+                )
+            own = group.response_mask & (group.token_versions == version)
+            torch.testing.assert_close(
+                log_probs[:, first : first + width][own],
+                group.behaviour_log_probs[own],
+                rtol=0,
+                atol=1e-4,
             )
-        torch.testing.assert_close(log_probs, batch.behaviour_log_probs, rtol=0, atol=1e-4)
+    return mixed
