@@ -29,6 +29,7 @@ unit: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/generation.py $(ARGS)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
+	$(BIN)/python benchmarks/mid_batch.py $(ARGS)
 
 # Whole trials: an hour.
 bench-trials: $(READY)
@@ -41,7 +42,7 @@ bench-faults: $(READY)
 	$(BIN)/python benchmarks/faults.py $(ARGS)
 	$(BIN)/python benchmarks/checkpoint_cost.py
 
-# What docs/results/ stands on: three hours. A command that was cut short goes on with its trials.
+# What docs/results/ stands on: three hours. The first two go on where they were cut short.
 bench-off-policy: $(READY)
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/staleness.py
