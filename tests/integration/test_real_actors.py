@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from policies import write_quick_policy
 
 from benchmarks.virtual_time import VirtualActor, VirtualRuntime, long_tailed_durations
 from grpo_trainable.actors.generator import Deposited, Generator, ScoredUnit
@@ -19,8 +20,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import build_policy, read_tokenizer, save_policy
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.store import build_policy, read_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, collate
@@ -32,17 +32,7 @@ TOKENIZER = read_tokenizer(None)
 
 @pytest.fixture(scope="module")
 def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    shape = ModelConfig(
-        vocab_size=TOKENIZER.vocab_size,
-        context_length=48,
-        d_model=32,
-        num_layers=1,
-        num_heads=2,
-        d_ff=64,
-    )
-    directory = tmp_path_factory.mktemp("policy")
-    save_policy(directory, TransformerLM(shape, seed=3), TOKENIZER, torch.float32)
-    return str(directory)
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
 
 
 class Snapshots:

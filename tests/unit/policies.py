@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 
 
@@ -15,3 +18,18 @@ def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
             if parameter.ndim == 2:
                 parameter.mul_(10)
     return model
+
+
+def write_quick_policy(directory: Path) -> str:
+    """A policy that is quick to train: random weights, the shipped tokenizer. Its path."""
+    tokenizer = read_tokenizer(None)
+    shape = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        context_length=48,
+        d_model=32,
+        num_layers=1,
+        num_heads=2,
+        d_ff=64,
+    )
+    save_policy(directory, TransformerLM(shape, seed=3), tokenizer, torch.float32)
+    return str(directory)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from policies import sharpened
+from policies import sharpened, write_quick_policy
 from torch import Tensor
 
 from grpo_trainable.actors.generator import Generator
@@ -31,19 +31,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy that is quick to train: random weights, the shipped tokenizer."""
-    tokenizer = read_tokenizer(None)
-    shape = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        context_length=48,
-        d_model=32,
-        num_layers=1,
-        num_heads=2,
-        d_ff=64,
-    )
-    directory = tmp_path_factory.mktemp("policy")
-    save_policy(directory, TransformerLM(shape, seed=3), tokenizer, torch.float32)
-    return str(directory)
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
 
 
 class Pair:
