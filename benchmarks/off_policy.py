@@ -46,7 +46,7 @@ SHOWN = {
         *("clip_fraction", "kl_reference_nats", "reference_nll_nats", "optimize_share"),
     ),
     "lag": (
-        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max", "samples_per_s"),
+        *("reward", "against", "early_reward", "lag", "lag_of_bound", "lag_max"),
         *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
     "replay": (
