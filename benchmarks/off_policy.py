@@ -281,7 +281,10 @@ def _lag_panels(result: Mapping[str, Any]) -> list[Panel]:
             lines=lines_of(result, "kl_sampler_nats", kinds),
         ),
         Panel(
-            title="Speed", x="lag", y="samples/s", lines=lines_of(result, "samples_per_s", kinds)
+            title="Clipped tokens",
+            x="lag",
+            y="share",
+            lines=lines_of(result, "clip_fraction", kinds),
         ),
     ]
 
