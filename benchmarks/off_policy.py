@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import RESULTS, ROOT, provenance, write
 
-from launch.answers import answer
+from launch.answers import Answer, answer
 from launch.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
 from launch.summary import align, compare, median, show
 
@@ -80,14 +80,13 @@ def commits_file(space: str, args: argparse.Namespace) -> Path:
 # ---- What is kept ----------------------------------------------------------------------------
 
 
-def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
-    files = {trial.name: read_files(trial) for trial in experiment.trials}
-    found = answer(experiment, compare(experiment.trials), files)
-    assert found is not None
-    # As in the answer: those that ran to their end.
-    by_arm = {
-        arm: [trial for trial in trials if trial.round >= trial.config.rounds]
-        for arm, trials in experiment.arms.items()
+def summarise(
+    experiment: ExperimentRecord, files: Mapping[str, TrialFiles], found: Answer
+) -> dict[str, Any]:
+    by_arm = experiment.complete_arms  # those of the answer
+    step_kl = {
+        arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
+        for arm, trials in by_arm.items()
     }
     return {
         "seeds": sorted({trial.config.seed for trials in by_arm.values() for trial in trials}),
@@ -105,14 +104,12 @@ def summarise(experiment: ExperimentRecord) -> dict[str, Any]:
             ]
             for arm, trials in by_arm.items()
         },
-        "step_kl_nats": {
-            arm: _by_step([files[trial.name] for trial in trials], "kl_sampler_nats")
-            for arm, trials in by_arm.items()
-        },
+        "step_kl_nats": step_kl,
         "step_clip_fraction": {
             arm: _by_step([files[trial.name] for trial in trials], "clip_fraction")
             for arm, trials in by_arm.items()
         },
+        "step_kl_growth": {arm: growth(values) for arm, values in step_kl.items()},
     }
 
 
@@ -337,17 +334,13 @@ def main() -> None:
         if not args.no_run:
             run(space, args)
         experiment = read_experiment(args.storage / space)
-        result = summarise(experiment)
-        result["step_kl_growth"] = {
-            arm: growth(values) for arm, values in result["step_kl_nats"].items()
-        }
-        rows = [["arm", *(c["title"] for c in result["columns"].values())]]
-        rows += [
-            [arm, *(show(v[name], c["form"]) for name, c in result["columns"].items())]
-            for arm, v in result["arms"].items()
-        ]
-        print(align(rows))
-        print(*result["said"], sep="\n")
+        files = {trial.name: read_files(trial) for trial in experiment.trials}
+        found = answer(experiment, compare(experiment.trials), files)
+        if found is None:
+            sys.exit(f"{args.storage / space}: fewer than two arms have begun")
+        result = summarise(experiment, files, found)
+        print(align([found.header, *found.rows()]))
+        print(*found.said, sep="\n")
         commits = commits_file(space, args)
         described = {
             "workload": {"space": space, **experiment.description},

@@ -35,7 +35,7 @@ from typing import Any
 from asynchrony import ARMS, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
 from traces import EVALUATION, SYNC, UPDATE, calls_of
-from trials import counted_rows, finished_trial
+from trials import counted_rows, finished_trial, rows_of
 from virtual_time import Durations, simulate, wall_clock_a_round
 
 from grpo_trainable.config import GRPOConfig
@@ -86,9 +86,7 @@ class Times:
 def times_of(directory: Path) -> Times:
     """Of a finished trial. `hop_s` is 0 where rounds overlap: there `time/other_s` does not show
     what the driver adds."""
-    rows = counted_rows(
-        [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
-    )
+    rows = counted_rows(rows_of(directory))
     events = json.loads((directory / "trace.json").read_text())
     actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -156,9 +154,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
 
 def wall_clock_of(directory: Path) -> float:
     """Seconds a round."""
-    rows = counted_rows(
-        [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
-    )
+    rows = counted_rows(rows_of(directory))
     return rows[-1]["time/wall_clock_s"] / len(rows)
 
 
@@ -217,12 +213,11 @@ def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
             for label, schedule in SCHEDULES.items():
                 walls[label] = []
                 lags[label] = []
+                # The first rounds fill the pipe, in the last there is nothing left to sample.
+                counted = rounds_counted(count)
+                config = scaled_config(count, deepest + 2 + counted + deepest, schedule)
                 # Where a round has a thousand units, seeds agree.
                 for seed in range(seeds if sigma and count < 256 else 1):
-                    # The first rounds fill the pipe, in the last there is nothing left to sample.
-                    counted = rounds_counted(count)
-                    rounds = deepest + 2 + counted + deepest
-                    config = scaled_config(count, rounds, schedule)
                     reports = simulate(config, long_tailed(seed, sigma), seed=seed)
                     window = reports[deepest + 2 : deepest + 2 + counted]
                     walls[label].append(wall_clock_a_round(window))

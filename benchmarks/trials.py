@@ -24,7 +24,12 @@ class TrialFailed(SystemExit):
 def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]]:
     """The rows of one trial of `async_vs_sync`, one a round. TrialFailed when it fails."""
     with finished_trial(arm, seed=seed, options=options) as directory:
-        return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+        return rows_of(directory)
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    """Of a trial's directory, one a round."""
+    return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
 
 
 @contextmanager

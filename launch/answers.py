@@ -169,11 +169,7 @@ def answer(
 ) -> Answer | None:
     """None where the experiment is of no space that asks something, or has one arm alone."""
     columns = COLUMNS.get(str(experiment.description.get("space")))
-    # At equal samples: what was stopped early compares with nothing.
-    arms = {
-        arm: [trial for trial in trials if trial.round >= trial.config.rounds]
-        for arm, trials in experiment.arms.items()
-    }
+    arms = experiment.complete_arms  # what was stopped early compares with nothing
     if columns is None or len(arms) < 2:
         return None
     # The arm that everything is compared with, as in the table of costs; else the first.

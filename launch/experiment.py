@@ -82,6 +82,11 @@ class TrialRecord:
         return int(self.rows[-1]["training_iteration"]) if self.rows else 0
 
     @property
+    def complete(self) -> bool:
+        """Whether it has run all its rounds."""
+        return self.round >= self.config.rounds
+
+    @property
     def failed(self) -> bool:
         """Whether its last failure is the last that was heard of it: Tune keeps the error of a
         trial that it has started again."""
@@ -94,7 +99,7 @@ class TrialRecord:
     def status(self) -> str:
         reached = f"round {self.round} of {self.config.rounds}"
         if self.done:
-            if self.round >= self.config.rounds:
+            if self.complete:
                 return "finished"
             limit = self.config.callbacks.kl_stop
             drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
@@ -141,6 +146,11 @@ class ExperimentRecord:
             if trial.rows:
                 arms.setdefault(trial.arm, []).append(trial)
         return arms
+
+    @property
+    def complete_arms(self) -> dict[str, list[TrialRecord]]:
+        """The same arms with the complete trials alone: equal samples."""
+        return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}
 
 
 def read_experiment(directory: Path) -> ExperimentRecord:

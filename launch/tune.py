@@ -582,7 +582,6 @@ def tune_config(plan: Plan) -> Any:
     from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
     args = plan.args
-    rounds = max(trial.rounds for trial in plan.trials)
     if args.scheduler == "asha":
         # By samples: arms differ in what a round is.
         groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
@@ -590,6 +589,7 @@ def tune_config(plan: Plan) -> Any:
             time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4)
         )
     elif args.scheduler == "pbt":
+        rounds = max(trial.rounds for trial in plan.trials)
         bounds = {k: v for k, v in PBT_MUTATIONS.items() if k not in plan.fixed}
         mutations: dict[str, Any] = {}
         for key, (low, high) in bounds.items():
