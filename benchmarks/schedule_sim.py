@@ -5,9 +5,10 @@ Pipeline, gate, replay buffer and learner group are the product's own; actors on
 
 validation   Runs trials on this machine, takes from the trace of each how long its calls took (a
              unit of generation, an update, a publication, a load) and from its rows what the
-             driver adds, and simulates wall-clock a round: from the run's own times, and
-             `predicted` from nothing but the synchronous run beside it, which knows nothing of
-             overlap, of several generators or of more passes.
+             driver adds, and simulates wall-clock a round: from the run's own times in their
+             order, and `predicted` from nothing but the synchronous run beside it, which knows
+             nothing of overlap, of several generators or of more passes. The policy does not
+             learn in them: one that does writes shorter responses in one arm than in another.
 scaling      Weak scaling: every generator has `UNITS` units a round to sample, and the learner
              keeps pace with them (by as many devices as it takes), so that both sides are equally
              busy. Times of units are log-normal with mean 1 and the given σ: 0 is responses of
@@ -22,6 +23,7 @@ next         What the next optimisation of docs/results/off_policy.md would brin
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -47,6 +49,8 @@ PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
 
 CALIBRATION = "sync"  # the run that the predictions of the others stand on
 
+STILL = "optim.lr=1e-9"
+
 # Label -> arm of async_vs_sync, settings beside those of the balanced workload of `tiny`.
 VALIDATED: dict[str, tuple[str, list[str]]] = {
     CALIBRATION: ("sync", []),
@@ -63,24 +67,28 @@ class Times:
     """What a run's trace and rows say: seconds of each call, by side and kind, and what the driver
     adds to each call and between two steps."""
 
-    calls: dict[tuple[str, str], list[float]]
+    calls: dict[tuple[str, str], list[float]]  # in order: a slow minute slows both sides
     reference_s: float  # of an update, which no further gradient step adds
     hop_s: float
     gap_s: float
 
-    def draws(self, seed: int, passes: int = 1) -> Durations:
-        """Seconds of calls, drawn from those seen. `passes` over the batch in an update, of which
-        the run seen had one."""
-        rng = random.Random(seed)
+    def in_order(self, passes: int = 1) -> Durations:
+        """Seconds of calls as they were seen, and from the beginning again where they do not last.
+        `passes` over the batch in an update, of which the run seen had one."""
+        seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
 
         def duration(actor: str, stage: str) -> float:
-            side = "learner" if actor == "learner" or stage == UPDATE else "generator"
-            drawn = rng.choice(self.calls[side, stage])
+            own = next(seen[side_of(actor, stage), stage])
             if stage == UPDATE:
-                drawn += (passes - 1) * (drawn - self.reference_s)
-            return drawn
+                own += (passes - 1) * (own - self.reference_s)
+            return own
 
         return duration
+
+
+def side_of(actor: str, kind: str) -> str:
+    """A colocated worker is both."""
+    return "learner" if actor == "learner" or kind == UPDATE else "generator"
 
 
 def times_of(directory: Path) -> Times:
@@ -94,12 +102,9 @@ def times_of(directory: Path) -> Times:
         if event["ph"] == "X" and actors[event["tid"]] != "trial":
             spans[actors[event["tid"]]].append(event)
     calls: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for actor, own in spans.items():
-        for kind, round_, seconds in calls_of(own):
-            # The first rounds warm up; but evaluations are only at the ends.
-            if kind == EVALUATION or round_ >= WallClock.FIRST_ROUND:
-                side = "learner" if actor == "learner" or kind == UPDATE else "generator"
-                calls[side, kind].append(seconds)
+    every = [(actor, *call) for actor, own in spans.items() for call in calls_of(own)]
+    for actor, kind, _, seconds in sorted(every, key=lambda call: call[2]):  # by round
+        calls[side_of(actor, kind), kind].append(seconds)
     wall_clock_s = rows[-1]["time/wall_clock_s"]
     between = wall_clock_s - sum(row["time/step_s"] - row["time/eval_s"] for row in rows)
     other = statistics.median(row["time/other_s"] for row in rows)
@@ -118,7 +123,7 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
     for repeat in range(repeats):
         sync: Times | None = None
         for label, (arm, more) in VALIDATED.items():
-            words = options("tiny", more)
+            words = options("tiny", [STILL, *more])
             with finished_trial(arm, seed=seed + repeat, options=words) as directory:
                 config = GRPOConfig.from_dict(json.loads((directory / "params.json").read_text()))
                 times, measured = times_of(directory), wall_clock_of(directory)
@@ -128,8 +133,8 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             # Loads before the first round leave no trace; those of a worker are in `sync` as well.
             own = replace(own, calls={**sync.calls, **own.calls})
             simulated = {
-                "own": median_wall_clock(config, own),  # whose updates hold all their passes
-                "predicted": median_wall_clock(config, sync, passes=config.k),
+                "own": simulated_wall_clock(config, own),  # whose updates hold all their passes
+                "predicted": simulated_wall_clock(config, sync, passes=config.k),
             }
             errors = {how: seconds / measured - 1.0 for how, seconds in simulated.items()}
             results.append(
@@ -158,14 +163,11 @@ def wall_clock_of(directory: Path) -> float:
     return rows[-1]["time/wall_clock_s"] / len(rows)
 
 
-def median_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Over several draws."""
-    walls = []
-    for seed in range(5):
-        durations = times.draws(seed, passes)
-        reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=seed)
-        walls.append(wall_clock_a_round(reports[WallClock.FIRST_ROUND - 1 :]))
-    return statistics.median(walls)
+def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
+    """Seconds a round, those that warm up apart."""
+    durations = times.in_order(passes)
+    reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
+    return wall_clock_a_round(reports[WallClock.FIRST_ROUND - 1 :])
 
 
 # ---- Scaling ---------------------------------------------------------------------------------
@@ -359,6 +361,7 @@ def main() -> None:
     args = parser.parse_args()
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
     if "validation" in args.parts:
+        rounds, settings = WORKLOADS["tiny"]
         runs = validate(args.repeats, args.seed)
         worst = largest_errors(runs)
         for how, errors in worst.items():
@@ -368,7 +371,7 @@ def main() -> None:
             )
         result["validation"] = {
             **provenance(args),
-            "workload": dict(zip(("rounds", "settings"), WORKLOADS["tiny"], strict=True)),
+            "workload": {"rounds": rounds, "settings": [*settings, STILL]},
             "runs": runs,
             "medians": medians(runs),
             "largest_errors": worst,
