@@ -80,6 +80,7 @@ class VirtualRuntime:
         self.time = 0.0
         self.latency = latency  # from a call's submission to its earliest start
         self.uncollected: set[VirtualCall] = set()
+        self.kills: list[tuple[str, float]] = []  # (actor, when)
         self._ends: list[tuple[float, int, VirtualCall]] = []
         self._numbers = itertools.count()
         self._rng = random.Random(seed)
@@ -180,6 +181,7 @@ class VirtualActor:
 
     def kill(self) -> None:
         self.killed = True
+        self._runtime.kills.append((self.name, self._runtime.time))
         # Nobody collects what a killed actor had to do.
         gone = {call for call in self._runtime.uncollected if call.owner is self}
         self._runtime.uncollected -= gone
@@ -240,7 +242,7 @@ def group_of(
 @dataclass(frozen=True)
 class GeneratorCall:
     actor: str
-    stream: str
+    stream: str  # train, eval; load: it fetched weights
     cursors: tuple[int, ...]
     weights_round: int
     start: float
@@ -268,6 +270,7 @@ class VirtualGenerator:
         self._idle_since: float | None = None
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
+        self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
         self._reported = handle[0]
         return Loaded(
@@ -280,6 +283,7 @@ class VirtualGenerator:
 
     def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
         assert self.takes_deposits
+        self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
         self._weights.append((end, *handle))
         return Deposited(version=handle[0], round=handle[1], bytes=1000, spans=[])
 
@@ -357,9 +361,12 @@ class TrainingCall:
 
 
 class VirtualLearner:
-    def __init__(self, k: int, record: list[TrainingCall]) -> None:
+    def __init__(
+        self, k: int, record: list[TrainingCall], releases: list[tuple[float, int]]
+    ) -> None:
         self._k = k
         self._record = record
+        self._releases = releases
         self._version = 0
         self._round = 0
 
@@ -410,7 +417,8 @@ class VirtualLearner:
             spans=[Span("reference", start, middle), Span("optimize", middle, end)],
         )
 
-    def publish(self, start: float, end: float) -> Published:
+    def publish(self, start: float, end: float, needed_from: int) -> Published:
+        self._releases.append((start, needed_from))
         return Published(
             handle=(self._version, self._round),
             version=self._version,
@@ -450,11 +458,24 @@ class World:
     requests: VirtualRequests
     trained: list[TrainingCall] = field(default_factory=list)
     generated: list[GeneratorCall] = field(default_factory=list)
+    # (when, round): from then on weights of an earlier round may be gone.
+    releases: list[tuple[float, int]] = field(default_factory=list)
 
     def run(self, rounds: int) -> list[RoundReport]:
         """Starts and runs so many rounds."""
         self.pipeline.start()
         return [self.pipeline.run_round() for _ in range(rounds)]
+
+    def used_after_release(self) -> list[GeneratorCall]:
+        """Calls that still needed weights that the learner had been told nobody needs."""
+        return [
+            call
+            for call in self.generated
+            if any(call.weights_round < before and at < call.end for at, before in self.releases)
+            and not any(
+                name == call.actor and call.start < at < call.end for name, at in self.runtime.kills
+            )
+        ]
 
     def of_stream(self, stream: str) -> list[GeneratorCall]:
         return [call for call in self.generated if call.stream == stream]
@@ -477,6 +498,7 @@ def world(
     runtime = VirtualRuntime(seed=seed, latency=latency, max_waits=max_waits)
     trained: list[TrainingCall] = []
     generated: list[GeneratorCall] = []
+    releases: list[tuple[float, int]] = []
 
     submitted: dict[str, dict[str, int]] = {}
 
@@ -495,7 +517,7 @@ def world(
         role = VirtualGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
         return actor(name, role)
 
-    learner_role = VirtualLearner(config.k, trained)
+    learner_role = VirtualLearner(config.k, trained, releases)
     if config.placement == "colocated":
         role = VirtualColocated(VirtualGenerator("worker", generated, reward_fails), learner_role)
         learner = actor("worker", role)
@@ -514,7 +536,7 @@ def world(
         runtime.now,
         spawn=None if config.placement == "colocated" else spawn,
     )
-    return World(config, runtime, pipeline, learners, requests, trained, generated)
+    return World(config, runtime, pipeline, learners, requests, trained, generated, releases)
 
 
 # ---- Whole trials ----------------------------------------------------------------------------

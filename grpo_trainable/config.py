@@ -371,8 +371,7 @@ HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not aske
 
 # Named by the design, refused until built: for each such key the values that are valid now.
 NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
-    "transport": ("auto", "in_process", "object_store"),
-    "transport_dtype": ("float32",),
+    "transport": ("auto", "in_process", "object_store", "shm"),
     "model.dtype": ("float32",),
     "model.head_fp32": (False,),
     "task.name": ("keyword",),
@@ -418,7 +417,7 @@ class GRPOConfig(_Settings):
     weight_update: str = _choice("between_batches", "interrupt_recompute", "in_flight")
     buffer_capacity: int = _integer(1, minimum=1)  # rounds' worth of rollouts kept; 1: no replay
     buffer_sampling: str = _choice("recency", "uniform", "fifo", "mixed")
-    transport: str = _choice(  # auto: in_process when colocated, else object_store
+    transport: str = _choice(  # auto: in_process when colocated, shm on one machine, object_store
         "auto", "in_process", "object_store", "shm", "nixl", "gloo", "nccl", "cuda_ipc"
     )
     transport_dtype: str = _choice("float32", "bfloat16")  # of the weights on their way
@@ -643,13 +642,6 @@ class GRPOConfig(_Settings):
         """Prompts that one call of a generator samples together."""
         given = self.rollout.unit_prompts
         return self.rollout.prompts if given is None else given
-
-    @property
-    def resolved_transport(self) -> str:
-        """How weights travel in this trial; never `auto`."""
-        if self.transport != "auto":
-            return self.transport
-        return "in_process" if self.placement == "colocated" else "object_store"
 
     @property
     def in_mid_batch(self) -> bool:

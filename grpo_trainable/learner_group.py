@@ -27,9 +27,10 @@ class LearnerGroup:
         """Submits the round's k gradient steps. The call's value is `Updated`."""
         return self._actor.submit("optimize", "update", rollout_batches)
 
-    def publish(self) -> Published:
-        """A snapshot of the present weights, out on the transport."""
-        return self._await("sync", "publish")
+    def publish(self, needed_from: int) -> Published:
+        """A snapshot of the present weights, out on the transport. Those of rounds before
+        `needed_from` are used by nobody any more."""
+        return self._await("sync", "publish", needed_from)
 
     def state(self) -> LearnerState:
         return self._await("checkpoint", "state")

@@ -110,6 +110,8 @@ class _Generator:
     units: int = 0  # submitted and not yet returned
     version: int = 0  # of the weights it last reported
     weights_round: int = 0  # of the weights that a unit submitted now will start with, or older
+    fetching: int = 0  # loads and deposits submitted and not yet answered
+    needs_from: int = 0  # round of the oldest weights that it may still use or fetch
     replaced: int = 0  # times since its last unit came back
 
 
@@ -170,7 +172,6 @@ class Pipeline:
         self._open: dict[Any, _Open] = {}
         self._published: Any = None  # the transport's handle of the newest weights
         self._published_round = 0
-        self._depositing = 0  # deposits on their way
         self._version = 0
         self._first_round = self._first_cursor = 0  # of unit 0
         self._next_unit = 0
@@ -292,7 +293,7 @@ class Pipeline:
 
     def _publish(self) -> None:
         """New weights are out; every generator takes them after the unit it is at."""
-        published = self._learners.publish()
+        published = self._learners.publish(min(g.needs_from for g in self._generators))
         self._add_spans("learner", self._learners.name, published.spans)
         self._published_round, self._version = published.round, published.version
         self._published = published.handle
@@ -307,32 +308,41 @@ class Pipeline:
         they lie there, a unit submitted from then on starts with them."""
 
         def collect(deposited: Deposited) -> None:
-            self._depositing -= 1
+            generator.fetching -= 1
             self._add_spans("generator", generator.actor.name, deposited.spans)
             generator.weights_round = max(generator.weights_round, deposited.round)
             self._round.sync_bytes += deposited.bytes
+            self._rested(generator)
 
-        def again() -> None:
-            self._depositing -= 1  # its replacement loads the newest weights first of all
-
-        self._depositing += 1
-        call = generator.actor.submit("sync", "deposit", self._published)
-        self._open[call] = _Open(generator=generator, collect=collect, again=again)
+        self._fetch(generator, "deposit", collect)
 
     def _load(self, generator: _Generator) -> None:
-        generator.weights_round = self._published_round
-        call = generator.actor.submit("sync", "load", self._published)
-        self._open[call] = _Open(
-            generator=generator,
-            collect=lambda loaded: self._loaded(generator, loaded),
-            again=lambda: None,  # its replacement loads the newest weights first of all
-        )
+        def collect(loaded: Loaded) -> None:
+            generator.fetching -= 1
+            self._add_spans("generator", generator.actor.name, loaded.spans)
+            self._round.sync_bytes += loaded.bytes
+            self._took(generator, loaded)
+            self._rested(generator)
 
-    def _loaded(self, generator: _Generator, loaded: Loaded) -> None:
-        self._add_spans("generator", generator.actor.name, loaded.spans)
-        generator.version = loaded.version
-        self._round.sync_bytes += loaded.bytes
+        generator.weights_round = self._published_round
+        self._fetch(generator, "load", collect)
+
+    def _fetch(self, generator: _Generator, method: str, collect: Callable[[Any], None]) -> None:
+        generator.fetching += 1
+        call = generator.actor.submit("sync", method, self._published)
+        # Not asked for again: a replacement loads the newest weights first of all.
+        self._open[call] = _Open(generator=generator, collect=collect, again=lambda: None)
+
+    def _took(self, generator: _Generator, loaded: Loaded) -> None:
+        """These weights stand in it; it goes forward only."""
+        generator.version, generator.needs_from = loaded.version, loaded.round
         self._add_version("generator", generator.actor.name, loaded)
+
+    @staticmethod
+    def _rested(generator: _Generator) -> None:
+        """With nothing to do it uses no weights, and it begins with those that it has by now."""
+        if not generator.units and not generator.fetching:
+            generator.needs_from = generator.weights_round
 
     # ---- Rollouts ----------------------------------------------------------------------------
 
@@ -414,8 +424,8 @@ class Pipeline:
             generator.replaced = 0
             self._add_spans("generator", generator.actor.name, scored.spans)
             for loaded in scored.loaded:
-                generator.version = loaded.version
-                self._add_version("generator", generator.actor.name, loaded)
+                self._took(generator, loaded)
+            self._rested(generator)
             self._count_reward_errors(scored, sum(request.group_size for request in requests))
             done(scored)
 
@@ -471,7 +481,7 @@ class Pipeline:
         units = [prompts[i : i + size] for i in range(0, len(prompts), size)]
         done: list[ScoredUnit] = []
         # What is under way takes the newest weights in now; nothing arrives in mid-evaluation.
-        self._work_until(lambda: self._depositing == 0)
+        self._work_until(lambda: not any(g.fetching for g in self._generators))
 
         def ask(unit: range) -> None:
             requests = [self._requests.request("eval", cursor) for cursor in unit]
@@ -549,7 +559,7 @@ class Pipeline:
         again = [self._open.pop(call).again for call in lost]
         name = generator.actor.name
         generator.actor.kill()
-        generator.actor, generator.units = self._spawn(name), 0
+        generator.actor, generator.units, generator.fetching = self._spawn(name), 0, 0
         generator.replaced += 1
         before = self.counts.redispatched
         self._load(generator)

@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ray
+import ray.util
 from pyarrow.fs import FileSelector
 from ray import tune
 from ray.train._internal.session import _TrainingResult
@@ -43,7 +45,12 @@ from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.timers import Span, WallClock, now
-from grpo_trainable.transports import InProcess, ObjectStoreReceiver, ObjectStoreSender
+from grpo_trainable.transports import (
+    InProcess,
+    choose_transport,
+    make_receiver,
+    make_sender,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +59,7 @@ CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 
 # Keys that an actor's process, its reservation and its transport are made from; for any other key
 # it can begin anew.
-BUILT_INTO_ACTORS = ("placement", "resources", "resolved_transport", "in_mid_batch")
+BUILT_INTO_ACTORS = ("placement", "resources", "transport", "in_mid_batch")
 
 
 class GRPOTrainable(tune.Trainable):
@@ -71,6 +78,8 @@ class GRPOTrainable(tune.Trainable):
         self._actors: list[Actor] = []
         self.grpo = GRPOConfig.from_dict(config)
         self._runtime = RayRuntime()
+        self._transport = choose_transport(self.grpo, reserved_nodes())
+        logger.info("transport=%s: %s", self._transport.name, self._transport.why)
         try:
             self._start_actors()
             self._begin()
@@ -95,6 +104,7 @@ class GRPOTrainable(tune.Trainable):
             spawn=None if config.placement == "colocated" else self._replacement,
         )
         self._notes: list[str] = []  # since the last round
+        self._news = [f"weights travel by {self._transport.name}: {self._transport.why}"]
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # since the last round
         self._started = False
@@ -112,7 +122,7 @@ class GRPOTrainable(tune.Trainable):
             Learner,
             "learner",
             config,
-            ObjectStoreSender(),
+            make_sender(self._transport.name),
             cpus=r.learner_cpus,
             gpus=r.learner_gpus,
         )
@@ -125,7 +135,7 @@ class GRPOTrainable(tune.Trainable):
             Generator,
             name,
             self.grpo,
-            ObjectStoreReceiver(r.deadline_s),
+            make_receiver(self._transport.name, r.deadline_s),
             cpus=self.grpo.generator_cpus,
             gpus=r.generator_gpus,
             beside="deposit" if self.grpo.in_mid_batch else None,
@@ -168,7 +178,7 @@ class GRPOTrainable(tune.Trainable):
         for note in self._notes:
             logger.warning("%s", note)
         extra = self._extra(report)
-        self._checkpoints, self._notes = [], []
+        self._checkpoints, self._notes, self._news = [], [], []
         return {**row, **extra, "done": report.last, "should_checkpoint": checkpoint}
 
     def _extra(self, report: RoundReport) -> dict[str, Any]:
@@ -324,6 +334,15 @@ class GRPOTrainable(tune.Trainable):
         self._actors = []
 
 
+def reserved_nodes() -> list[str]:
+    """The machines that a trial's actors may be on: of its placement group, or all there are."""
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    table = ray.util.placement_group_table(group)
+    return sorted(set(table["bundles_to_node_id"].values()))
+
+
 def newest_index(storage: StorageContext) -> int:
     """Of the checkpoints in a trial's directory, registered or not; -1 when there is none."""
     entries = storage.storage_filesystem.get_file_info(
@@ -364,7 +383,7 @@ class DetailedGRPO(GRPOTrainable):
             steps=updated.step_columns(),
             versions=report.versions,
             spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
-            notes=self._notes,
+            notes=self._news + self._notes,
             lags=first_use_lags(report.groups, report.round - 1),
             ratio_counts=[
                 sum(counts)

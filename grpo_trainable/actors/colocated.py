@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from grpo_trainable.actors.generator import Generator, Loaded, ScoredUnit
-from grpo_trainable.actors.learner import Learner, LearnerState, Published, Updated
+from grpo_trainable.actors.generator import Generator, Loaded, ScoredUnit, WeightReceiver
+from grpo_trainable.actors.learner import (
+    Learner,
+    LearnerState,
+    Published,
+    Updated,
+    WeightSender,
+)
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import StageClock
 
 
-class SenderAndReceiver(Protocol):
+class SenderAndReceiver(WeightSender, WeightReceiver, Protocol):
     """What both roles need of a transport within one process."""
-
-    def publish(self, weights: PolicyWeights) -> Any: ...
-
-    def fetch(self, handle: Any) -> PolicyWeights: ...
 
 
 class Colocated:
@@ -45,8 +47,8 @@ class Colocated:
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
         return self._learner.update(rollout_batches)
 
-    def publish(self) -> Published:
-        return self._learner.publish()
+    def publish(self, needed_from: int = 0) -> Published:
+        return self._learner.publish(needed_from)
 
     def state(self) -> LearnerState:
         return self._learner.state()

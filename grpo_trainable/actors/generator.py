@@ -26,6 +26,8 @@ class WeightReceiver(Protocol):
 
     def fetch(self, handle: Any) -> PolicyWeights: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
@@ -156,6 +158,7 @@ class Generator:
 
     def close(self) -> None:
         self._scorer.close()
+        self._receiver.close()
 
     def _score(
         self, stream: str, groups: Sequence[RolloutGroup]

@@ -35,6 +35,7 @@ from grpo_trainable.rollout import (
     TrainBatch,
     checksum,
     collate,
+    storage_checksum,
 )
 from grpo_trainable.timers import Span, StageClock, now
 
@@ -43,6 +44,10 @@ class WeightSender(Protocol):
     """What the learner needs of a transport."""
 
     def publish(self, weights: PolicyWeights) -> Any: ...
+
+    def release(self, before_round: int | None = None) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,7 @@ class Learner:
     def reset(self, config: GRPOConfig) -> None:
         """Begins anew with a config of the same placement, resources and transport."""
         self._desk.clock.reset()
+        self._sender.release()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
@@ -261,11 +267,13 @@ class Learner:
             spans=spans,
         )
 
-    def publish(self) -> Published:
-        """Hands a snapshot to the transport."""
+    def publish(self, needed_from: int = 0) -> Published:
+        """Hands the weights to the transport, which takes a snapshot. Of earlier ones those from
+        the round `needed_from` on are still in use, or on their way."""
         with self._desk.call():
             with self._desk.clock("sync"):
                 weights = self.weights()
+                self._sender.release(needed_from)
                 handle = self._sender.publish(weights)
             spans = self._desk.clock.take()
         return Published(
@@ -277,13 +285,18 @@ class Learner:
         )
 
     def weights(self) -> PolicyWeights:
-        """A copy: the next gradient step must not reach weights already published."""
+        """In the type in which they travel; where that is theirs, the live ones, which the next
+        gradient step changes."""
+        dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
-            name: parameter.detach().clone()
+            name: parameter.detach().to(dtype)
             for name, parameter in unique_parameters(self.policy).items()
         }
         return PolicyWeights(
-            version=self.version, round=self.round, checksum=checksum(tensors), tensors=tensors
+            version=self.version,
+            round=self.round,
+            checksum=storage_checksum(tensors),
+            tensors=tensors,
         )
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
@@ -495,7 +508,7 @@ class Learner:
         for name, parameter in unique_parameters(self.policy).items():
             prefix = f"{name}/"
             self.optimizer.state[parameter] = {
-                key.removeprefix(prefix): value.to(parameter.device, copy=True)
+                key.removeprefix(prefix): _stored_like(parameter, value)
                 for key, value in state.optimizer.items()
                 if key.startswith(prefix)
             }
@@ -505,7 +518,7 @@ class Learner:
         self._skipped_in_a_row = state.counters["skipped_in_a_row"]
 
     def close(self) -> None:
-        """Nothing of the learner outlives its process."""
+        self._sender.close()
 
 
 def _microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
@@ -514,6 +527,14 @@ def _microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
     yield from order.split(size)
+
+
+def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A copy on the parameter's device; a moment lies in memory as its parameter does, which the
+    fused optimizer takes for granted."""
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _rows(log_probs: Tensor | None, rows: Tensor, batch: TrainBatch) -> Tensor | None:

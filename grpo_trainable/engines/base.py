@@ -25,7 +25,8 @@ class Engine(Protocol):
         ...
 
     def load(self, weights: PolicyWeights) -> None:
-        """Takes `weights` over, by copy, and checks that they arrived whole."""
+        """Samples with `weights` from now on and checks that they arrived whole. They stay as they
+        are until the next were loaded: an engine may use them where they are."""
         ...
 
     def generate(

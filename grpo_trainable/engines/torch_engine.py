@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo_trainable.models.kv_cache import decode, prefill
-from grpo_trainable.models.parameters import copy_parameters, unique_parameters
+from grpo_trainable.models.parameters import adopt_parameters, unique_parameters
 from grpo_trainable.models.sampling import sample_tokens, uniforms
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import (
@@ -18,7 +18,7 @@ from grpo_trainable.rollout import (
     Request,
     RolloutGroup,
     SamplingLimits,
-    checksum,
+    storage_checksum,
 )
 
 # Rows that have ended are dropped from the batch once fewer than this share is left: copying the
@@ -46,7 +46,6 @@ class TorchEngine:
         sampled so far (AReaL, arXiv 2505.24298); without, the cache stays as the older weights left
         it (PipelineRL, arXiv 2509.19128)."""
         self.model = model.requires_grad_(False)
-        _store_by_column(model)
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.seed = seed
@@ -64,13 +63,16 @@ class TorchEngine:
         return self._round
 
     def load(self, weights: PolicyWeights) -> None:
-        """Copies the snapshot in place.
+        """Samples with the snapshot from now on, without a copy where it lies in the right memory:
+        it has to stay as it is until the next is loaded.
 
         Raises:
             RuntimeError: what stands in the model afterwards has another checksum.
         """
-        copy_parameters(self.model, weights.tensors, source=f"weights version {weights.version}")
-        arrived = self.checksum()
+        adopt_parameters(self.model, weights.tensors, source=f"weights version {weights.version}")
+        sent = {name: tensor.dtype for name, tensor in weights.tensors.items()}
+        parameters = unique_parameters(self.model)
+        arrived = storage_checksum({name: parameters[name].to(sent[name]) for name in sent})
         if arrived != weights.checksum:
             raise RuntimeError(
                 f"weights version {weights.version} arrived torn: "
@@ -78,9 +80,6 @@ class TorchEngine:
             )
         self._version, self._round = weights.version, weights.round
         self._loads += 1
-
-    def checksum(self) -> str:
-        return checksum(unique_parameters(self.model))
 
     @torch.no_grad()
     def generate(
@@ -110,17 +109,6 @@ class TorchEngine:
             if batch.drop_finished():
                 break
         return batch.groups()
-
-
-def _store_by_column(model: TransformerLM) -> None:
-    """Transposes how the matrices are stored; as tensors they stay what they are.
-
-    A product of a few dozen rows with weights that have to come from memory is then up to a sixth
-    faster. A tied head stays by row: its rows are looked up as embeddings.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and module.weight is not model.embedding.weight:
-            module.weight.data = module.weight.data.t().contiguous().t()
 
 
 def _common_limits(requests: Sequence[Request]) -> SamplingLimits:

@@ -1,9 +1,11 @@
-"""A model's own tensors by name, and copying into them."""
+"""A model's own tensors by name, copying into them, and putting others in their place."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+ALIGNMENT = 64  # bytes; products of other memory may differ in their last bits
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -17,6 +19,28 @@ def copy_parameters(model: torch.nn.Module, tensors: dict[str, Tensor], *, sourc
     Raises:
         ValueError: names or shapes do not match exactly; nothing has been copied then.
     """
+    parameters = _matching(model, tensors, source)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def adopt_parameters(model: torch.nn.Module, tensors: dict[str, Tensor], *, source: str) -> None:
+    """Makes `tensors` the model's parameters: their memory becomes its, copied only where type or
+    device are others, or where it is not aligned as torch's own is. Nothing is written to what
+    was adopted, which may be read-only.
+
+    Raises:
+        ValueError: as `copy_parameters`.
+    """
+    for name, parameter in _matching(model, tensors, source).items():
+        tensor = tensors[name].to(device=parameter.device, dtype=parameter.dtype)
+        aligned = tensor.data_ptr() % ALIGNMENT == 0
+        parameter.data = tensor if aligned else tensor.clone()
+
+
+def _matching(model: torch.nn.Module, tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """The model's parameters, which have the names and shapes of `tensors`."""
     parameters = unique_parameters(model)
     if parameters.keys() != tensors.keys():
         odd = sorted(parameters.keys() ^ tensors.keys())
@@ -27,6 +51,4 @@ def copy_parameters(model: torch.nn.Module, tensors: dict[str, Tensor], *, sourc
                 f"{source}: {name} is {tuple(tensors[name].shape)}, "
                 f"the model's is {tuple(parameter.shape)}"
             )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+    return parameters

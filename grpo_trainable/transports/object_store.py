@@ -1,8 +1,7 @@
-"""Ray's object store: one put a version serves every generator."""
+"""Ray's object store: one put a version serves every generator, on any node."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import ray
 import torch
 
 from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.transports.base import read_only_is_fine
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class StoredWeights:
 
 
 class ObjectStoreSender:
-    """Puts the snapshot as a dict of numpy arrays, which Ray maps without copying.
+    """Puts the weights as a dict of numpy arrays: the put is the copy, and Ray maps it.
 
     Torch tensors take three to five times as long.
     """
@@ -29,17 +29,24 @@ class ObjectStoreSender:
         arrays = {name: tensor.cpu().numpy() for name, tensor in weights.tensors.items()}
         return StoredWeights(ray.put((weights.version, weights.round, weights.checksum, arrays)))
 
+    def release(self, before_round: int | None = None) -> None:
+        """Ray frees an object when the last reference to it and to its memory is gone."""
+
+    def close(self) -> None:
+        pass
+
 
 class ObjectStoreReceiver:
     """Maps the arrays out of the store: read-only, shared with every other reader on the node."""
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
-        # The engine only copies from the arrays. For the whole process: filters are its own, and
-        # weights may be fetched by two threads.
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
 
     def fetch(self, handle: StoredWeights) -> PolicyWeights:
+        read_only_is_fine()
         version, round_, checksum, arrays = ray.get(handle.ref, timeout=self.deadline_s)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
+
+    def close(self) -> None:
+        pass

@@ -24,6 +24,8 @@ from grpo_trainable.models.store import build_policy, read_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, collate
+from grpo_trainable.transports import ShmReceiver, ShmSender
+from grpo_trainable.transports.shm import SharedWeights
 
 MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}
@@ -35,18 +37,20 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_quick_policy(tmp_path_factory.mktemp("policy"))
 
 
-class Snapshots:
-    """A transport that keeps everything that was ever published."""
+class Kept(ShmSender):
+    """The transport itself, and a copy of every snapshot that it took."""
 
     def __init__(self) -> None:
-        self.by_version: dict[int, PolicyWeights] = {}
+        super().__init__()
+        self.snapshots: dict[int, dict[str, torch.Tensor]] = {}
 
-    def publish(self, weights: PolicyWeights) -> int:
-        self.by_version[weights.version] = weights
-        return weights.version
+    def publish(self, weights: PolicyWeights) -> SharedWeights:
+        self.snapshots[weights.version] = {n: t.clone() for n, t in weights.tensors.items()}
+        return super().publish(weights)
 
-    def fetch(self, handle: int) -> PolicyWeights:
-        return self.by_version[handle]
+    @property
+    def slots(self) -> int:
+        return len(self._slots)
 
 
 class Timed:
@@ -68,24 +72,23 @@ class InMidBatch(Timed):
 
     takes_deposits = True
 
-    def __init__(self, role: Generator, snapshots: Snapshots) -> None:
+    def __init__(self, role: Generator) -> None:
         super().__init__(role)
-        self._snapshots = snapshots
-        self._under_way: list[tuple[float, int]] = []  # (when it lies there, handle)
+        self._under_way: list[tuple[float, SharedWeights]] = []  # (when it lies there, handle)
 
-    def deposit(self, start: float, end: float, handle: int) -> Deposited:
+    def deposit(self, start: float, end: float, handle: SharedWeights) -> Deposited:
         self._under_way.append((end, handle))
-        weights = self._snapshots.fetch(handle)
-        return Deposited(version=weights.version, round=weights.round, bytes=0, spans=[])
+        return Deposited(version=handle.version, round=handle.round, bytes=0, spans=[])
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
         times = iter(start + t / MAX_NEW_TOKENS * (end - start) for t in range(MAX_NEW_TOKENS))
 
         def between_tokens() -> None:
             moment = next(times)
-            for item in [item for item in self._under_way if item[0] <= moment]:
-                self._under_way.remove(item)
-                self._role.deposit(item[1])
+            due = [item for item in self._under_way if item[0] <= moment]
+            self._under_way = [item for item in self._under_way if item not in due]
+            if due:
+                self._role.deposit(due[-1][1])
             Generator.between_tokens(self._role)
 
         self._role.between_tokens = between_tokens
@@ -150,18 +153,18 @@ speeds = st.fixed_dictionaries(
 )
 
 
-def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recorded, Snapshots]:
+def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recorded, Kept]:
     """A whole trial; its rows and what was trained on are looked at round by round."""
-    snapshots = Snapshots()
+    kept = Kept()
     runtime = VirtualRuntime(seed=timing)
     durations = long_tailed_durations(timing, scale)
 
     def generator(name: str) -> VirtualActor:
-        real = Generator(config, snapshots)
-        role = InMidBatch(real, snapshots) if config.in_mid_batch else Timed(real)
+        real = Generator(config, ShmReceiver())
+        role = InMidBatch(real) if config.in_mid_batch else Timed(real)
         return VirtualActor(runtime, name, role, durations)
 
-    learner = Recorded(Learner(config, snapshots))
+    learner = Recorded(Learner(config, kept))
     pipeline = Pipeline(
         config,
         Prompts(config, build_task(config), TOKENIZER),
@@ -186,7 +189,10 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/in_flight"] == 0
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
-    return learner, snapshots
+    # What generators use may be `lag` rounds behind, and so may what they said last.
+    assert kept.slots <= 2 + 2 * config.lag
+    kept.close()
+    return learner, kept
 
 
 @settings(
@@ -204,11 +210,11 @@ def test_any_settings_keep_both_bounds_and_their_accounts(
     except ConfigError:
         assume(False)  # a buffer that would never use a group again, for one
         raise
-    learner, snapshots = run(config, scale, timing)
+    learner, kept = run(config, scale, timing)
     if config.lag == 0 and config.buffer_capacity == 1:
         # Sampled by the very weights that are trained: to rounding the ratio is 1.
         assert learner.first_steps == pytest.approx([1.0] * config.rounds, abs=1e-5)
-    check_log_probs(config, snapshots, learner.rounds)
+    check_log_probs(config, kept, learner.rounds)
 
 
 @pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
@@ -236,13 +242,11 @@ def test_tokens_of_several_versions_are_each_of_their_own(
         }
     )
     # Units are long and rounds are short, so that weights arrive in the middle of most units.
-    learner, snapshots = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
-    assert check_log_probs(config, snapshots, learner.rounds) > 2
+    learner, kept = run(config, {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}, timing=1)
+    assert check_log_probs(config, kept, learner.rounds) > 2
 
 
-def check_log_probs(
-    config: GRPOConfig, snapshots: Snapshots, rounds: list[list[list[RolloutGroup]]]
-) -> int:
+def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
     """Recorded log-probs are those of the weights that each token names. Where the cache is kept,
     that can be said of a response's first weights only. The number of groups of several."""
     model, _ = build_policy("tiny", config.model.path, 0)
@@ -256,7 +260,7 @@ def check_log_probs(
         if config.weight_update == "in_flight":
             versions = versions[:1]
         for version in versions:
-            copy_parameters(model, snapshots.by_version[version].tensors, source="snapshot")
+            copy_parameters(model, kept.snapshots[version], source="snapshot")
             with torch.no_grad():
                 log_probs, _ = response_log_probs(
                     model,

@@ -1,13 +1,15 @@
-"""Policies that the unit tests of sampling and of scoring share."""
+"""Policies that tests of sampling, scoring and training share, and a way for their weights."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.rollout import PolicyWeights
 
 
 def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
@@ -33,3 +35,24 @@ def write_quick_policy(directory: Path) -> str:
     )
     save_policy(directory, TransformerLM(shape, seed=3), tokenizer, torch.float32)
     return str(directory)
+
+
+class Mailbox:
+    """A transport whose handles are versions, and every snapshot stays."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[int, PolicyWeights] = {}
+
+    def publish(self, weights: PolicyWeights) -> int:
+        tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+        self.snapshots[weights.version] = replace(weights, tensors=tensors)
+        return weights.version
+
+    def release(self, before_round: int | None = None) -> None:
+        pass
+
+    def fetch(self, handle: int) -> PolicyWeights:
+        return self.snapshots[handle]
+
+    def close(self) -> None:
+        pass

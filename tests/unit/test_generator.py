@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from policies import Mailbox
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator, ScoredUnit
@@ -119,20 +120,6 @@ def test_spans_are_what_the_generator_did_in_order() -> None:
 
 
 # ---- Weights in mid-batch ----------------------------------------------------------------------
-
-
-class Mailbox:
-    """A transport whose handles are versions; all of them stay."""
-
-    def __init__(self) -> None:
-        self.snapshots: dict[int, PolicyWeights] = {}
-
-    def publish(self, weights: PolicyWeights) -> int:
-        self.snapshots[weights.version] = weights
-        return weights.version
-
-    def fetch(self, handle: int) -> PolicyWeights:
-        return self.snapshots[handle]
 
 
 def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:

@@ -150,6 +150,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     scored = [cursor for cursor in all_cursors(config) if not fails("train", cursor)]
     assert trained_cursors(w) == scored
+    assert not w.used_after_release()
     batches_per_round = config.k if config.k_mode == "fresh_batches" else 1
     assert all(len(call.cursors) == batches_per_round for call in w.trained)
 
@@ -733,6 +734,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert not w.runtime.uncollected
+    assert not w.used_after_release()
     assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
     asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
     assert len(asked) == len(all_cursors(config)) + counts["redispatched"]

@@ -5,7 +5,13 @@ import pickle
 
 import torch
 
-from grpo_trainable.rollout import RolloutGroup, TrainBatch, checksum, collate
+from grpo_trainable.rollout import (
+    RolloutGroup,
+    TrainBatch,
+    checksum,
+    collate,
+    storage_checksum,
+)
 
 PAD = 99
 
@@ -124,6 +130,44 @@ def test_checksum_is_that_of_the_values_not_of_order_or_layout():
     a, b = torch.arange(6.0).view(2, 3), torch.ones(6)
     by_column = a.t().contiguous().t()
     assert checksum({"b": b, "a": by_column}) == checksum({"a": a, "b": b})
+
+
+def test_storage_checksum_catches_a_flipped_bit_anywhere():
+    """In a whole block of 4 KiB, and in what is left after the last one."""
+    for numel in (3, 1024, 2500):
+        for place in (0, numel // 2, numel - 1):
+            tensors = {"a": torch.arange(float(numel)), "b": torch.ones(4)}
+            before = storage_checksum(tensors)
+            tensors["a"].view(torch.int32)[place] ^= 1 << 30
+            assert storage_checksum(tensors) != before
+
+
+def test_storage_checksum_catches_blocks_of_another_version():
+    old, new = torch.randn(4096), torch.randn(4096)
+    torn = torch.cat((new[:2048], old[2048:]))
+    assert len({storage_checksum({"a": a}) for a in (old, new, torn)}) == 3
+    swapped = torch.cat((new[2048:], new[:2048]))
+    assert storage_checksum({"a": swapped}) != storage_checksum({"a": new})
+
+
+def test_storage_checksum_catches_swapped_names_shapes_types_and_layouts():
+    a, b = torch.arange(6.0), torch.ones(6)
+    whole = storage_checksum({"a": a, "b": b})
+    assert storage_checksum({"a": b, "b": a}) != whole
+    assert storage_checksum({"a": a.view(2, 3), "b": b}) != whole
+    assert storage_checksum({"a": a.view(torch.int32), "b": b}) != whole
+    assert storage_checksum({"a": a}) != whole
+    square = torch.arange(4.0).view(2, 2)
+    # The same bytes, read by column: other weights.
+    assert storage_checksum({"a": square.t()}) != storage_checksum({"a": square})
+
+
+def test_storage_checksum_is_that_of_what_is_there_not_of_where_it_lies():
+    a = torch.randn(3000)
+    askew = torch.empty(3001)[1:].copy_(a)
+    assert storage_checksum({"b": a[:9], "a": askew}) == storage_checksum({"a": a, "b": a[:9]})
+    one = torch.randn(1, 8)
+    assert storage_checksum({"a": one}) == storage_checksum({"a": one.t().contiguous().t()})
 
 
 def test_checksum_takes_a_tensor_without_dimensions_and_an_empty_one():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ from grpo_trainable.rollout import (
     Request,
     RolloutGroup,
     SamplingLimits,
-    checksum,
     collate,
+    storage_checksum,
 )
 
 VOCAB, EOS, PAD = 50, 0, 1
@@ -252,26 +253,52 @@ def fields(request: Request) -> dict:
 
 def snapshot(model: TransformerLM, version: int = 6, round_: int = 4) -> PolicyWeights:
     tensors = {name: p.detach().clone() for name, p in unique_parameters(model).items()}
-    return PolicyWeights(version=version, round=round_, checksum=checksum(tensors), tensors=tensors)
+    return PolicyWeights(
+        version=version, round=round_, checksum=storage_checksum(tensors), tensors=tensors
+    )
 
 
 def test_loaded_weights_are_the_snapshot_bit_for_bit():
     sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     sampler.load(weights)
-    assert sampler.checksum() == weights.checksum
     for name, parameter in unique_parameters(sampler.model).items():
         assert torch.equal(parameter, weights.tensors[name])
     assert (sampler.version, sampler.round) == (6, 4)
 
 
-def test_a_later_change_of_the_snapshot_does_not_reach_the_engine():
+def test_loading_copies_nothing_and_writes_nothing():
+    sampler, first, second = engine(), *(snapshot(sharpened(CONFIG, seed=s)) for s in (1, 2))
+    before = {name: tensor.clone() for name, tensor in first.tensors.items()}
+    sampler.load(first)
+    for name, parameter in unique_parameters(sampler.model).items():
+        assert parameter.data_ptr() == first.tensors[name].data_ptr()
+        assert parameter.stride() == first.tensors[name].stride()
+    generated(sampler, requests())
+    sampler.load(second)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in first.tensors.items())
+
+
+def test_what_lies_askew_in_memory_is_copied():
     sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
     sampler.load(weights)
-    before = generated(sampler, requests())
-    for tensor in weights.tensors.values():
-        tensor.zero_()
-    for one, other in zip(before, generated(sampler, requests()), strict=True):
+    usual = generated(sampler, requests())
+    for name, tensor in weights.tensors.items():
+        askew = torch.empty(tensor.numel() + 1)[1:].as_strided(tensor.shape, tensor.stride())
+        weights.tensors[name] = askew.copy_(tensor)
+    sampler.load(weights)
+    for parameter in sampler.model.parameters():
+        assert parameter.data_ptr() % 64 == 0
+    for one, other in zip(usual, generated(sampler, requests()), strict=True):
         assert_same(one, other, atol=0)
+
+
+def test_weights_that_travelled_as_bfloat16_become_float32():
+    sampler, weights = engine(), snapshot(sharpened(CONFIG, seed=1))
+    short = {name: tensor.to(torch.bfloat16) for name, tensor in weights.tensors.items()}
+    sampler.load(replace(weights, tensors=short, checksum=storage_checksum(short)))
+    for name, parameter in unique_parameters(sampler.model).items():
+        assert parameter.dtype == torch.float32
+        assert torch.equal(parameter, short[name].to(torch.float32))
 
 
 def test_torn_weights_are_refused():

@@ -1,0 +1,301 @@
+"""Transports that need no Ray: what is published stays, arrives whole, and leaves nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.rollout import PolicyWeights, storage_checksum
+from grpo_trainable.transports import (
+    InProcess,
+    ShmReceiver,
+    ShmSender,
+    TransportError,
+    choose_transport,
+)
+from grpo_trainable.transports.shm import SharedWeights
+
+
+def live(scale: float = 1.0) -> dict[str, Tensor]:
+    """Of several types and layouts, one without elements, one without dimensions."""
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "by_row": scale * torch.randn(7, 5, generator=generator),
+        "by_column": (scale * torch.randn(300, 40, generator=generator)).t(),
+        "short": (scale * torch.randn(33, generator=generator)).to(torch.bfloat16),
+        "empty": torch.zeros(0, 4),
+        "scalar": torch.tensor(float(scale)),
+    }
+
+
+def weights(tensors: dict[str, Tensor], round_: int = 0) -> PolicyWeights:
+    return PolicyWeights(
+        version=10 * round_,
+        round=round_,
+        checksum=storage_checksum(tensors),
+        tensors=tensors,
+    )
+
+
+def assert_arrived(fetched: PolicyWeights, tensors: dict[str, Tensor]) -> None:
+    assert fetched.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(fetched.tensors[name], tensor)
+        assert fetched.tensors[name].dtype == tensor.dtype
+        assert fetched.tensors[name].data_ptr() % 64 == 0
+    assert storage_checksum(fetched.tensors) == fetched.checksum == storage_checksum(tensors)
+
+
+@pytest.fixture
+def sender() -> Iterator[ShmSender]:
+    sender = ShmSender()
+    yield sender
+    sender.close()
+
+
+# ---- Snapshots -------------------------------------------------------------------------------
+
+
+def test_weights_arrive_with_their_version_round_and_layout(sender: ShmSender) -> None:
+    tensors = live()
+    fetched = ShmReceiver().fetch(sender.publish(weights(tensors, round_=3)))
+    assert (fetched.version, fetched.round) == (30, 3)
+    assert_arrived(fetched, tensors)
+    assert fetched.tensors["by_column"].stride() == (1, 40)
+
+
+@pytest.mark.parametrize("make", [InProcess, ShmSender])
+def test_what_is_published_does_not_change_with_the_learner(make: Any) -> None:
+    sender, tensors = make(), live()
+    receiver = sender if make is InProcess else ShmReceiver()
+    fetched = receiver.fetch(sender.publish(weights(tensors)))
+    for tensor in tensors.values():
+        tensor.fill_(7)
+    sender.publish(weights(tensors, round_=1))
+    assert_arrived(fetched, live())
+    sender.close()
+
+
+def test_the_live_tensors_by_themselves_would_be_torn() -> None:
+    """That the checksum sees what a transport that hands out live parameters would do."""
+    tensors = live()
+    published = weights(tensors)
+    tensors["by_column"][3] += 1
+    assert storage_checksum(published.tensors) != published.checksum
+
+
+def test_slot_is_written_again_only_when_its_round_is_released(sender: ShmSender) -> None:
+    receiver = ShmReceiver()
+    handles = [sender.publish(weights(live(scale=r + 1), round_=r)) for r in range(3)]
+    fetched = [receiver.fetch(handle) for handle in handles]
+    for round_, snapshot in enumerate(fetched):
+        assert_arrived(snapshot, live(scale=round_ + 1))
+
+    sender.release(before_round=1)
+    reused = sender.publish(weights(live(scale=9), round_=3))
+    assert reused.fd == handles[0].fd
+    with pytest.raises(TransportError, match="version 0 were overwritten before they were fetched"):
+        receiver.fetch(handles[0])
+    for round_ in (1, 2):
+        assert_arrived(receiver.fetch(handles[round_]), live(scale=round_ + 1))
+    fourth = sender.publish(weights(live(), round_=4))
+    assert fourth.fd not in {handle.fd for handle in handles}
+    sender.release()
+    assert sender.publish(weights(live(), round_=0)).fd in {handle.fd for handle in handles}
+
+
+def test_weights_of_another_shape_get_a_slot_of_their_own(sender: ShmSender) -> None:
+    first = sender.publish(weights(live()))
+    sender.release()
+    other = {"only": torch.arange(5000.0)}
+    second = sender.publish(weights(other, round_=1))
+    assert second.fd != first.fd
+    assert_arrived(ShmReceiver().fetch(second), other)
+
+
+# ---- Other processes -------------------------------------------------------------------------
+
+
+def fetch_in_turn(handles: Any, answers: Any) -> None:
+    """A generator's process: fetches what comes, and says what it found."""
+    receiver = ShmReceiver()
+    while (handle := handles.get()) is not None:
+        try:
+            fetched = receiver.fetch(handle)
+            answers.put((fetched.round, storage_checksum(fetched.tensors) == fetched.checksum))
+        except TransportError as error:
+            answers.put((handle.round, str(error)))
+
+
+@pytest.fixture
+def other_process() -> Iterator[tuple[Any, Any]]:
+    context = multiprocessing.get_context("spawn")
+    handles, answers = context.Queue(), context.Queue()
+    process = context.Process(target=fetch_in_turn, args=(handles, answers))
+    process.start()
+    yield handles, answers
+    handles.put(None)
+    process.join(timeout=20)
+    assert process.exitcode == 0
+
+
+def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
+    sender: ShmSender, other_process: tuple[Any, Any]
+) -> None:
+    handles, answers = other_process
+    tensors = live()
+    for round_ in range(200):
+        for tensor in tensors.values():
+            tensor += 1
+        handles.put(sender.publish(weights(tensors, round_=round_)))
+        # It has fetched this one when it asks for nothing older any more.
+        assert answers.get(timeout=20) == (round_, True)
+        sender.release(before_round=round_)
+        for tensor in tensors.values():
+            tensor.mul_(-1)
+
+
+def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
+    sender: ShmSender, other_process: tuple[Any, Any]
+) -> None:
+    handles, answers = other_process
+    first = sender.publish(weights(live()))
+    sender.release()  # a lie: nobody has fetched it
+    second = sender.publish(weights(live(scale=2), round_=1))
+    assert second.fd == first.fd
+    handles.put(first)
+    assert "overwritten" in answers.get(timeout=20)[1]
+    # And were the header right all the same, the checksum is that of other weights.
+    handles.put(replace(first, publication=second.publication))
+    assert answers.get(timeout=20) == (0, False)
+
+
+def test_memory_of_a_sender_that_was_killed_stays_until_its_readers_are_gone(
+    tmp_path: Path,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_SENDER], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    handle: SharedWeights = pickle.loads(bytes.fromhex(process.stdout.readline()))
+    receiver = ShmReceiver()
+    fetched = receiver.fetch(handle)
+    before = mapped_memory()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert torch.equal(fetched.tensors["a"], torch.arange(5000.0))
+    with pytest.raises(TransportError, match=r"cannot be opened .*one user on one machine"):
+        ShmReceiver().fetch(handle)
+    del fetched
+    receiver.close()
+    assert before == 1
+    assert mapped_memory() == 0
+
+
+KILLED_SENDER = """
+import pickle
+import time
+import torch
+from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.transports import ShmSender
+sender = ShmSender()
+a = {"a": torch.arange(5000.0)}
+handle = sender.publish(PolicyWeights(version=1, round=1, checksum="", tensors=a))
+print(pickle.dumps(handle).hex(), flush=True)
+time.sleep(60)
+"""
+
+
+def mapped_memory() -> int:
+    """Mappings of senders' memory in this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:grpo-weights")
+
+
+def test_a_file_that_came_to_bear_the_number_is_not_taken_for_the_slot() -> None:
+    sender = ShmSender()
+    handle = sender.publish(weights(live()))
+    other = ShmSender()
+    impostor = other.publish(weights(live()))
+    with pytest.raises(TransportError, match="is not the sender's memory any more"):
+        ShmReceiver().fetch(replace(handle, fd=impostor.fd))
+    sender.close()
+    other.close()
+
+
+def test_a_thousand_syncs_leave_memory_files_and_dev_shm_as_they_were() -> None:
+    def held() -> tuple[int, int, list[str]]:
+        return len(os.listdir("/proc/self/fd")), mapped_memory(), sorted(os.listdir("/dev/shm"))
+
+    before = held()
+    sender, receiver, tensors = ShmSender(), ShmReceiver(), live()
+    for round_ in range(1000):
+        fetched = receiver.fetch(sender.publish(weights(tensors, round_=round_)))
+        sender.release(before_round=round_)
+    # Two slots, each mapped by the sender and by the receiver; a mapping keeps a file of its own.
+    files, mappings, names = held()
+    assert (files - before[0], mappings, names) == (2 + 4, 4, before[2])
+    del fetched
+    sender.close()
+    receiver.close()
+    del sender, receiver
+    assert held() == before
+
+
+def test_memory_that_cannot_be_had_is_one_line(
+    sender: ShmSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(TransportError, match=r"shm: no [\d,]+ bytes .*No space left on device"):
+        sender.publish(weights(live()))
+
+
+# ---- The choice ------------------------------------------------------------------------------
+
+APART = {"placement": "disaggregated"}
+
+
+@pytest.mark.parametrize(
+    ("data", "nodes", "name", "why"),
+    [
+        ({}, ["a"], "in_process", "one process"),
+        (APART, ["a", "a"], "shm", "one machine"),
+        (APART, ["a", "b", "a"], "object_store", "2 machines"),
+        (APART | {"transport": "object_store"}, ["a"], "object_store", "asked for"),
+        (APART | {"transport": "shm"}, ["a"], "shm", "asked for"),
+    ],
+)
+def test_auto_follows_where_the_actors_are(
+    data: dict[str, Any], nodes: list[str], name: str, why: str
+) -> None:
+    choice = choose_transport(GRPOConfig.from_dict(data), nodes)
+    assert choice.name == name
+    assert why in choice.why
+
+
+def test_auto_does_without_memory_files_where_the_system_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    choice = choose_transport(GRPOConfig.from_dict(APART), ["a"])
+    assert (choice.name, choice.why) == ("object_store", "this system has no memfd_create")
+
+
+def test_shared_memory_between_machines_is_refused_and_never_replaced() -> None:
+    with pytest.raises(TransportError, match=r"shm: .*2 machines.*use transport=object_store"):
+        choose_transport(GRPOConfig.from_dict(APART | {"transport": "shm"}), ["a", "b"])
