@@ -33,7 +33,12 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     from grpo_trainable.actors.generator import Generator
     from grpo_trainable.config import GRPOConfig
     from grpo_trainable.models.parameters import unique_parameters
-    from grpo_trainable.rollout import PolicyWeights, Request, SamplingLimits, checksum
+    from grpo_trainable.rollout import (
+        PolicyWeights,
+        Request,
+        SamplingLimits,
+        storage_checksum,
+    )
 
     torch.set_num_threads(args.threads)
     preset = args.inside
@@ -51,7 +56,7 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
         generators[kind] = Generator(config, _Handed())
     engine = generators["in_flight"].engine
     tensors = {name: t.clone() for name, t in unique_parameters(engine.model).items()}  # type: ignore[attr-defined]
-    weights = PolicyWeights(version=1, round=1, checksum=checksum(tensors), tensors=tensors)
+    weights = PolicyWeights(version=1, round=1, checksum=storage_checksum(tensors), tensors=tensors)
     limits = SamplingLimits(min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8)
     requests = [
         Request(
@@ -113,8 +118,16 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
 class _Handed:
     """A receiver of what is handed to it."""
 
+    name = "handed"
+
     def fetch(self, handle: PolicyWeights) -> PolicyWeights:
         return handle
+
+    def release(self, before_round: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Halfway:

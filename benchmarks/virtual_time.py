@@ -276,7 +276,10 @@ class VirtualGenerator:
         return Loaded(
             version=handle[0],
             round=handle[1],
+            transport="virtual",
             bytes=1000,
+            transfer_s=end - start,
+            load_s=0.0,
             at=end,
             spans=[*self._idle(start, end), Span("sync", start, end)],
         )
@@ -306,7 +309,18 @@ class VirtualGenerator:
         for version, taken in dict.fromkeys(weights):
             if version > self._reported:
                 self._reported = version
-                loaded.append(Loaded(version=version, round=taken, bytes=0, at=end, spans=[]))
+                loaded.append(
+                    Loaded(
+                        version=version,
+                        round=taken,
+                        transport="virtual",
+                        bytes=1000,
+                        transfer_s=0.0,
+                        load_s=0.0,
+                        at=end,
+                        spans=[],
+                    )
+                )
         groups, format_rewards, answer_rewards, unscored = [], [], [], []
         for request in requests:
             if self._reward_fails(stream, request.cursor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,12 @@ SCHEMA = pa.schema(
         "actor": pa.string(),
         "version": pa.int32(),
         "weights_round": pa.int32(),
+        # How the weights came, of a generator; null in the learner, which made them.
+        "transport": pa.string(),
+        "bytes": pa.int64(),
+        "publish_s": pa.float64(),  # in the learner, the snapshot and its checksum
+        "transfer_s": pa.float64(),  # until their memory is in the generator
+        "load_s": pa.float64(),  # until they are its parameters, checked
     }
 )
 
@@ -62,6 +69,7 @@ class VersionLogCallback(DetailsReader):
                 "actor": change.actor,
                 "version": change.version,
                 "weights_round": change.weights_round,
+                **({} if change.sync is None else asdict(change.sync)),
             }
             for change in details.versions
         ]

@@ -56,7 +56,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        *("sync/bytes", "sync/gb_per_s"),
+        *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         # What tools written for RLlib look for.
         *("env_runners/episode_return_mean", "env_runners/num_episodes_lifetime"),
         "num_env_steps_sampled_lifetime",

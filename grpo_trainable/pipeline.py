@@ -25,7 +25,7 @@ from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import Span, covered_seconds, now
-from grpo_trainable.versions import StalenessGate, VersionChange
+from grpo_trainable.versions import StalenessGate, Sync, VersionChange
 
 # Units submitted to one generator at a time: one runs, one waits so that it never stands still.
 # More would only be sampled with older weights than necessary.
@@ -171,6 +171,8 @@ class Pipeline:
         self._started = False  # an actor that cannot even start is not replaced
         self._open: dict[Any, _Open] = {}
         self._published: Any = None  # the transport's handle of the newest weights
+        self._publish_s: dict[int, float] = {}  # by round, of snapshots that are needed
+        self.first_sync_s = 0.0  # what the first one took, with all that it sets up
         self._published_round = 0
         self._version = 0
         self._first_round = self._first_cursor = 0  # of unit 0
@@ -194,6 +196,8 @@ class Pipeline:
         """Brings the learner's weights into every generator; before the first round."""
         self._publish()
         self._finish_everything()
+        syncs = [change.sync for change in self._round.versions if change.sync is not None]
+        self.first_sync_s = max(sync.seconds for sync in syncs)
         self._round = _Round(versions=self._round.versions, notes=self._round.notes)
         self._started = True
 
@@ -293,7 +297,11 @@ class Pipeline:
 
     def _publish(self) -> None:
         """New weights are out; every generator takes them after the unit it is at."""
-        published = self._learners.publish(min(g.needs_from for g in self._generators))
+        needed_from = min(generator.needs_from for generator in self._generators)
+        published = self._learners.publish(needed_from)
+        self._publish_s = {r: s for r, s in self._publish_s.items() if r >= needed_from}
+        syncs = [span.seconds for span in published.spans if span.stage == "sync"]
+        self._publish_s[published.round] = sum(syncs)
         self._add_spans("learner", self._learners.name, published.spans)
         self._published_round, self._version = published.round, published.version
         self._published = published.handle
@@ -336,7 +344,14 @@ class Pipeline:
     def _took(self, generator: _Generator, loaded: Loaded) -> None:
         """These weights stand in it; it goes forward only."""
         generator.version, generator.needs_from = loaded.version, loaded.round
-        self._add_version("generator", generator.actor.name, loaded)
+        sync = Sync(
+            transport=loaded.transport,
+            bytes=loaded.bytes,
+            publish_s=self._publish_s[loaded.round],
+            transfer_s=loaded.transfer_s,
+            load_s=loaded.load_s,
+        )
+        self._add_version("generator", generator.actor.name, loaded, sync)
 
     @staticmethod
     def _rested(generator: _Generator) -> None:
@@ -575,7 +590,9 @@ class Pipeline:
     def _add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
         self._round.spans += [ActorSpan(role, actor, span) for span in spans]
 
-    def _add_version(self, role: str, actor: str, answer: Updated | Loaded) -> None:
+    def _add_version(
+        self, role: str, actor: str, answer: Updated | Loaded, sync: Sync | None = None
+    ) -> None:
         self._round.versions.append(
             VersionChange(
                 at=answer.at,
@@ -583,6 +600,7 @@ class Pipeline:
                 actor=actor,
                 version=answer.version,
                 weights_round=answer.round,
+                sync=sync,
             )
         )
 
@@ -641,6 +659,7 @@ class Pipeline:
         busy = [item.span for item in this.spans if item.span.stage != "idle"]
         row["time/step_s"] = end - start
         row["time/other_s"] = end - start - covered_seconds(busy, start, end)
+        row["sync/first_s"] = self.first_sync_s
         row["sync/bytes"] = float(this.sync_bytes)
         row["sync/gb_per_s"] = this.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
         return RoundReport(

@@ -29,6 +29,21 @@ class StalenessGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """How weights came from the learner into a generator."""
+
+    transport: str
+    bytes: int
+    publish_s: float  # in the learner: the snapshot and its checksum
+    transfer_s: float  # in the generator: until their memory is there
+    load_s: float  # until they are its parameters, checksum included
+
+    @property
+    def seconds(self) -> float:
+        return self.publish_s + self.transfer_s + self.load_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
     """Other weights stand in an actor."""
 
@@ -37,3 +52,4 @@ class VersionChange:
     actor: str
     version: int
     weights_round: int
+    sync: Sync | None = None  # None in the learner, which made them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,11 @@ from grpo_trainable.timers import Span, StageClock, now
 class WeightReceiver(Protocol):
     """What the generator needs of a transport."""
 
+    name: str
+
     def fetch(self, handle: Any) -> PolicyWeights: ...
+
+    def release(self, before_round: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -35,7 +40,10 @@ class Loaded:
 
     version: int
     round: int
+    transport: str
     bytes: int
+    transfer_s: float
+    load_s: float
     at: float  # seconds since 1970
     spans: list[Span]
 
@@ -88,7 +96,7 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         # A deposit is made by another thread; one that was not taken gives way to the next.
-        self._deposits: deque[PolicyWeights] = deque(maxlen=1)
+        self._deposits: deque[tuple[PolicyWeights, float]] = deque(maxlen=1)  # seconds it took
         self._loaded: list[Loaded] = []
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(
@@ -110,8 +118,7 @@ class Generator:
         """Fetches published weights and copies them into the engine, which verifies them."""
         with self._desk.call():
             with self._desk.clock("sync"):
-                weights = self._receiver.fetch(handle)
-                loaded = self._take(weights)
+                loaded = self._take(*self._fetch(handle))
             return replace(loaded, spans=self._desk.clock.take())
 
     def deposit(self, handle: Any) -> Deposited:
@@ -119,8 +126,8 @@ class Generator:
         its own, beside any other call."""
         deposits = self._deposits  # another, should the actor begin anew meanwhile
         start = now()
-        weights = self._receiver.fetch(handle)
-        deposits.append(weights)
+        weights, seconds = self._fetch(handle)
+        deposits.append((weights, seconds))
         return Deposited(
             version=weights.version,
             round=weights.round,
@@ -128,12 +135,23 @@ class Generator:
             spans=[Span("sync", start, now())],
         )
 
-    def _take(self, weights: PolicyWeights) -> Loaded:
+    def _fetch(self, handle: Any) -> tuple[PolicyWeights, float]:
+        """And how many seconds it took."""
+        start = time.perf_counter()
+        weights = self._receiver.fetch(handle)
+        return weights, time.perf_counter() - start
+
+    def _take(self, weights: PolicyWeights, transfer_s: float) -> Loaded:
+        start = time.perf_counter()
         self.engine.load(weights)
+        self._receiver.release(weights.round)
         return Loaded(
             version=weights.version,
             round=weights.round,
+            transport=self._receiver.name,
             bytes=_num_bytes(weights),
+            transfer_s=transfer_s,
+            load_s=time.perf_counter() - start,
             at=now(),
             spans=[],
         )
@@ -154,7 +172,7 @@ class Generator:
         if not self._deposits:
             return
         with self._desk.clock("sync"):
-            self._loaded.append(self._take(self._deposits.pop()))
+            self._loaded.append(self._take(*self._deposits.pop()))
 
     def close(self) -> None:
         self._scorer.close()

@@ -30,12 +30,18 @@ class Sender(Protocol):
 
 
 class Receiver(Protocol):
+    name: str  # of the transport
+
     def fetch(self, handle: Any) -> PolicyWeights:
         """The snapshot behind `handle`.
 
         Its tensors may be shared with others and read-only. They stay as they are until the
         snapshot is released, which it is not while a generator uses it: nobody needs to copy.
         """
+        ...
+
+    def release(self, before_round: int) -> None:
+        """What was fetched of earlier rounds is not used any more."""
         ...
 
     def close(self) -> None: ...

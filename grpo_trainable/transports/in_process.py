@@ -10,6 +10,8 @@ from grpo_trainable.rollout import PolicyWeights
 class InProcess:
     """Sender and receiver in one. The handle is the version; only the newest one is kept."""
 
+    name = "in_process"
+
     def __init__(self) -> None:
         self._newest: PolicyWeights | None = None
 

@@ -39,6 +39,8 @@ class ObjectStoreSender:
 class ObjectStoreReceiver:
     """Maps the arrays out of the store: read-only, shared with every other reader on the node."""
 
+    name = "object_store"
+
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
@@ -47,6 +49,9 @@ class ObjectStoreReceiver:
         version, round_, checksum, arrays = ray.get(handle.ref, timeout=self.deadline_s)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
+
+    def release(self, before_round: int) -> None:
+        """Ray's own count of references does it."""
 
     def close(self) -> None:
         pass

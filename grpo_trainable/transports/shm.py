@@ -133,6 +133,8 @@ class ShmSender:
 class ShmReceiver:
     """Maps a slot once and reads it from then on; nothing is copied."""
 
+    name = "shm"
+
     def __init__(self) -> None:
         self._maps: dict[bytes, mmap.mmap] = {}  # by token
 
@@ -156,6 +158,9 @@ class ShmReceiver:
             checksum=handle.checksum,
             tensors={place.name: _view(mapped, place) for place in handle.places},
         )
+
+    def release(self, before_round: int) -> None:
+        """The sender's slots are the sender's."""
 
     def close(self) -> None:
         """Mappings go with the last tensor that lies in them."""

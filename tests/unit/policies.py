@@ -40,6 +40,8 @@ def write_quick_policy(directory: Path) -> str:
 class Mailbox:
     """A transport whose handles are versions, and every snapshot stays."""
 
+    name = "mailbox"
+
     def __init__(self) -> None:
         self.snapshots: dict[int, PolicyWeights] = {}
 

@@ -38,6 +38,7 @@ from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES
+from grpo_trainable.versions import Sync, VersionChange
 
 
 @pytest.fixture
@@ -513,6 +514,24 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         assert "version 1 -> 2" in out[1]
 
 
+def test_how_weights_came_is_kept_with_the_version(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), VersionLogCallback()
+    sync = Sync(transport="shm", bytes=4000, publish_s=0.25, transfer_s=0.5, load_s=1.0)
+    assert sync.seconds == 1.75
+    change = VersionChange(
+        at=3.0, role="generator", actor="generator-1", version=5, weights_round=4, sync=sync
+    )
+    start([callback], trial)
+    callback.on_details(trial, 1, details(1, versions=[change]))
+    assert parts(trial, "versions") == [
+        {
+            **{"at": 3.0, "round": 1, "side": "generator", "actor": "generator-1"},
+            **{"version": 5, "weights_round": 4, "transport": "shm", "bytes": 4000},
+            **{"publish_s": 0.25, "transfer_s": 0.5, "load_s": 1.0},
+        }
+    ]
+
+
 def test_versions_and_rollouts_on_disk(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
@@ -525,6 +544,7 @@ def test_versions_and_rollouts_on_disk(tmp_path):
         "actor": "learner",
         "version": 2,
         "weights_round": 2,
+        **dict.fromkeys(("transport", "bytes", "publish_s", "transfer_s", "load_s")),
     }
     rollout = parts(trial, "rollouts")[2]
     assert (rollout["round"], rollout["prompt"], rollout["reward"]) == (2, "prompt 0", 1.0)

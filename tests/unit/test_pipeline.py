@@ -18,6 +18,7 @@ from benchmarks.virtual_time import World, constant_durations, long_tailed_durat
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.versions import Sync
 
 # The first examples of a run build torch tensors for the first time, which takes its time.
 bounded = settings(
@@ -533,6 +534,23 @@ def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
     # and the rollout.
     assert seconds["time/generator_idle_s"] == 6 + 2
     assert report.metrics["sync/bytes"] == 1000
+
+
+def test_each_sync_is_told_with_its_version_in_every_generator() -> None:
+    w = world(
+        config_of(rounds=3, resources={"num_generators": 2}),
+        durations=constant_durations(rollout=8, optimize=6, sync=2, eval=4),
+    )
+    reports = w.run(3)
+    told = [change for report in reports for change in report.versions]
+    assert {change.sync for change in told if change.role == "learner"} == {None}
+    syncs = [change for change in told if change.role == "generator"]
+    assert Counter((change.actor, change.weights_round) for change in syncs) == {
+        (f"generator-{i}", round_): 1 for i in range(2) for round_ in range(4)
+    }
+    once = Sync(transport="virtual", bytes=1000, publish_s=2 / 64, transfer_s=2 / 64, load_s=0.0)
+    assert {change.sync for change in syncs} == {once}
+    assert {report.metrics["sync/first_s"] for report in reports} == {4 / 64}
 
 
 @pytest.mark.parametrize(
