@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -17,6 +18,15 @@ class ActorFailed(RuntimeError):
 class ActorLost(ActorFailed):
     """It died, or answers no more: nothing that was submitted to it will come back. Another actor
     in its place may do better, unlike after an exception that the work itself raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfBand:
+    """An argument in two parts: what describes some tensors, and the reference by which an actor
+    gets them. A call takes them as two arguments."""
+
+    described: Any
+    ref: Any
 
 
 class Call(Protocol):

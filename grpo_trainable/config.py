@@ -35,6 +35,7 @@ class Check:
     convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
     optional: bool  # None is valid
     is_text: bool  # any text is a value, so "7" stays text on the command line
+    choices: tuple[str, ...] = ()  # the valid ones, where they can be listed
 
 
 def _checked(
@@ -44,9 +45,11 @@ def _checked(
     *,
     optional: bool = False,
     is_text: bool = False,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     optional = optional or default is None
-    check = Check(f"none or {expected}" if optional else expected, convert, optional, is_text)
+    expected = f"none or {expected}" if optional else expected
+    check = Check(expected, convert, optional, is_text, choices)
     return field(default=default, metadata={"check": check})
 
 
@@ -132,7 +135,7 @@ def _choice(default: str, *others: str) -> Any:
             raise ValueError
         return value
 
-    return _checked(default, f"one of {', '.join(values)}", convert, is_text=True)
+    return _checked(default, f"one of {', '.join(values)}", convert, is_text=True, choices=values)
 
 
 def _text(default: str | None, expected: str, valid: Callable[[str], bool]) -> Any:
@@ -217,7 +220,10 @@ def _convert(key: str, value: Any, check: Check) -> Any:
     try:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{key}={shown(value)}: must be {check.expected}") from None
+        is_text = isinstance(value, str)
+        near = difflib.get_close_matches(value, check.choices, n=1) if is_text else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
 
 
 def _section_expected(section: Any) -> str:
@@ -371,7 +377,6 @@ HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not aske
 
 # Named by the design, refused until built: for each such key the values that are valid now.
 NOT_BUILT_YET: dict[str, tuple[Any, ...]] = {
-    "transport": ("auto", "in_process", "object_store", "shm"),
     "model.dtype": ("float32",),
     "model.head_fp32": (False,),
     "task.name": ("keyword",),
@@ -484,6 +489,12 @@ class GRPOConfig(_Settings):
             "transport",
             "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
             f"got {gpus[0]:g} and {gpus[1]:g}",
+        )
+
+        yield (
+            self.transport == "gloo" and max(gpus) > 0,
+            "transport",
+            "moves what lies in main memory; on GPUs use nccl, or auto",
         )
 
         yield (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpo_trainable.actors.learner import LearnerState, Published
-from grpo_trainable.calls import Actor, Call, Runtime, await_call
+from grpo_trainable.calls import Actor, Call, OutOfBand, Runtime, await_call
 from grpo_trainable.rollout import RolloutGroup
 
 
@@ -14,8 +15,16 @@ class LearnerGroup:
     """`update` is submitted and collected by the pipeline, which has other work meanwhile; the
     rest waits."""
 
-    def __init__(self, actors: Sequence[Actor], runtime: Runtime, deadline_s: float) -> None:
+    def __init__(
+        self,
+        actors: Sequence[Actor],
+        runtime: Runtime,
+        deadline_s: float,
+        staged: Callable[[int], Any] | None = None,
+    ) -> None:
+        """`staged(round)`: a reference to the published tensors, where handles do not hold one."""
         (self._actor,) = actors
+        self._staged = staged
         self._runtime = runtime
         self._deadline_s = deadline_s
 
@@ -30,7 +39,11 @@ class LearnerGroup:
     def publish(self, needed_from: int) -> Published:
         """A snapshot of the present weights, out on the transport. Those of rounds before
         `needed_from` are used by nobody any more."""
-        return self._await("sync", "publish", needed_from)
+        published: Published = self._await("sync", "publish", needed_from)
+        if self._staged is None:
+            return published
+        handle = OutOfBand(published.handle, self._staged(published.round))
+        return replace(published, handle=handle)
 
     def state(self) -> LearnerState:
         return self._await("checkpoint", "state")

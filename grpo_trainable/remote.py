@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from grpo_trainable.calls import ActorFailed, ActorLost
+from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
     `beside`: a method that runs in a thread of its own, beside the calls that are worked through in
-    order.
+    order. `direct`: its tensors may travel past the object store.
     """
 
     def __init__(
@@ -34,6 +34,7 @@ class RayActor:
         num_cpus: float,
         num_gpus: float,
         beside: str | None = None,
+        direct: bool = False,
     ) -> None:
         self._name = name
         self._beside = beside
@@ -41,20 +42,34 @@ class RayActor:
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
         if beside is not None:
             options["concurrency_groups"] = {beside: 1}
-        self._handle = ray.remote(**options)(cls).remote(*args)
+        if direct:
+            options["enable_tensor_transport"] = True
+        self.handle = ray.remote(**options)(cls).remote(*args)
 
     @property
     def name(self) -> str:
         return self._name
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
-        bound = getattr(self._handle, method)
+        bound = getattr(self.handle, method)
         if method == self._beside:
             bound = bound.options(concurrency_group=method)
-        return RayCall(self._name, stage, bound.remote(*args))
+        parts: list[Any] = []
+        for arg in args:
+            parts += (arg.described, arg.ref) if isinstance(arg, OutOfBand) else (arg,)
+        return RayCall(self._name, stage, bound.remote(*parts))
+
+    def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
+        """Something else to do in its process."""
+        call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
+        return RayCall(self._name, stage, call)
+
+    def tensors(self, transport: str, method: str, *args: Any) -> Any:
+        """A reference to the tensors that a method returns; they travel when it is passed on."""
+        return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
 
     def kill(self) -> None:
-        ray.kill(self._handle)  # pyright: ignore[reportArgumentType]
+        ray.kill(self.handle)  # pyright: ignore[reportArgumentType]
 
 
 class RayRuntime:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.timers import Span, WallClock, now
 from grpo_trainable.transports import (
+    Group,
     InProcess,
+    check_here,
     choose_transport,
     make_receiver,
     make_sender,
@@ -75,7 +78,8 @@ class GRPOTrainable(tune.Trainable):
         return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
     def setup(self, config: dict[str, Any]) -> None:
-        self._actors: list[Actor] = []
+        self._actors: list[RayActor] = []
+        self._group: Group | None = None
         self.grpo = GRPOConfig.from_dict(config)
         self._runtime = RayRuntime()
         self._transport = choose_transport(self.grpo, reserved_nodes())
@@ -91,7 +95,13 @@ class GRPOTrainable(tune.Trainable):
         """The trial at round 0, over actors that have done nothing yet."""
         config = self.grpo
         learner, *generators = self._actors
-        learners = LearnerGroup([learner], self._runtime, config.resources.deadline_s)
+        transport = self._transport
+        learners = LearnerGroup(
+            [learner],
+            self._runtime,
+            config.resources.deadline_s,
+            partial(learner.tensors, transport.name, "staged") if transport.two_sided else None,
+        )
         self._tokenizer = read_tokenizer(config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
         self._learners = learners
@@ -101,7 +111,7 @@ class GRPOTrainable(tune.Trainable):
             generators or [learner],  # a colocated worker is both
             learners,
             self._runtime,
-            spawn=None if config.placement == "colocated" else self._replacement,
+            spawn=self._replacement if self._replaceable else None,
         )
         self._notes: list[str] = []  # since the last round
         self._news = [f"weights travel by {self._transport.name}: {self._transport.why}"]
@@ -128,8 +138,26 @@ class GRPOTrainable(tune.Trainable):
         )
         for i in range(r.num_generators):
             self._generator(f"generator-{i}")
+        self._check_transport()
 
-    def _generator(self, name: str) -> Actor:
+    def _check_transport(self) -> None:
+        """
+        Raises:
+            ActorFailed: the transport cannot work in one of the actors.
+        """
+        name, deadline_s = self._transport.name, self.grpo.resources.deadline_s
+        for call in [actor.submit_function("sync", check_here, name) for actor in self._actors]:
+            await_call(self._runtime, call, deadline_s)
+        if self._transport.two_sided:
+            self._group = Group(name, [actor.handle for actor in self._actors])
+
+    @property
+    def _replaceable(self) -> bool:
+        """Whether another generator may take the place of a lost one. A colocated one was the
+        learner as well, and a collective group takes nobody in."""
+        return self.grpo.placement != "colocated" and not self._transport.two_sided
+
+    def _generator(self, name: str) -> RayActor:
         r = self.grpo.resources
         return self._actor(
             Generator,
@@ -154,8 +182,16 @@ class GRPOTrainable(tune.Trainable):
         cpus: float,
         gpus: float,
         beside: str | None = None,
-    ) -> Actor:
-        actor = RayActor(cls, name, *args, num_cpus=cpus, num_gpus=gpus, beside=beside)
+    ) -> RayActor:
+        actor = RayActor(
+            cls,
+            name,
+            *args,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            beside=beside,
+            direct=self._transport.direct,
+        )
         self._actors.append(actor)
         return actor
 
@@ -329,9 +365,11 @@ class GRPOTrainable(tune.Trainable):
             # The actor may be dead or busy for good: it is killed all the same.
             with contextlib.suppress(RuntimeError):
                 await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
+        if self._group is not None:
+            self._group.close()
         for actor in self._actors:
             actor.kill()
-        self._actors = []
+        self._actors, self._group = [], None
 
 
 def reserved_nodes() -> list[str]:

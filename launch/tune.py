@@ -332,6 +332,7 @@ class Plan:
                 "runs code when it is read"
             )
         if self.args.address is None:
+            check_transports(self.trials)
             check_resources(self.trials, this_machine(self.trials), "this machine")
         seen = set()
         for trial in self.trials:
@@ -372,6 +373,16 @@ def surroundings() -> dict[str, Any]:
 
 def usable_cpus() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def check_transports(trials: Sequence[GRPOConfig]) -> None:
+    """What the transports of the trials need is installed on this machine."""
+    from grpo_trainable.transports import missing_for
+
+    for name in dict.fromkeys(trial.transport for trial in trials):
+        missing = missing_for(name)
+        if missing is not None:
+            raise UsageError(f"transport={name}: {missing}")
 
 
 def check_inputs(trial: GRPOConfig) -> None:

@@ -27,7 +27,7 @@ class WeightReceiver(Protocol):
 
     name: str
 
-    def fetch(self, handle: Any) -> PolicyWeights: ...
+    def fetch(self, handle: Any, *received: Any) -> PolicyWeights: ...
 
     def release(self, before_round: int) -> None: ...
 
@@ -114,19 +114,20 @@ class Generator:
             else ProcessScorer(config.task.reward, deadline_s=config.task.reward_deadline_s)
         )
 
-    def load(self, handle: Any) -> Loaded:
-        """Fetches published weights and copies them into the engine, which verifies them."""
+    def load(self, handle: Any, *received: Any) -> Loaded:
+        """Fetches published weights and gives them to the engine, which verifies them. `received`:
+        their tensors, where the transport brings these with the call."""
         with self._desk.call():
             with self._desk.clock("sync"):
-                loaded = self._take(*self._fetch(handle))
+                loaded = self._take(*self._fetch(handle, *received))
             return replace(loaded, spans=self._desk.clock.take())
 
-    def deposit(self, handle: Any) -> Deposited:
+    def deposit(self, handle: Any, *received: Any) -> Deposited:
         """Fetches published weights and lays them down for `between_tokens`. Runs in a thread of
         its own, beside any other call."""
         deposits = self._deposits  # another, should the actor begin anew meanwhile
         start = now()
-        weights, seconds = self._fetch(handle)
+        weights, seconds = self._fetch(handle, *received)
         deposits.append((weights, seconds))
         return Deposited(
             version=weights.version,
@@ -135,10 +136,10 @@ class Generator:
             spans=[Span("sync", start, now())],
         )
 
-    def _fetch(self, handle: Any) -> tuple[PolicyWeights, float]:
+    def _fetch(self, handle: Any, *received: Any) -> tuple[PolicyWeights, float]:
         """And how many seconds it took."""
         start = time.perf_counter()
-        weights = self._receiver.fetch(handle)
+        weights = self._receiver.fetch(handle, *received)
         return weights, time.perf_counter() - start
 
     def _take(self, weights: PolicyWeights, transfer_s: float) -> Loaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -48,6 +48,12 @@ class WeightSender(Protocol):
     def release(self, before_round: int | None = None) -> None: ...
 
     def close(self) -> None: ...
+
+
+class StagingSender(WeightSender, Protocol):
+    """One whose snapshots are sent when the driver says so."""
+
+    def staged(self, round_: int) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +289,10 @@ class Learner:
             checksum=weights.checksum,
             spans=spans,
         )
+
+    def staged(self, round_: int) -> list[Tensor]:
+        """The published snapshot of this round, for a transport that has the learner send it."""
+        return cast("StagingSender", self._sender).staged(round_)
 
     def weights(self) -> PolicyWeights:
         """In the type in which they travel; where that is theirs, the live ones, which the next

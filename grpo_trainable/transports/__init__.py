@@ -5,16 +5,20 @@ from __future__ import annotations
 from grpo_trainable.transports.base import Receiver, Sender, TransportError
 from grpo_trainable.transports.choice import (
     Choice,
+    check_here,
     choose_transport,
     make_receiver,
     make_sender,
+    missing_for,
 )
 from grpo_trainable.transports.in_process import InProcess
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
+from grpo_trainable.transports.rdt import Group
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
 __all__ = [
     "Choice",
+    "Group",
     "InProcess",
     "ObjectStoreReceiver",
     "ObjectStoreSender",
@@ -23,7 +27,9 @@ __all__ = [
     "ShmReceiver",
     "ShmSender",
     "TransportError",
+    "check_here",
     "choose_transport",
     "make_receiver",
     "make_sender",
+    "missing_for",
 ]

@@ -32,8 +32,9 @@ class Sender(Protocol):
 class Receiver(Protocol):
     name: str  # of the transport
 
-    def fetch(self, handle: Any) -> PolicyWeights:
-        """The snapshot behind `handle`.
+    def fetch(self, handle: Any, *received: Any) -> PolicyWeights:
+        """The snapshot behind `handle`; `received` is what came with it, where the transport has
+        the learner send instead of the generator fetch.
 
         Its tensors may be shared with others and read-only. They stay as they are until the
         snapshot is released, which it is not while a generator uses it: nobody needs to copy.

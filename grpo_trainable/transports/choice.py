@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports.base import Receiver, Sender, TransportError
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
+from grpo_trainable.transports.rdt import (
+    ONE_SIDED,
+    TWO_SIDED,
+    CudaIpcReceiver,
+    NixlReceiver,
+    OneSidedSender,
+    TwoSidedReceiver,
+    TwoSidedSender,
+)
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
+
+DIRECT = (*ONE_SIDED, *TWO_SIDED)  # Ray has to know of them when it starts an actor
+INSTALL_NIXL = "pip install --no-deps nixl nixl-cu12"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     name: str  # of a transport; never `auto`
     why: str
+
+    @property
+    def direct(self) -> bool:
+        """Past the object store, by Ray Direct Transport."""
+        return self.name in DIRECT
+
+    @property
+    def two_sided(self) -> bool:
+        """Learner and generators are one group, which does not survive the loss of any."""
+        return self.name in TWO_SIDED
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
@@ -24,29 +47,67 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
     Raises:
         TransportError: the transport that the config names cannot work between them.
     """
-    apart = len(set(nodes)) > 1
     if config.placement == "colocated":
         return Choice(name="in_process", why="generator and learner are one process")
+    machines = len(set(nodes))
     if config.transport != "auto":
-        if config.transport == "shm" and apart:
+        if config.transport in ("shm", "cuda_ipc") and machines > 1:
             raise TransportError(
-                f"transport=shm: the trial's actors are on {len(set(nodes))} machines, which share "
-                "no memory; use transport=object_store, or auto"
+                f"transport={config.transport}: the trial's actors are on {machines} machines, "
+                "which share no memory; use transport=object_store, or auto"
             )
         return Choice(name=config.transport, why="asked for")
-    if apart:
-        return Choice(name="object_store", why=f"actors on {len(set(nodes))} machines")
-    if not hasattr(os, "memfd_create"):
-        return Choice(name="object_store", why="this system has no memfd_create")
+    if machines > 1:
+        return Choice(name="object_store", why=f"actors on {machines} machines")
+    missing = missing_for("shm")
+    if missing is not None:
+        return Choice(name="object_store", why=missing)
     return Choice(name="shm", why="all actors are on one machine")
 
 
+def missing_for(name: str) -> str | None:
+    """What this process lacks for a transport, and how to get it; None when nothing is missing."""
+    if name == "shm" and not hasattr(os, "memfd_create"):
+        return "this system has no memfd_create (Linux has)"
+    if name == "nixl" and importlib.util.find_spec("nixl") is None:
+        return f"the library nixl is not installed: {INSTALL_NIXL}"
+    if name in ("nccl", "cuda_ipc"):
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+    if name == "nccl" and importlib.util.find_spec("cupy") is None:
+        return "the library cupy is not installed: pip install cupy-cuda12x"
+    return None
+
+
+def check_here(name: str) -> None:
+    """In the process of an actor, before training.
+
+    Raises:
+        TransportError: the transport cannot work in this process.
+    """
+    missing = missing_for(name)
+    if missing is not None:
+        raise TransportError(f"transport={name}: {missing}")
+    if name == "nixl":
+        from grpo_trainable.transports.rdt import start_nixl
+
+        start_nixl()
+
+
 def make_sender(name: str) -> Sender:
-    return SENDERS[name]()
+    if name in ONE_SIDED:
+        return OneSidedSender(name)
+    if name in TWO_SIDED:
+        return TwoSidedSender(name)
+    return ShmSender() if name == "shm" else ObjectStoreSender()
 
 
 def make_receiver(name: str, deadline_s: float) -> Receiver:
-    return ObjectStoreReceiver(deadline_s) if name == "object_store" else ShmReceiver()
-
-
-SENDERS: dict[str, Callable[[], Sender]] = {"object_store": ObjectStoreSender, "shm": ShmSender}
+    if name in TWO_SIDED:
+        return TwoSidedReceiver(name)
+    if name == "shm":
+        return ShmReceiver()
+    kinds = {"nixl": NixlReceiver, "cuda_ipc": CudaIpcReceiver, "object_store": ObjectStoreReceiver}
+    return kinds[name](deadline_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from grpo_trainable.rollout import PolicyWeights
 
@@ -23,7 +24,7 @@ class InProcess:
     def release(self, before_round: int | None = None) -> None:
         """What is used is kept by its user."""
 
-    def fetch(self, handle: int) -> PolicyWeights:
+    def fetch(self, handle: int, *received: Any) -> PolicyWeights:
         assert self._newest is not None
         assert self._newest.version == handle
         return self._newest

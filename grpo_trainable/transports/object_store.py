@@ -7,9 +7,27 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import GetTimeoutError, RayError
 
 from grpo_trainable.rollout import PolicyWeights
-from grpo_trainable.transports.base import read_only_is_fine
+from grpo_trainable.transports.base import TransportError, read_only_is_fine
+
+
+def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
+    """
+    Raises:
+        TransportError: it is not there in time, or never will be.
+    """
+    try:
+        return ray.get(ref, timeout=deadline_s)
+    except GetTimeoutError as error:
+        raise TransportError(
+            f"transport={transport}: weights did not arrive within "
+            f"resources.deadline_s={deadline_s:g} s"
+        ) from error
+    except RayError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TransportError(f"transport={transport}: weights are lost ({reason})") from error
 
 
 @dataclass(frozen=True)
@@ -44,9 +62,9 @@ class ObjectStoreReceiver:
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
-    def fetch(self, handle: StoredWeights) -> PolicyWeights:
+    def fetch(self, handle: StoredWeights, *received: Any) -> PolicyWeights:
         read_only_is_fine()
-        version, round_, checksum, arrays = ray.get(handle.ref, timeout=self.deadline_s)
+        version, round_, checksum, arrays = get_in_time(handle.ref, self.deadline_s, self.name)
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
 

@@ -8,35 +8,23 @@ not bound by the size of `/dev/shm` either, which is 64 MB in many containers.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import secrets
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.rollout import PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
+from grpo_trainable.transports.packing import Packed, Place, Slots, layout, pack
 
-ALIGNMENT = 64  # bytes: of torch's own tensors
 HEADER = struct.Struct("=16sq")  # the slot's token; which publication is in it, or WRITING
 HEADER_BYTES = 4096
 WRITING = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where one tensor lies in a slot."""
-
-    name: str
-    offset: int  # bytes
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]  # as the sender stores it: then packing is copying bytes
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +36,7 @@ class SharedWeights:
     token: bytes
     size: int  # bytes of the file
     publication: int
-    places: tuple[Place, ...]
-    version: int
-    round: int
-    checksum: str
+    packed: Packed
 
 
 class _Slot:
@@ -60,7 +45,7 @@ class _Slot:
     def __init__(self, places: tuple[Place, ...], size: int) -> None:
         self.places, self.size = places, size
         self.token = secrets.token_bytes(16)
-        self.round: int | None = None  # of what is in it; None: nothing anybody may still read
+        self.round: int | None = None
         self.fd = os.memfd_create("grpo-weights", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, size)
@@ -70,14 +55,13 @@ class _Slot:
             raise TransportError(
                 f"transport=shm: no {size:,} bytes of shared memory ({error.strerror})"
             ) from error
-        self._views = [_view(self._map, place) for place in places]
+        self._views = [place.of(_bytes(self._map)) for place in places]
 
-    def write(self, publication: int, weights: PolicyWeights) -> None:
+    def write(self, publication: int, weights: PolicyWeights) -> Packed:
         HEADER.pack_into(self._map, 0, self.token, WRITING)
-        self.round = weights.round
-        for place, view in zip(self.places, self._views, strict=True):
-            view.copy_(weights.tensors[place.name])
+        packed = pack(weights, self._views, self.places)
         HEADER.pack_into(self._map, 0, self.token, publication)
+        return packed
 
     def close(self) -> None:
         """The mapping goes with the slot."""
@@ -85,11 +69,10 @@ class _Slot:
 
 
 class ShmSender:
-    """Packs snapshots into slots. A slot is written again when the snapshot in it was released;
-    until then, as beside a slow generator, there are more slots."""
+    """Packs snapshots into memory of its own that others may map."""
 
     def __init__(self) -> None:
-        self._slots: list[_Slot] = []
+        self.slots = Slots(_Slot)
         self._publication = 0
 
     def publish(self, weights: PolicyWeights) -> SharedWeights:
@@ -97,37 +80,24 @@ class ShmSender:
         Raises:
             TransportError: the system gives no memory.
         """
-        slot = self._free_slot(*_layout(weights.tensors))
+        slot = self.slots.take(weights.round, *layout(weights.tensors, start=HEADER_BYTES))
         self._publication += 1
-        slot.write(self._publication, weights)
         return SharedWeights(
+            packed=slot.write(self._publication, weights),
             pid=os.getpid(),
             fd=slot.fd,
             token=slot.token,
             size=slot.size,
             publication=self._publication,
-            places=slot.places,
-            version=weights.version,
-            round=weights.round,
-            checksum=weights.checksum,
         )
 
     def release(self, before_round: int | None = None) -> None:
-        for slot in self._slots:
-            if before_round is None or (slot.round is not None and slot.round < before_round):
-                slot.round = None
+        self.slots.release(before_round)
 
     def close(self) -> None:
-        for slot in self._slots:
+        for slot in self.slots:
             slot.close()
-        self._slots = []
-
-    def _free_slot(self, places: tuple[Place, ...], size: int) -> _Slot:
-        for slot in self._slots:
-            if slot.round is None and slot.places == places:
-                return slot
-        self._slots.append(_Slot(places, size))
-        return self._slots[-1]
+        self.slots.clear()
 
 
 class ShmReceiver:
@@ -138,7 +108,7 @@ class ShmReceiver:
     def __init__(self) -> None:
         self._maps: dict[bytes, mmap.mmap] = {}  # by token
 
-    def fetch(self, handle: SharedWeights) -> PolicyWeights:
+    def fetch(self, handle: SharedWeights, *received: Any) -> PolicyWeights:
         """
         Raises:
             TransportError: the sender is gone, or has written something else there meanwhile.
@@ -149,15 +119,10 @@ class ShmReceiver:
         _, publication = HEADER.unpack_from(mapped)
         if publication != handle.publication:
             raise TransportError(
-                f"transport=shm: weights version {handle.version} were overwritten before they "
-                "were fetched"
+                f"transport=shm: weights version {handle.packed.version} were overwritten before "
+                "they were fetched"
             )
-        return PolicyWeights(
-            version=handle.version,
-            round=handle.round,
-            checksum=handle.checksum,
-            tensors={place.name: _view(mapped, place) for place in handle.places},
-        )
+        return handle.packed.unpacked(_bytes(mapped))
 
     def release(self, before_round: int) -> None:
         """The sender's slots are the sender's."""
@@ -188,28 +153,6 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     return mapped
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[tuple[Place, ...], int]:
-    """Where each tensor goes, by name, and the bytes of the whole."""
-    places, offset = [], HEADER_BYTES
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        dense = torch.empty_like(tensor, device="meta")  # in the same order of dimensions
-        places.append(
-            Place(
-                name=name,
-                offset=offset,
-                shape=tuple(dense.shape),
-                stride=dense.stride(),
-                dtype=dense.dtype,
-            )
-        )
-        offset += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    return tuple(places), offset
-
-
-def _view(memory: mmap.mmap, place: Place) -> Tensor:
-    count = math.prod(place.shape)
-    if count == 0:
-        return torch.empty(place.shape, dtype=place.dtype)
-    flat = torch.frombuffer(memory, dtype=place.dtype, count=count, offset=place.offset)
-    return flat.as_strided(place.shape, place.stride)
+def _bytes(memory: mmap.mmap) -> Tensor:
+    """(bytes,) uint8"""
+    return torch.frombuffer(memory, dtype=torch.uint8)

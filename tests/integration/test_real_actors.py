@@ -48,10 +48,6 @@ class Kept(ShmSender):
         self.snapshots[weights.version] = {n: t.clone() for n, t in weights.tensors.items()}
         return super().publish(weights)
 
-    @property
-    def slots(self) -> int:
-        return len(self._slots)
-
 
 class Timed:
     """A real role, whose methods `VirtualActor` calls with a start and an end."""
@@ -78,7 +74,9 @@ class InMidBatch(Timed):
 
     def deposit(self, start: float, end: float, handle: SharedWeights) -> Deposited:
         self._under_way.append((end, handle))
-        return Deposited(version=handle.version, round=handle.round, bytes=0, spans=[])
+        return Deposited(
+            version=handle.packed.version, round=handle.packed.round, bytes=0, spans=[]
+        )
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
         times = iter(start + t / MAX_NEW_TOKENS * (end - start) for t in range(MAX_NEW_TOKENS))
@@ -190,7 +188,7 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert row["count/trained"] == len(uses)
     assert not runtime.uncollected
     # What generators use may be `lag` rounds behind, and so may what they said last.
-    assert kept.slots <= 2 + 2 * config.lag
+    assert len(kept.slots) <= 2 + 2 * config.lag
     kept.close()
     return learner, kept
 

@@ -281,6 +281,11 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(seed=2**32), "seed=4294967296: must be an integer >= 0 and <= 4294967295"),
         (nested(arm=""), 'arm="": must be a label of 1 to 64 printable characters without slashes'),
         (nested(placement="local"), "placement=local: must be one of colocated, disaggregated"),
+        (
+            nested(transport="nixel"),
+            "transport=nixel: must be one of auto, in_process, object_store, shm, nixl, gloo, "
+            "nccl, cuda_ipc; did you mean nixl?",
+        ),
         (nested(placement=1), "placement=1: must be one of colocated, disaggregated"),
         (nested(optim__lr=math.nan), "optim.lr=NaN: must be a number >= 0"),
         (nested(optim__lr=math.inf), "optim.lr=Infinity: must be a number >= 0"),
@@ -428,6 +433,10 @@ APART = {"placement": "disaggregated"}
             "got 0 and 1",
         ),
         (
+            APART | nested(transport="gloo", resources__generator_gpus=1),
+            "transport=gloo: moves what lies in main memory; on GPUs use nccl, or auto",
+        ),
+        (
             APART | nested(transport="cuda_ipc"),
             "transport=cuda_ipc: needs resources.generator_gpus > 0 and "
             "resources.learner_gpus > 0, got 0 and 0",
@@ -532,6 +541,13 @@ def test_contradiction_is_refused_by_name(data, text):
         APART | nested(lag=3),
         APART | nested(lag=2, buffer__max_age=2),
         APART | nested(transport="object_store", resources__num_generators=2),
+        APART | nested(transport="shm", transport_dtype="bfloat16"),
+        APART | nested(transport="nixl"),
+        APART | nested(transport="gloo", resources__num_generators=2),
+        *(
+            APART | nested(transport=name, resources__generator_gpus=1, resources__learner_gpus=1)
+            for name in ("nccl", "cuda_ipc")
+        ),
         nested(transport="in_process"),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
         nested(loss__advantage="batch", rollout__group_size=1),
@@ -560,23 +576,6 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        *(
-            (
-                APART | nested(transport=name),
-                f"transport={name} is not built yet; valid now: "
-                "auto, in_process, object_store, shm",
-            )
-            for name in ("nixl", "gloo")
-        ),
-        *(
-            (
-                APART
-                | nested(transport=name, resources__generator_gpus=1, resources__learner_gpus=1),
-                f"transport={name} is not built yet; valid now: "
-                "auto, in_process, object_store, shm",
-            )
-            for name in ("nccl", "cuda_ipc")
-        ),
         (
             nested(model__dtype="bfloat16"),
             "model.dtype=bfloat16 is not built yet; valid now: float32",

@@ -137,7 +137,7 @@ def fetch_in_turn(handles: Any, answers: Any) -> None:
             fetched = receiver.fetch(handle)
             answers.put((fetched.round, storage_checksum(fetched.tensors) == fetched.checksum))
         except TransportError as error:
-            answers.put((handle.round, str(error)))
+            answers.put((handle.packed.round, str(error)))
 
 
 @pytest.fixture
@@ -293,7 +293,10 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
     choice = choose_transport(GRPOConfig.from_dict(APART), ["a"])
-    assert (choice.name, choice.why) == ("object_store", "this system has no memfd_create")
+    assert (choice.name, choice.why) == (
+        "object_store",
+        "this system has no memfd_create (Linux has)",
+    )
 
 
 def test_shared_memory_between_machines_is_refused_and_never_replaced() -> None:

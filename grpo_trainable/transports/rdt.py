@@ -1,0 +1,198 @@
+"""Ray Direct Transport: tensors go from actor to actor past the object store.
+
+https://docs.ray.io/en/latest/ray-core/direct-transport.html, alpha in Ray 2.60. A snapshot travels
+as one buffer. `nixl` and `cuda_ipc` are one-sided: a receiver takes what the sender has laid out.
+The two-sided `gloo` and `nccl` send within a collective group whenever the driver passes the value
+of the learner's `staged` on to a generator; where one side fails, Ray ends both actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from ray import experimental
+from ray.exceptions import RayError
+from ray.experimental.collective import create_collective_group, destroy_collective_group
+from torch import Tensor
+
+from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.transports.base import TransportError
+from grpo_trainable.transports.object_store import get_in_time
+from grpo_trainable.transports.packing import Packed, Place, Slots, layout, pack
+
+ONE_SIDED = ("nixl", "cuda_ipc")
+TWO_SIDED = ("gloo", "nccl")
+FREED_DEADLINE_S = 60.0  # for Ray to let go of a snapshot that nobody needs
+
+
+@dataclass(frozen=True)
+class DirectWeights:
+    """The handle of a one-sided transport. The reference is nested: Ray passes it on as it is."""
+
+    packed: Packed
+    refs: tuple[Any]
+    size: int  # bytes
+
+
+class _Buffer:
+    """Memory for one snapshot; for nixl it is registered once, which takes longer than a copy."""
+
+    def __init__(
+        self, places: tuple[Place, ...], size: int, device: torch.device, register: bool
+    ) -> None:
+        self.places = places
+        self.round: int | None = None
+        self.bytes = torch.zeros(size, dtype=torch.uint8, device=device)  # zeros: all pages there
+        self.views = [place.of(self.bytes) for place in places]
+        self.ref: Any = None  # by which Ray knows it while it is published
+        if register:
+            experimental.register_nixl_memory(self.bytes)
+
+
+class _PackingSender:
+    """Packs snapshots into buffers on the device of the weights."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._slots: Slots[_Buffer] = Slots(_Buffer)
+
+    def release(self, before_round: int | None = None) -> None:
+        for buffer in self._slots.release(before_round):
+            buffer.ref = None
+
+    def close(self) -> None:
+        self._slots.clear()
+
+    def _pack(self, weights: PolicyWeights) -> tuple[_Buffer, Packed]:
+        """
+        Raises:
+            TransportError: Ray still holds what was in the buffer.
+        """
+        device = next(iter(weights.tensors.values())).device
+        places, size = layout(weights.tensors)
+        buffer = self._slots.take(weights.round, places, size, device, self.name == "nixl")
+        try:
+            # Everybody has fetched what was in it; Ray hears of it a moment later.
+            experimental.wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
+        except TimeoutError as error:
+            raise TransportError(
+                f"transport={self.name}: Ray still holds a snapshot that nobody needs any more, "
+                f"after {FREED_DEADLINE_S:g} s"
+            ) from error
+        packed = pack(weights, buffer.views, buffer.places)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # Ray reads it on a stream of its own
+        return buffer, packed
+
+
+class OneSidedSender(_PackingSender):
+    def publish(self, weights: PolicyWeights) -> DirectWeights:
+        buffer, packed = self._pack(weights)
+        buffer.ref = ray.put([buffer.bytes], _tensor_transport=self.name)
+        return DirectWeights(packed=packed, refs=(buffer.ref,), size=len(buffer.bytes))
+
+
+class TwoSidedSender(_PackingSender):
+    """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
+
+    def publish(self, weights: PolicyWeights) -> Packed:
+        _, packed = self._pack(weights)
+        return packed
+
+    def staged(self, round_: int) -> list[Tensor]:
+        """The snapshot of this round, to be sent."""
+        (buffer,) = (buffer for buffer in self._slots if buffer.round == round_)
+        return [buffer.bytes]
+
+
+class NixlReceiver:
+    """Receives into registered buffers of its own, as many as are in use at a time."""
+
+    name = "nixl"
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self._slots: Slots[_Buffer] = Slots(_Buffer)
+
+    def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
+        packed, (ref,) = handle.packed, handle.refs
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        buffer = self._slots.take(packed.round, packed.places, handle.size, device, True)
+        experimental.set_target_for_ref(ref, [buffer.bytes])
+        get_in_time(ref, self.deadline_s, self.name)
+        return packed.unpacked(buffer.bytes)
+
+    def release(self, before_round: int) -> None:
+        self._slots.release(before_round)
+
+    def close(self) -> None:
+        self._slots.clear()
+
+
+class CudaIpcReceiver:
+    """Sees the sender's own buffer: both are on one GPU, and nothing is copied."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+
+    def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
+        (buffer,) = get_in_time(handle.refs[0], self.deadline_s, self.name)
+        return handle.packed.unpacked(buffer)
+
+    def release(self, before_round: int) -> None:
+        """The sender's buffers are the sender's."""
+
+    def close(self) -> None:
+        pass
+
+
+class TwoSidedReceiver:
+    """Ray has received the buffer before the call begins."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def fetch(self, handle: Packed, *received: Any) -> PolicyWeights:
+        ((buffer,),) = received
+        return handle.unpacked(buffer)
+
+    def release(self, before_round: int) -> None:
+        """Memory goes with its last tensor."""
+
+    def close(self) -> None:
+        pass
+
+
+class Group:
+    """Learner and generators as one collective group, which the process that makes it may use."""
+
+    def __init__(self, backend: str, actors: Sequence[Any]) -> None:
+        self._group = create_collective_group(list(actors), backend=backend)
+
+    def close(self) -> None:
+        # Of actors that are dead by now there is nothing to take apart.
+        with contextlib.suppress(RayError, ValueError):
+            destroy_collective_group(self._group)
+
+
+def start_nixl() -> None:
+    """Starts this process's agent, without which Ray's errors are about something else.
+
+    Raises:
+        TransportError: it does not start.
+    """
+    from ray.experimental.rdt.util import get_tensor_transport_manager
+
+    try:
+        manager: Any = get_tensor_transport_manager("NIXL")
+        manager.get_nixl_agent()
+    except Exception as error:  # of the library, whatever they are
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TransportError(f"transport=nixl: its agent does not start ({reason})") from error
