@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
 from launch.summary import Comparison, late_mean, median, show, summarise_trial
@@ -58,6 +59,14 @@ def _mean(name: str) -> Value:
 
 def _middle(name: str) -> Value:
     return lambda trial, files: median(trial.column(name))
+
+
+def _milliseconds(name: str) -> Value:
+    def value(trial: TrialRecord, files: TrialFiles) -> float | None:
+        seconds = median(trial.column(name))
+        return None if seconds is None else 1000 * seconds
+
+    return value
 
 
 def _late(name: str) -> Value:
@@ -155,12 +164,30 @@ SHARES = tuple(
     for stage in ("rollout", "optimize", "reference", "sync")
 )
 
+SYNC = (
+    Column(name="sync_ms", title="sync, ms", form="{:.1f}", value=_milliseconds("time/sync_s")),
+    Column(
+        name="sync_round_share",
+        title="of the round",
+        form="{:.2%}",
+        value=_middle("time/sync_fraction"),
+    ),
+    Column(
+        name="first_sync_ms",
+        title="first sync, ms",
+        form="{:.0f}",
+        value=_milliseconds("sync/first_s"),
+    ),
+    Column(name="gb_per_s", title="GB/s", form="{:.2f}", value=_middle("sync/gb_per_s")),
+)
+
 # What each question is about, between the reward and the shares of the stages.
 COLUMNS: Mapping[str, Sequence[Column]] = {
     "async_vs_sync": (SPEED, *LAG, *OFF_POLICY, *DRIFT),
     "gradient_steps": (GRADIENT_STEPS, SPEED, *OFF_POLICY, *DRIFT),
     "lag": (*LAG, SPEED, *OFF_POLICY, *DRIFT),
     "replay": (*REUSE, SPEED, *OFF_POLICY, *DRIFT),
+    "transport": (*SYNC, SPEED, *LAG),
 }
 
 
@@ -189,7 +216,7 @@ def answer(
     return Answer(
         arms=values,
         columns=every,
-        said=_said(values, base),
+        said=[*_said(values, base), *_not_available(experiment.description)],
         note="Trials that have run all their rounds; medians over the seeds, least and most "
         "below; differences are between trials of one seed. The quarter is of the rounds, as near "
         "as it was evaluated. KL to the reference and NLL are those of the last eighth of the "
@@ -197,6 +224,11 @@ def answer(
         "the last gradient step, and the shares of the stages are of the median round, clipped "
         "tokens, lag and age means over the rounds.",
     )
+
+
+def _not_available(description: Mapping[str, Any]) -> list[str]:
+    missing = description.get("not_available") or {}
+    return [f"Not available here: {arm} ({reason})." for arm, reason in missing.items()]
 
 
 def _said(values: Mapping[str, Mapping[str, Sequence[float | None]]], base: str) -> list[str]:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -33,6 +33,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
+from grpo_trainable.installed import missing_for
 from launch import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import param_space
@@ -208,7 +209,11 @@ class Plan:
             if args.num_samples > 1:
                 raise UsageError("--num-samples asks for several seeds, --set seed fixes one")
             seeds = (self.fixed["seed"],)
-        self.trials = self.space.trials(self.fixed, list(seeds))
+        # Of arms: what this machine lacks for them. A resumed experiment keeps its arms.
+        self.not_available: dict[str, str] = (
+            self.stored.get("not_available", {}) if self.resuming else self.space.not_available()
+        )
+        self.trials = self._trials(seeds)
         if self.resuming:
             self._compare_with_stored()
 
@@ -269,6 +274,7 @@ class Plan:
             "num_samples": self.args.num_samples,
             "seed": self.args.seed,
             "scheduler": self.args.scheduler,
+            "not_available": self.not_available,
             "grpo_trainable": __version__,
         }
 
@@ -298,7 +304,10 @@ class Plan:
             setattr(args, option, stored[option])
         self.fixed = stored["fixed"]
         seeds = [self.fixed.get("seed", stored["seed"] + i) for i in range(stored["num_samples"])]
-        self.trials = self.space.trials(self.fixed, list(dict.fromkeys(seeds)))
+        self.trials = self._trials(dict.fromkeys(seeds))
+
+    def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
+        return self.space.trials(self.fixed, list(seeds), without=self.not_available)
 
     def print_trials(self) -> None:
         print(f"# {self.space.name}: {len(self.trials)} trials")
@@ -377,8 +386,6 @@ def usable_cpus() -> int:
 
 def check_transports(trials: Sequence[GRPOConfig]) -> None:
     """What the transports of the trials need is installed on this machine."""
-    from grpo_trainable.transports import missing_for
-
     for name in dict.fromkeys(trial.transport for trial in trials):
         missing = missing_for(name)
         if missing is not None:
@@ -537,6 +544,8 @@ def run(plan: Plan) -> int:
         print(
             f"{plan.space.name}: {plan.space.question}\n"
             f"{len(plan.trials)} trials, kept in {plan.directory}",
+            *(f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()),
+            sep="\n",
             flush=True,
         )
         samples = {trial.rounds * trial.prompts_per_round for trial in plan.trials}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,18 @@ class SearchSpace:
     name: str
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
+    missing: Callable[[str], str | None] = lambda arm: None  # what this machine lacks for an arm
 
-    def trials(self, fixed: Mapping[str, Any], seeds: Sequence[int]) -> list[GRPOConfig]:
+    def not_available(self) -> dict[str, str]:
+        """arm -> why it cannot run here."""
+        missing = {arm: self.missing(arm) for arm in self.arms}
+        return {arm: reason for arm, reason in missing.items() if reason is not None}
+
+    def trials(
+        self, fixed: Mapping[str, Any], seeds: Sequence[int], without: Collection[str] = ()
+    ) -> list[GRPOConfig]:
         """The config of every trial: each arm with each seed, `fixed` keys replacing the arm's.
+        Arms `without` are left out unless `fixed` names one.
 
         Trials that `fixed` has made equal but for their label are merged into the first of them.
 
@@ -27,7 +36,7 @@ class SearchSpace:
             ConfigError: a trial is invalid, or `fixed` names an arm that the space does not have.
         """
         trials: dict[str, GRPOConfig] = {}
-        for arm in self._chosen_arms(fixed):
+        for arm in self._chosen_arms(fixed, without):
             for seed in seeds:
                 data: dict[str, Any] = {}
                 keys = {"seed": seed, **self.arms[arm], **fixed, "arm": arm}
@@ -41,9 +50,9 @@ class SearchSpace:
                 trials.setdefault(repr(sorted(same.items())), config)
         return list(trials.values())
 
-    def _chosen_arms(self, fixed: Mapping[str, Any]) -> list[str]:
+    def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
         if "arm" not in fixed:
-            return list(self.arms)
+            return [arm for arm in self.arms if arm not in without]
         arm = str(fixed["arm"])
         if arm in self.arms:
             return [arm]

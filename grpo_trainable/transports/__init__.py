@@ -9,7 +9,6 @@ from grpo_trainable.transports.choice import (
     choose_transport,
     make_receiver,
     make_sender,
-    missing_for,
 )
 from grpo_trainable.transports.in_process import InProcess
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
@@ -31,5 +30,4 @@ __all__ = [
     "choose_transport",
     "make_receiver",
     "make_sender",
-    "missing_for",
 ]

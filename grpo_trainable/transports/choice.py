@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.installed import missing_for
 from grpo_trainable.transports.base import Receiver, Sender, TransportError
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
 from grpo_trainable.transports.rdt import (
@@ -22,7 +21,6 @@ from grpo_trainable.transports.rdt import (
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
 DIRECT = (*ONE_SIDED, *TWO_SIDED)  # Ray has to know of them when it starts an actor
-INSTALL_NIXL = "pip install --no-deps nixl nixl-cu12"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +61,6 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
     if missing is not None:
         return Choice(name="object_store", why=missing)
     return Choice(name="shm", why="all actors are on one machine")
-
-
-def missing_for(name: str) -> str | None:
-    """What this process lacks for a transport, and how to get it; None when nothing is missing."""
-    if name == "shm" and not hasattr(os, "memfd_create"):
-        return "this system has no memfd_create (Linux has)"
-    if name == "nixl" and importlib.util.find_spec("nixl") is None:
-        return f"the library nixl is not installed: {INSTALL_NIXL}"
-    if name in ("nccl", "cuda_ipc"):
-        import torch
-
-        if not torch.cuda.is_available():
-            return "torch sees no CUDA device"
-    if name == "nccl" and importlib.util.find_spec("cupy") is None:
-        return "the library cupy is not installed: pip install cupy-cuda12x"
-    return None
 
 
 def check_here(name: str) -> None:

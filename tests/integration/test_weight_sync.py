@@ -18,6 +18,7 @@ from ray import cloudpickle, tune
 
 from grpo_trainable.calls import ActorFailed, OutOfBand
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
@@ -30,7 +31,6 @@ from grpo_trainable.transports import (
     choose_transport,
     make_receiver,
     make_sender,
-    missing_for,
 )
 
 # The actors' processes know the product, not its tests.

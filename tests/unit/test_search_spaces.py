@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from ray.tune.search.variant_generator import generate_variants
 
@@ -14,6 +16,7 @@ SPACE = SPACES["async_vs_sync"]
 
 @pytest.mark.parametrize("name", SPACES)
 def test_every_space_resolves_to_valid_and_different_trials(name):
+    # Arms that ask for GPUs are valid configs here as well.
     trials = SPACES[name].trials({}, [0, 1])
 
     assert len(trials) == 2 * len(SPACES[name].arms)
@@ -52,6 +55,16 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
         (2, "recency"),
         *((capacity, s) for capacity in (4, 8) for s in ("fifo", "uniform", "mixed")),
     }
+
+
+def test_the_transport_space_leaves_out_what_this_machine_has_not():
+    space = replace(SPACES["transport"], missing={"nixl": "no nixl"}.get)
+    assert space.not_available() == {"nixl": "no nixl"}
+    trials = space.trials({}, [0], without=space.not_available())
+    assert [t.transport for t in trials] == ["object_store", "shm", "gloo", "nccl", "cuda_ipc"]
+    # Named by the user it is tried all the same, and refused with its reason by the launcher.
+    (named,) = space.trials({"arm": "nixl"}, [0], without=space.not_available())
+    assert named.transport == "nixl"
 
 
 def test_tune_resolves_the_param_space_to_the_same_configs():

@@ -1,0 +1,331 @@
+"""How fast weights travel, beside what the machine can do at best.
+
+A real learner and real generators, one thread each, under Ray. For each size and transport, some
+syncs one after the other: from the driver's call until the weights stand, checked, in every
+generator. Between any two syncs the generator's process copies as many bytes within its memory
+(`memcpy`, one thread, warm), through a file in /dev/shm and back, and takes an empty call of each
+actor, so that a sync and its limit see the same minute of the machine. Each transport gets its
+turn several times; then the same beside a process that keeps one core busy. Sizes are those of
+whole policies: tiny, small, one of 64 MB, and `course`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from measure import RESULTS, provenance, write
+
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import Learner
+from grpo_trainable.calls import await_call
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.installed import missing_for
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.models.parameters import unique_parameters
+from grpo_trainable.models.store import read_tokenizer, save_policy
+from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.remote import RayActor, RayRuntime
+from grpo_trainable.rollout import storage_checksum
+from grpo_trainable.transports import (
+    Choice,
+    Group,
+    check_here,
+    make_receiver,
+    make_sender,
+)
+
+SIXTY_FOUR_MB = ModelConfig(
+    vocab_size=8192, context_length=256, d_model=512, num_layers=4, num_heads=8, d_ff=1376
+)
+SIZES = {"4 MB": "tiny", "16 MB": "small", "64 MB": SIXTY_FOUR_MB, "240 MB": "course"}
+TRANSPORTS = ("shm", "object_store", "gloo", "nixl")
+DEADLINE_S = 120.0
+WARM_UP = 3  # syncs after the first, which is told apart
+
+
+class TimedLearner(Learner):
+    def step(self) -> None:
+        """Every weight written anew, as an optimizer step does."""
+        with torch.no_grad():
+            for parameter in self.policy.parameters():
+                parameter.mul_(1.0001)
+        self.version += 1
+        self.round += 1
+
+    def nothing(self) -> None:
+        pass
+
+    def bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.policy.parameters())
+
+
+class TimedGenerator(Generator):
+    def nothing(self) -> None:
+        pass
+
+    def limits(self, size: int) -> dict[str, float]:
+        """Seconds that so many bytes take without any transport."""
+        if not hasattr(self, "_memory"):
+            self._memory = [torch.ones(size, dtype=torch.uint8) for _ in range(2)]
+            fd, path = tempfile.mkstemp(dir="/dev/shm", prefix="grpo-benchmark-")
+            os.unlink(path)
+            os.ftruncate(fd, size)
+            self._file = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+            os.close(fd)
+            self._file.zero_()
+        source, target = self._memory
+
+        def through_dev_shm() -> None:
+            self._file.copy_(source)
+            target.copy_(self._file)
+
+        parameters = unique_parameters(self.engine.model)  # type: ignore[attr-defined]
+        return {
+            "memcpy": _seconds(lambda: target.copy_(source)),
+            "dev_shm": _seconds(through_dev_shm),
+            "checksum": _seconds(lambda: storage_checksum(parameters)),
+        }
+
+
+def _seconds(do: Any) -> float:
+    start = time.perf_counter()
+    do()
+    return time.perf_counter() - start
+
+
+class Pair:
+    """A learner and its generators on one transport."""
+
+    def __init__(self, choice: Choice, config: GRPOConfig) -> None:
+        self._runtime = RayRuntime()
+        name = choice.name
+        kwargs: dict[str, Any] = {"num_cpus": 0.5, "num_gpus": 0, "direct": choice.direct}
+        self.learner = RayActor(TimedLearner, "learner", config, make_sender(name), **kwargs)
+        self.generators = [
+            RayActor(
+                TimedGenerator, f"generator-{i}", config, make_receiver(name, DEADLINE_S), **kwargs
+            )
+            for i in range(config.resources.num_generators)
+        ]
+        self.actors = [self.learner, *self.generators]
+        for actor in self.actors:
+            self.ask(actor.submit_function("sync", check_here, name))
+        self._group = Group(name, [a.handle for a in self.actors]) if choice.two_sided else None
+        staged = partial(self.learner.tensors, name, "staged") if choice.two_sided else None
+        self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
+        self._round = 0  # of the weights that the generators have
+
+    def ask(self, call: Any) -> Any:
+        return await_call(self._runtime, call, DEADLINE_S)
+
+    def sync(self) -> dict[str, float]:
+        self.ask(self.learner.submit("sync", "step"))
+        start = time.perf_counter()
+        published = self._learners.publish(self._round)
+        calls = [g.submit("sync", "load", published.handle) for g in self.generators]
+        loaded = [self.ask(call) for call in calls]
+        total = time.perf_counter() - start
+        self._round = published.round
+        return {
+            "total": total,
+            "publish": sum(span.seconds for span in published.spans if span.stage == "sync"),
+            "transfer": max(answer.transfer_s for answer in loaded),
+            "load": max(answer.load_s for answer in loaded),
+        }
+
+    def empty_calls(self) -> float:
+        """Two, one after the other, as publish and load are."""
+        start = time.perf_counter()
+        self.ask(self.learner.submit("sync", "nothing"))
+        self.ask(self.generators[0].submit("sync", "nothing"))
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+        for actor in self.actors:
+            actor.kill()
+
+
+def config_of(preset: str | ModelConfig, directory: Path, generators: int) -> GRPOConfig:
+    if isinstance(preset, ModelConfig):
+        path = directory / "policy"
+        if not path.exists():
+            save_policy(path, TransformerLM(preset), read_tokenizer(None), torch.float32)
+        model = {"path": str(path)}
+    else:
+        model = {"preset": preset}
+    return GRPOConfig.from_dict(
+        {
+            "placement": "disaggregated",
+            "model": model,
+            "loss": {"kl_monitor": False},
+            "resources": {"num_generators": generators},
+        }
+    )
+
+
+@contextlib.contextmanager
+def busy_core(busy: bool) -> Iterator[None]:
+    """Beside a process that computes without a pause."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
+    """One turn of a transport: with both cores free, then beside a busy one."""
+    pair = Pair(Choice(name=name, why="measured"), config)
+    try:
+        first = pair.sync()["total"]
+        for _ in range(WARM_UP):
+            pair.sync()
+        size = pair.ask(pair.learner.submit("sync", "bytes"))
+        turn: dict[str, Any] = {"first_s": first, "bytes": size}
+        for condition in ("free", "busy"):
+            seen: dict[str, list[float]] = defaultdict(list)
+            with busy_core(condition == "busy"):
+                for _ in range(syncs):
+                    for part, seconds in pair.sync().items():
+                        seen[part].append(seconds)
+                    limits = pair.ask(pair.generators[0].submit("sync", "limits", size))
+                    for part, seconds in {**limits, "empty_calls": pair.empty_calls()}.items():
+                        seen[part].append(seconds)
+            turn[condition] = dict(seen)
+        return turn
+    finally:
+        pair.close()
+
+
+def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Milliseconds over all turns; ratios are of the medians."""
+    result: dict[str, Any] = {
+        "bytes": turns[0]["bytes"],
+        "first_ms": 1e3 * statistics.median(turn["first_s"] for turn in turns),
+    }
+    for condition in ("free", "busy"):
+        parts = {
+            part: [1e3 * s for turn in turns for s in turn[condition][part]]
+            for part in turns[0][condition]
+        }
+        ms = {part: statistics.median(values) for part, values in parts.items()}
+        total = sorted(parts["total"])
+        result[condition] = {
+            "ms": ms,
+            "p99_ms": total[min(len(total) - 1, round(0.99 * len(total)))],
+            "of_memcpy": ms["total"] / ms["memcpy"],
+            "of_memcpy_unchecked": (ms["total"] - 2 * ms["checksum"]) / ms["memcpy"],
+            "over_empty_calls_ms": ms["total"] - ms["empty_calls"],
+            "turns_ms": [1e3 * statistics.median(turn[condition]["total"]) for turn in turns],
+        }
+    return result
+
+
+def show(label: str, name: str, found: dict[str, Any]) -> str:
+    shown = []
+    for condition in ("free", "busy"):
+        ms = found[condition]["ms"]
+        shown.append(
+            f"{condition}: {ms['total']:.1f} ms (p99 {found[condition]['p99_ms']:.1f}; publish "
+            f"{ms['publish']:.1f}, transfer {ms['transfer']:.1f}, load {ms['load']:.1f}), "
+            f"{found[condition]['of_memcpy']:.2f} x memcpy {ms['memcpy']:.1f}, unchecked "
+            f"{found[condition]['of_memcpy_unchecked']:.2f} x; /dev/shm {ms['dev_shm']:.1f}, empty "
+            f"calls {ms['empty_calls']:.1f}"
+        )
+    return f"{label} {name:<12} first {found['first_ms']:.0f} ms; " + "; ".join(shown)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
+    parser.add_argument("--generators", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--turns", type=int, default=3, help="of every transport (3)")
+    parser.add_argument("--syncs", type=int, default=20, help="of a turn, in each condition (20)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "weight_transport.json")
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that Ray starts
+    missing = {name: missing_for(name) for name in (*args.transports, "nccl", "cuda_ipc")}
+    here = [name for name in args.transports if missing[name] is None]
+    for name, reason in missing.items():
+        if reason is not None:
+            print(f"not available here: {name} ({reason})")
+    results: dict[str, Any] = {}
+    broadcast: dict[str, Any] = {}
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with tempfile.TemporaryDirectory() as directory:
+        for label in args.sizes:
+            config = config_of(SIZES[label], Path(directory), 1)
+            turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for _ in range(args.turns):
+                for name in here:
+                    turns[name].append(measure(name, config, args.syncs))
+            results[label] = {name: summarise(own) for name, own in turns.items()}
+            for name, found in results[label].items():
+                print(show(label, name, found), flush=True)
+        for count in args.generators:
+            config = config_of(SIZES["64 MB"], Path(directory), count)
+            for name in here:
+                own = [measure(name, config, args.syncs) for _ in range(args.turns)]
+                found = summarise(own)
+                broadcast.setdefault(name, {})[str(count)] = found
+                print(show(f"64 MB to {count}", name, found), flush=True)
+    ray.shutdown()
+    result = {
+        **provenance(args),
+        "not_available": {name: why for name, why in missing.items() if why is not None},
+        "sizes": results,
+        "broadcast_64_mb": broadcast,
+    }
+    write(args.out, result)
+    print(json.dumps({"bounds": bounds(results)}, indent=1))
+
+
+def bounds(results: dict[str, Any]) -> dict[str, Any]:
+    """What issue 6 asks of this machine."""
+    found: dict[str, Any] = {}
+    if "240 MB" in results:
+        large = results["240 MB"]
+        for condition, limit in (("free", 1.7), ("busy", 2.2)):
+            best = min(large, key=lambda name: large[name][condition]["of_memcpy"])
+            ratios = {
+                key: large[best][condition][key] for key in ("of_memcpy", "of_memcpy_unchecked")
+            }
+            found[f"240 MB {condition}, at most {limit}"] = {best: ratios}
+        if "object_store" in large:
+            found["240 MB object_store, at most 3"] = large["object_store"]["free"]["of_memcpy"]
+    if "16 MB" in results:
+        found["16 MB over empty calls, at most 10 ms"] = {
+            name: own["free"]["over_empty_calls_ms"] for name, own in results["16 MB"].items()
+        }
+    found["auto (shm) over the fastest, at most 1.2"] = {
+        label: own["shm"]["free"]["ms"]["total"]
+        / min(other["free"]["ms"]["total"] for other in own.values())
+        for label, own in results.items()
+        if "shm" in own
+    }
+    return found
+
+
+if __name__ == "__main__":
+    main()

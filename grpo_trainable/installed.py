@@ -1,0 +1,24 @@
+"""What a transport needs that a process may not have. Nothing heavy is imported to say so."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+INSTALL_NIXL = "pip install --no-deps nixl nixl-cu12"
+
+
+def missing_for(transport: str) -> str | None:
+    """What this process lacks, and how to get it; None when nothing is missing."""
+    if transport == "shm" and not hasattr(os, "memfd_create"):
+        return "this system has no memfd_create (Linux has)"
+    if transport == "nixl" and importlib.util.find_spec("nixl") is None:
+        return f"the library nixl is not installed: {INSTALL_NIXL}"
+    if transport in ("nccl", "cuda_ipc"):
+        import torch
+
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device"
+    if transport == "nccl" and importlib.util.find_spec("cupy") is None:
+        return "the library cupy is not installed: pip install cupy-cuda12x"
+    return None

@@ -1,0 +1,26 @@
+"""How should weights travel?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_trainable.installed import missing_for
+from search_spaces.async_vs_sync import fresh
+from search_spaces.base import SearchSpace
+
+# Asynchronous: there the sync is beside the work of both sides, and costs what is left of it.
+WORKLOAD = {"placement": "disaggregated", "lag": 1, **fresh(1)}
+GPUS: dict[str, dict[str, Any]] = {
+    "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
+    "cuda_ipc": {"resources.generator_gpus": 0.5, "resources.learner_gpus": 0.5},
+}
+
+TRANSPORT = SearchSpace(
+    name="transport",
+    question="how should weights travel, and what share of a round does it take?",
+    arms={
+        name: {**WORKLOAD, "transport": name, **GPUS.get(name, {})}
+        for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
+    },
+    missing=missing_for,
+)
