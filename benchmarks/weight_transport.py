@@ -163,17 +163,18 @@ class Pair:
             actor.kill()
 
 
-def config_of(preset: str | ModelConfig, directory: Path, generators: int) -> GRPOConfig:
+def config_of(preset: str | ModelConfig, directory: Path, generators: int, seed: int) -> GRPOConfig:
     if isinstance(preset, ModelConfig):
         path = directory / "policy"
         if not path.exists():
-            save_policy(path, TransformerLM(preset), read_tokenizer(None), torch.float32)
+            save_policy(path, TransformerLM(preset, seed), read_tokenizer(None), torch.float32)
         model = {"path": str(path)}
     else:
         model = {"preset": preset}
     return GRPOConfig.from_dict(
         {
             "placement": "disaggregated",
+            "seed": seed,
             "model": model,
             "loss": {"kl_monitor": False},
             "resources": {"num_generators": generators},
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument("--generators", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--turns", type=int, default=3, help="of every transport (3)")
     parser.add_argument("--syncs", type=int, default=20, help="of a turn, in each condition (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (0)")
     parser.add_argument("--out", type=Path, default=RESULTS / "weight_transport.json")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that Ray starts
@@ -275,7 +277,7 @@ def main() -> None:
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as directory:
         for label in args.sizes:
-            config = config_of(SIZES[label], Path(directory), 1)
+            config = config_of(SIZES[label], Path(directory), 1, args.seed)
             turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.turns):
                 for name in here:
@@ -284,7 +286,7 @@ def main() -> None:
             for name, found in results[label].items():
                 print(show(label, name, found), flush=True)
         for count in args.generators:
-            config = config_of(SIZES["64 MB"], Path(directory), count)
+            config = config_of(SIZES["64 MB"], Path(directory), count, args.seed)
             for name in here:
                 own = [measure(name, config, args.syncs) for _ in range(args.turns)]
                 found = summarise(own)
