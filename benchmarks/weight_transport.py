@@ -4,7 +4,8 @@ A real learner and real generators, one thread each, under Ray. For each size an
 syncs one after the other: from the driver's call until the weights stand, checked, in every
 generator. Between any two syncs the generator's process copies as many bytes within its memory
 (`memcpy`, one thread, warm), through a file in /dev/shm and back, and takes an empty call of each
-actor, so that a sync and its limit see the same minute of the machine. Each transport gets its
+actor, so that a sync and its limit see the same minute of the machine; at the end nothing is asked of them for some
+seconds. Each transport gets its
 turn several times; then the same beside a process that keeps one core busy. Sizes are those of
 whole policies: tiny, small, one of 64 MB, and `course`.
 """
@@ -56,6 +57,7 @@ SIXTY_FOUR_MB = ModelConfig(
 SIZES = {"4 MB": "tiny", "16 MB": "small", "64 MB": SIXTY_FOUR_MB, "240 MB": "course"}
 TRANSPORTS = ("shm", "object_store", "gloo", "nixl")
 DEADLINE_S = 120.0
+IDLE_S = 3.0
 WARM_UP = 3  # syncs after the first, which is told apart
 
 
@@ -156,6 +158,16 @@ class Pair:
         self.ask(self.generators[0].submit("sync", "nothing"))
         return time.perf_counter() - start
 
+    def idle_cores(self) -> float:
+        """Cores that a process of the pair keeps busy while nothing is asked of it; the mean."""
+        before, start = self._cpu_s(), time.perf_counter()
+        time.sleep(IDLE_S)
+        return (self._cpu_s() - before) / (time.perf_counter() - start) / len(self.actors)
+
+    def _cpu_s(self) -> float:
+        calls = [actor.submit_function("sync", time.process_time) for actor in self.actors]
+        return sum(self.ask(call) for call in calls)
+
     def close(self) -> None:
         if self._group is not None:
             self._group.close()
@@ -213,6 +225,7 @@ def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
                     for part, seconds in {**limits, "empty_calls": pair.empty_calls()}.items():
                         seen[part].append(seconds)
             turn[condition] = dict(seen)
+        turn["idle_cores"] = pair.idle_cores()
         return turn
     finally:
         pair.close()
@@ -223,6 +236,7 @@ def summarise(turns: list[dict[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "bytes": turns[0]["bytes"],
         "first_ms": 1e3 * statistics.median(turn["first_s"] for turn in turns),
+        "idle_cores": statistics.median(turn["idle_cores"] for turn in turns),
     }
     for condition in ("free", "busy"):
         parts = {
@@ -253,7 +267,10 @@ def show(label: str, name: str, found: dict[str, Any]) -> str:
             f"{found[condition]['of_memcpy_unchecked']:.2f} x; /dev/shm {ms['dev_shm']:.1f}, empty "
             f"calls {ms['empty_calls']:.1f}"
         )
-    return f"{label} {name:<12} first {found['first_ms']:.0f} ms; " + "; ".join(shown)
+    return (
+        f"{label} {name:<12} first {found['first_ms']:.0f} ms; {'; '.join(shown)}; idle "
+        f"{found['idle_cores']:.2f} cores a process"
+    )
 
 
 def main() -> None:

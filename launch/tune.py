@@ -311,6 +311,8 @@ class Plan:
 
     def print_trials(self) -> None:
         print(f"# {self.space.name}: {len(self.trials)} trials")
+        for arm, why in self.not_available.items():
+            print(f"# not available here: {arm} ({why})")
         for trial in self.trials:
             print(json.dumps(trial.to_dict()))
 
