@@ -4,10 +4,10 @@ A real learner and real generators, one thread each, under Ray. For each size an
 syncs one after the other: from the driver's call until the weights stand, checked, in every
 generator. Between any two syncs the generator's process copies as many bytes within its memory
 (`memcpy`, one thread, warm), through a file in /dev/shm and back, and takes an empty call of each
-actor, so that a sync and its limit see the same minute of the machine; at the end nothing is asked of them for some
-seconds. Each transport gets its
-turn several times; then the same beside a process that keeps one core busy. Sizes are those of
-whole policies: tiny, small, one of 64 MB, and `course`.
+actor, so that a sync and its limit see the same minute of the machine. Then the same beside a
+process that keeps one core busy, and some seconds in which nothing is asked of anybody. Each
+transport gets its turn several times. Sizes are those of whole policies: tiny, small, one of 64 MB,
+and `course`.
 """
 
 from __future__ import annotations
