@@ -169,10 +169,10 @@ class Pair:
         return sum(self.ask(call) for call in calls)
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
         for actor in self.actors:
             actor.kill()
+        if self._group is not None:
+            self._group.forget()
 
 
 def config_of(preset: str | ModelConfig, directory: Path, generators: int, seed: int) -> GRPOConfig:

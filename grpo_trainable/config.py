@@ -491,6 +491,18 @@ class GRPOConfig(_Settings):
             f"got {gpus[0]:g} and {gpus[1]:g}",
         )
 
+        shared = gpus[0] * self.resources.num_generators + gpus[1]
+        yield (
+            self.transport == "cuda_ipc" and shared > 1,
+            "transport",
+            f"all actors must share one GPU, and they ask for {shared:g}",
+        )
+        yield (
+            self.transport == "nccl" and 0 < min(gpus) < 1,
+            "transport",
+            "every actor needs a GPU of its own, "
+            f"got resources.generator_gpus={gpus[0]:g} and resources.learner_gpus={gpus[1]:g}",
+        )
         yield (
             self.transport == "gloo" and max(gpus) > 0,
             "transport",

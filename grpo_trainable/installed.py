@@ -1,4 +1,4 @@
-"""What a transport needs that a process may not have. Nothing heavy is imported to say so."""
+"""What a transport needs that a process may not have."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def missing_for(transport: str) -> str | None:
 
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
+        if transport == "nccl" and torch.cuda.device_count() < 2:
+            return "needs a GPU for each actor, and there is one"
     if transport == "nccl" and importlib.util.find_spec("cupy") is None:
         return "the library cupy is not installed: pip install cupy-cuda12x"
     return None

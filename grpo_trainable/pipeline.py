@@ -9,6 +9,7 @@ Nothing here imports Ray: actors, calls, waiting and the time come in from outsi
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,14 @@ import numpy as np
 
 from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
 from grpo_trainable.actors.learner import Updated
-from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime, no_answer
+from grpo_trainable.calls import (
+    Actor,
+    ActorFailed,
+    ActorLost,
+    Runtime,
+    await_call,
+    no_answer,
+)
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
@@ -122,6 +130,7 @@ class _Open:
     generator: _Generator | None  # None: the learner
     collect: Callable[[Any], None]  # takes its value
     again: Callable[[], None]  # asks for it once more, when its generator was lost
+    beside: bool = False  # in a thread of its own
 
 
 @dataclass(kw_only=True)
@@ -184,6 +193,16 @@ class Pipeline:
         self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._round = _Round()
         self._stopped = False  # before its rounds were over
+
+    def abandon(self) -> None:
+        """Another takes over its actors: what was published and what is under way is let go. Only
+        deposits are waited for: they are not in order with what the actors do next."""
+        for call, item in self._open.items():
+            if item.beside:
+                with contextlib.suppress(ActorFailed):
+                    await_call(self._runtime, call, self.config.resources.deadline_s)
+        self._open = {}
+        self._published = None
 
     @property
     def ended(self) -> bool:
@@ -339,15 +358,18 @@ class Pipeline:
         generator.fetching += 1
         call = generator.actor.submit("sync", method, self._published)
         # Not asked for again: a replacement loads the newest weights first of all.
-        self._open[call] = _Open(generator=generator, collect=collect, again=lambda: None)
+        self._open[call] = _Open(
+            generator=generator, collect=collect, again=lambda: None, beside=method == "deposit"
+        )
 
     def _took(self, generator: _Generator, loaded: Loaded) -> None:
-        """These weights stand in it; it goes forward only."""
-        generator.version, generator.needs_from = loaded.version, loaded.round
+        """These weights stand in it; it goes forward, though answers may overtake each other."""
+        if loaded.round >= generator.needs_from:
+            generator.version, generator.needs_from = loaded.version, loaded.round
         sync = Sync(
             transport=loaded.transport,
             bytes=loaded.bytes,
-            publish_s=self._publish_s[loaded.round],
+            publish_s=self._publish_s.get(loaded.round, 0.0),
             transfer_s=loaded.transfer_s,
             load_s=loaded.load_s,
         )

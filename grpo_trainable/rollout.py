@@ -177,7 +177,8 @@ def _block_sums(stored: Tensor) -> Iterator[Tensor]:
     """(blocks,) int64, and what is left of the (bytes,) uint8."""
     whole = len(stored) // BLOCK_BYTES * BLOCK_BYTES
     if whole:
-        blocks = stored[:whole] if stored.data_ptr() % 8 == 0 else stored[:whole].clone()
+        askew = stored.data_ptr() % 8 or stored.storage_offset() % 8
+        blocks = stored[:whole].clone() if askew else stored[:whole]
         yield blocks.view(torch.int64).view(-1, BLOCK_BYTES // 8).sum(dim=1)
     yield stored[whole:]
 

@@ -138,7 +138,6 @@ class GRPOTrainable(tune.Trainable):
         )
         for i in range(r.num_generators):
             self._generator(f"generator-{i}")
-        self._check_transport()
 
     def _check_transport(self) -> None:
         """
@@ -148,7 +147,7 @@ class GRPOTrainable(tune.Trainable):
         name, deadline_s = self._transport.name, self.grpo.resources.deadline_s
         for call in [actor.submit_function("sync", check_here, name) for actor in self._actors]:
             await_call(self._runtime, call, deadline_s)
-        if self._transport.two_sided:
+        if self._transport.two_sided and self._group is None:
             self._group = Group(name, [actor.handle for actor in self._actors])
 
     @property
@@ -163,7 +162,9 @@ class GRPOTrainable(tune.Trainable):
             Generator,
             name,
             self.grpo,
-            make_receiver(self._transport.name, r.deadline_s),
+            make_receiver(
+                self._transport.name, r.deadline_s, "cuda" if r.generator_gpus else "cpu"
+            ),
             cpus=self.grpo.generator_cpus,
             gpus=r.generator_gpus,
             beside="deposit" if self.grpo.in_mid_batch else None,
@@ -198,6 +199,7 @@ class GRPOTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         if not self._started:
             # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
+            self._check_transport()
             self.pipeline.start()
             self._started = True
         if self.pipeline.ended:
@@ -346,6 +348,7 @@ class GRPOTrainable(tune.Trainable):
             self.setup(new_config)
             return True
         self.grpo = new
+        self.pipeline.abandon()
         try:
             for call in [actor.submit("reset", "reset", new) for actor in self._actors]:
                 await_call(self._runtime, call, new.resources.deadline_s)
@@ -365,10 +368,10 @@ class GRPOTrainable(tune.Trainable):
             # The actor may be dead or busy for good: it is killed all the same.
             with contextlib.suppress(RuntimeError):
                 await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
-        if self._group is not None:
-            self._group.close()
         for actor in self._actors:
             actor.kill()
+        if self._group is not None:
+            self._group.forget()
         self._actors, self._group = [], None
 
 
@@ -377,8 +380,8 @@ def reserved_nodes() -> list[str]:
     group = ray.util.get_current_placement_group()
     if group is None:
         return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    table = ray.util.placement_group_table(group)
-    return sorted(set(table["bundles_to_node_id"].values()))
+    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own
 
 
 def newest_index(storage: StorageContext) -> int:

@@ -210,8 +210,10 @@ class Plan:
                 raise UsageError("--num-samples asks for several seeds, --set seed fixes one")
             seeds = (self.fixed["seed"],)
         # Of arms: what this machine lacks for them. A resumed experiment keeps its arms.
+        # What a cluster has is not known from here.
+        here = self.space.not_available() if args.address is None else {}
         self.not_available: dict[str, str] = (
-            self.stored.get("not_available", {}) if self.resuming else self.space.not_available()
+            self.stored.get("not_available", {}) if self.resuming else here
         )
         self.trials = self._trials(seeds)
         if self.resuming:

@@ -71,6 +71,13 @@ class ScoredUnit:
     spans: list[Span]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    weights: PolicyWeights
+    bytes: int  # that travelled
+    seconds: float
+
+
 class Generator:
     """Samples and scores units of requests with its own copy of the weights."""
 
@@ -96,7 +103,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         # A deposit is made by another thread; one that was not taken gives way to the next.
-        self._deposits: deque[tuple[PolicyWeights, float]] = deque(maxlen=1)  # seconds it took
+        self._fetched: dict[str, torch.Tensor] = {}  # by the last fetch
+        self._deposits: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(
@@ -119,7 +127,7 @@ class Generator:
         their tensors, where the transport brings these with the call."""
         with self._desk.call():
             with self._desk.clock("sync"):
-                loaded = self._take(*self._fetch(handle, *received))
+                loaded = self._take(self._fetch(handle, *received))
             return replace(loaded, spans=self._desk.clock.take())
 
     def deposit(self, handle: Any, *received: Any) -> Deposited:
@@ -127,22 +135,26 @@ class Generator:
         its own, beside any other call."""
         deposits = self._deposits  # another, should the actor begin anew meanwhile
         start = now()
-        weights, seconds = self._fetch(handle, *received)
-        deposits.append((weights, seconds))
+        fetched = self._fetch(handle, *received)
+        deposits.append(fetched)
         return Deposited(
-            version=weights.version,
-            round=weights.round,
-            bytes=_num_bytes(weights),
+            version=fetched.weights.version,
+            round=fetched.weights.round,
+            bytes=fetched.bytes,
             spans=[Span("sync", start, now())],
         )
 
-    def _fetch(self, handle: Any, *received: Any) -> tuple[PolicyWeights, float]:
-        """And how many seconds it took."""
+    def _fetch(self, handle: Any, *received: Any) -> _Fetched:
         start = time.perf_counter()
         weights = self._receiver.fetch(handle, *received)
-        return weights, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        # A tensor that has been here already did not travel.
+        new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
+        self._fetched = weights.tensors
+        return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
 
-    def _take(self, weights: PolicyWeights, transfer_s: float) -> Loaded:
+    def _take(self, fetched: _Fetched) -> Loaded:
+        weights = fetched.weights
         start = time.perf_counter()
         self.engine.load(weights)
         self._receiver.release(weights.round)
@@ -150,8 +162,8 @@ class Generator:
             version=weights.version,
             round=weights.round,
             transport=self._receiver.name,
-            bytes=_num_bytes(weights),
-            transfer_s=transfer_s,
+            bytes=fetched.bytes,
+            transfer_s=fetched.seconds,
             load_s=time.perf_counter() - start,
             at=now(),
             spans=[],
@@ -173,7 +185,7 @@ class Generator:
         if not self._deposits:
             return
         with self._desk.clock("sync"):
-            self._loaded.append(self._take(*self._deposits.pop()))
+            self._loaded.append(self._take(self._deposits.pop()))
 
     def close(self) -> None:
         self._scorer.close()
@@ -217,7 +229,3 @@ class Generator:
             unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
             unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
         return unit
-
-
-def _num_bytes(weights: PolicyWeights) -> int:
-    return sum(tensor.nbytes for tensor in weights.tensors.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -43,9 +43,9 @@ from grpo_trainable.timers import Span, StageClock, now
 class WeightSender(Protocol):
     """What the learner needs of a transport."""
 
-    def publish(self, weights: PolicyWeights) -> Any: ...
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any: ...
 
-    def release(self, before_round: int | None = None) -> None: ...
+    def release(self, before_round: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -172,7 +172,7 @@ class Learner:
     def reset(self, config: GRPOConfig) -> None:
         """Begins anew with a config of the same placement, resources and transport."""
         self._desk.clock.reset()
-        self._sender.release()
+        self._sender.close()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
@@ -280,7 +280,7 @@ class Learner:
             with self._desk.clock("sync"):
                 weights = self.weights()
                 self._sender.release(needed_from)
-                handle = self._sender.publish(weights)
+                handle = self._sender.publish(weights, self._frozen())
             spans = self._desk.clock.take()
         return Published(
             handle=handle,
@@ -289,6 +289,9 @@ class Learner:
             checksum=weights.checksum,
             spans=spans,
         )
+
+    def _frozen(self) -> list[str]:
+        return [n for n, p in unique_parameters(self.policy).items() if not p.requires_grad]
 
     def staged(self, round_: int) -> list[Tensor]:
         """The published snapshot of this round, for a transport that has the learner send it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from grpo_trainable.rollout import PolicyWeights
@@ -13,20 +14,23 @@ class TransportError(RuntimeError):
 
 
 class Sender(Protocol):
-    def publish(self, weights: PolicyWeights) -> Any:
-        """Takes a snapshot and returns the handle that receivers fetch it by.
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any:
+        """Takes a snapshot and returns the handle that receivers fetch it by. Tensors named in
+        `frozen` are those of the last publication.
 
         The tensors given are the learner's own and change after this call; what was published
         never does, until it is released. The handle is small and travels through actor calls.
         """
         ...
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         """Nobody fetches a snapshot of an earlier round any more, or uses what was fetched of
-        one. None: of any round."""
+        one."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nobody uses any; what is published next is of another history."""
+        ...
 
 
 class Receiver(Protocol):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.installed import missing_for
 from grpo_trainable.transports.base import Receiver, Sender, TransportError
+from grpo_trainable.transports.frozen import FrozenApartReceiver, FrozenApartSender
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
 from grpo_trainable.transports.rdt import (
     ONE_SIDED,
@@ -17,6 +19,7 @@ from grpo_trainable.transports.rdt import (
     OneSidedSender,
     TwoSidedReceiver,
     TwoSidedSender,
+    start_nixl,
 )
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
@@ -73,23 +76,29 @@ def check_here(name: str) -> None:
     if missing is not None:
         raise TransportError(f"transport={name}: {missing}")
     if name == "nixl":
-        from grpo_trainable.transports.rdt import start_nixl
-
         start_nixl()
 
 
 def make_sender(name: str) -> Sender:
-    if name in ONE_SIDED:
-        return OneSidedSender(name)
-    if name in TWO_SIDED:
-        return TwoSidedSender(name)
-    return ShmSender() if name == "shm" else ObjectStoreSender()
+    return FrozenApartSender(SENDERS[name]())
 
 
-def make_receiver(name: str, deadline_s: float) -> Receiver:
-    if name in TWO_SIDED:
-        return TwoSidedReceiver(name)
-    if name == "shm":
-        return ShmReceiver()
-    kinds = {"nixl": NixlReceiver, "cuda_ipc": CudaIpcReceiver, "object_store": ObjectStoreReceiver}
-    return kinds[name](deadline_s)
+def make_receiver(name: str, deadline_s: float, device: str = "cpu") -> Receiver:
+    """`device`: where the generator's weights are to stand, "cpu" or "cuda"."""
+    return FrozenApartReceiver(RECEIVERS[name](deadline_s, device), deadline_s)
+
+
+SENDERS: Mapping[str, Callable[[], Sender]] = {
+    "object_store": ObjectStoreSender,
+    "shm": ShmSender,
+    **{name: partial(OneSidedSender, name) for name in ONE_SIDED},
+    **{name: partial(TwoSidedSender, name) for name in TWO_SIDED},
+}
+RECEIVERS: Mapping[str, Callable[[float, str], Receiver]] = {
+    "object_store": lambda deadline_s, device: ObjectStoreReceiver(deadline_s),
+    "shm": lambda deadline_s, device: ShmReceiver(),
+    "nixl": NixlReceiver,
+    "cuda_ipc": lambda deadline_s, device: CudaIpcReceiver(deadline_s),
+    "gloo": lambda deadline_s, device: TwoSidedReceiver("gloo"),
+    "nccl": lambda deadline_s, device: TwoSidedReceiver("nccl"),
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,12 @@ class InProcess:
     def __init__(self) -> None:
         self._newest: PolicyWeights | None = None
 
-    def publish(self, weights: PolicyWeights) -> int:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> int:
         tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
         self._newest = replace(weights, tensors=tensors)
         return weights.version
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         """What is used is kept by its user."""
 
     def fetch(self, handle: int, *received: Any) -> PolicyWeights:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
+from torch import Tensor
 
 from grpo_trainable.rollout import PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
@@ -30,6 +33,12 @@ def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
         raise TransportError(f"transport={transport}: weights are lost ({reason})") from error
 
 
+def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
+    """Of integers as wide: numpy has no bfloat16."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.cpu().view(whole[tensor.element_size()]).numpy(), tensor.dtype
+
+
 @dataclass(frozen=True)
 class StoredWeights:
     """The handle. The reference is nested, so that Ray passes it on instead of resolving it."""
@@ -43,11 +52,11 @@ class ObjectStoreSender:
     Torch tensors take three to five times as long.
     """
 
-    def publish(self, weights: PolicyWeights) -> StoredWeights:
-        arrays = {name: tensor.cpu().numpy() for name, tensor in weights.tensors.items()}
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> StoredWeights:
+        arrays = {name: _as_array(tensor) for name, tensor in weights.tensors.items()}
         return StoredWeights(ray.put((weights.version, weights.round, weights.checksum, arrays)))
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         """Ray frees an object when the last reference to it and to its memory is gone."""
 
     def close(self) -> None:
@@ -65,7 +74,9 @@ class ObjectStoreReceiver:
     def fetch(self, handle: StoredWeights, *received: Any) -> PolicyWeights:
         read_only_is_fine()
         version, round_, checksum, arrays = get_in_time(handle.ref, self.deadline_s, self.name)
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors = {
+            name: torch.from_numpy(array).view(dtype) for name, (array, dtype) in arrays.items()
+        }
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
 
     def release(self, before_round: int) -> None:

@@ -88,13 +88,11 @@ class Slots(Generic[S]):
             self._slots.append(slot)
             return slot
 
-    def release(self, before_round: int | None = None) -> list[S]:
-        """Those that became free. None: all."""
+    def release(self, before_round: int) -> list[S]:
+        """Those that became free."""
         with _one_at_a_time:
             old = [
-                slot
-                for slot in self._slots
-                if slot.round is not None and (before_round is None or slot.round < before_round)
+                slot for slot in self._slots if slot.round is not None and slot.round < before_round
             ]
             for slot in old:
                 slot.round = None

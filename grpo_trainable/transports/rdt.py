@@ -9,7 +9,7 @@ of the learner's `staged` on to a generator; where one side fails, Ray ends both
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class DirectWeights:
     """The handle of a one-sided transport. The reference is nested: Ray passes it on as it is."""
 
     packed: Packed
-    refs: tuple[Any]
+    ref: Any
     size: int  # bytes
 
 
@@ -50,8 +50,20 @@ class _Buffer:
         self.bytes = torch.zeros(size, dtype=torch.uint8, device=device)  # zeros: all pages there
         self.views = [place.of(self.bytes) for place in places]
         self.ref: Any = None  # by which Ray knows it while it is published
+        self._registered = register
         if register:
             experimental.register_nixl_memory(self.bytes)
+
+    def close(self) -> None:
+        """Ray knows registered memory by its address, which another buffer may come to have."""
+        if self._registered:
+            experimental.deregister_nixl_memory(self.bytes)
+
+
+def _close(slots: Slots[_Buffer]) -> None:
+    for buffer in slots:
+        buffer.close()
+    slots.clear()
 
 
 class _PackingSender:
@@ -61,12 +73,12 @@ class _PackingSender:
         self.name = name
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         for buffer in self._slots.release(before_round):
             buffer.ref = None
 
     def close(self) -> None:
-        self._slots.clear()
+        _close(self._slots)
 
     def _pack(self, weights: PolicyWeights) -> tuple[_Buffer, Packed]:
         """
@@ -91,16 +103,16 @@ class _PackingSender:
 
 
 class OneSidedSender(_PackingSender):
-    def publish(self, weights: PolicyWeights) -> DirectWeights:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> DirectWeights:
         buffer, packed = self._pack(weights)
         buffer.ref = ray.put([buffer.bytes], _tensor_transport=self.name)
-        return DirectWeights(packed=packed, refs=(buffer.ref,), size=len(buffer.bytes))
+        return DirectWeights(packed=packed, ref=buffer.ref, size=len(buffer.bytes))
 
 
 class TwoSidedSender(_PackingSender):
     """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
 
-    def publish(self, weights: PolicyWeights) -> Packed:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Packed:
         _, packed = self._pack(weights)
         return packed
 
@@ -115,23 +127,23 @@ class NixlReceiver:
 
     name = "nixl"
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, device: str) -> None:
         self.deadline_s = deadline_s
+        self._device = device
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
     def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
-        packed, (ref,) = handle.packed, handle.refs
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        packed, device = handle.packed, torch.device(self._device)
         buffer = self._slots.take(packed.round, packed.places, handle.size, device, True)
-        experimental.set_target_for_ref(ref, [buffer.bytes])
-        get_in_time(ref, self.deadline_s, self.name)
+        experimental.set_target_for_ref(handle.ref, [buffer.bytes])
+        get_in_time(handle.ref, self.deadline_s, self.name)
         return packed.unpacked(buffer.bytes)
 
     def release(self, before_round: int) -> None:
         self._slots.release(before_round)
 
     def close(self) -> None:
-        self._slots.clear()
+        _close(self._slots)
 
 
 class CudaIpcReceiver:
@@ -143,7 +155,7 @@ class CudaIpcReceiver:
         self.deadline_s = deadline_s
 
     def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
-        (buffer,) = get_in_time(handle.refs[0], self.deadline_s, self.name)
+        (buffer,) = get_in_time(handle.ref, self.deadline_s, self.name)
         return handle.packed.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
@@ -174,10 +186,18 @@ class Group:
     """Learner and generators as one collective group, which the process that makes it may use."""
 
     def __init__(self, backend: str, actors: Sequence[Any]) -> None:
-        self._group = create_collective_group(list(actors), backend=backend)
+        """
+        Raises:
+            TransportError: an actor is gone, or the backend does not start.
+        """
+        try:
+            self._group = create_collective_group(list(actors), backend=backend)
+        except (RayError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise TransportError(f"transport={backend}: no group ({reason})") from error
 
-    def close(self) -> None:
-        # Of actors that are dead by now there is nothing to take apart.
+    def forget(self) -> None:
+        """Once its actors were killed; of live ones it would wait for answers."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
 

@@ -12,6 +12,7 @@ import mmap
 import os
 import secrets
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +47,14 @@ class _Slot:
         self.places, self.size = places, size
         self.token = secrets.token_bytes(16)
         self.round: int | None = None
-        self.fd = os.memfd_create("grpo-weights", os.MFD_CLOEXEC)
+        self.fd = -1
         try:
+            self.fd = os.memfd_create("grpo-weights", os.MFD_CLOEXEC)
             os.ftruncate(self.fd, size)
             self._map = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
-            os.close(self.fd)
+            if self.fd >= 0:
+                os.close(self.fd)
             raise TransportError(
                 f"transport=shm: no {size:,} bytes of shared memory ({error.strerror})"
             ) from error
@@ -75,7 +78,7 @@ class ShmSender:
         self.slots = Slots(_Slot)
         self._publication = 0
 
-    def publish(self, weights: PolicyWeights) -> SharedWeights:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> SharedWeights:
         """
         Raises:
             TransportError: the system gives no memory.
@@ -91,7 +94,7 @@ class ShmSender:
             publication=self._publication,
         )
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         self.slots.release(before_round)
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     read_only_is_fine()
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise TransportError(
             f"transport=shm: the sender's memory cannot be opened ({path}: {error.strerror}); "
@@ -145,6 +148,8 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         mapped = mmap.mmap(fd, handle.size, flags=flags, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise TransportError(f"transport=shm: {path} cannot be mapped ({error})") from error
     finally:
         os.close(fd)
     token, _ = HEADER.unpack_from(mapped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ class Kept(ShmSender):
         super().__init__()
         self.snapshots: dict[int, dict[str, torch.Tensor]] = {}
 
-    def publish(self, weights: PolicyWeights) -> SharedWeights:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> SharedWeights:
         self.snapshots[weights.version] = {n: t.clone() for n, t in weights.tensors.items()}
         return super().publish(weights)
 

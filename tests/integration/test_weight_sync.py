@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
 from conftest import assert_no_actor_left, fit, trial_config
 from ray import cloudpickle, tune
+from weight_lines import Line, Reader, Restless
 
-from grpo_trainable.calls import ActorFailed, OutOfBand
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.calls import ActorFailed
 from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
-from grpo_trainable.remote import RayActor, RayRuntime
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
-from grpo_trainable.transports import (
-    Group,
-    Sender,
-    ShmReceiver,
-    ShmSender,
-    check_here,
-    choose_transport,
-    make_receiver,
-    make_sender,
-)
-
-# The actors' processes know the product, not its tests.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+from grpo_trainable.transports import ShmReceiver, ShmSender, make_receiver, make_sender
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
@@ -42,92 +28,6 @@ HERE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=str(missing)))
     for name, missing in ((name, missing_for(name)) for name in ALL)
 ]
-
-
-class Restless:
-    """A learner's part: its weights change all the time except while they are published."""
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._tensors = {
-            "by_row": torch.arange(100_000.0).view(250, 400),
-            "by_column": torch.arange(60_000.0).view(200, 300).t(),
-        }
-        self._publishing = Lock()
-        Thread(target=self._train, daemon=True).start()
-
-    def _train(self) -> None:
-        while True:
-            with self._publishing:
-                for tensor in self._tensors.values():
-                    tensor += 1
-
-    def publish(self, round_: int) -> tuple[Any, str]:
-        with self._publishing:
-            checksum = storage_checksum(self._tensors)
-            weights = PolicyWeights(
-                version=round_, round=round_, checksum=checksum, tensors=self._tensors
-            )
-            self._sender.release(round_)
-            return self._sender.publish(weights), checksum
-
-    def staged(self, round_: int) -> list[torch.Tensor]:
-        return self._sender.staged(round_)  # type: ignore[attr-defined]
-
-    def held(self) -> tuple[int, float]:
-        return held()
-
-
-class Reader:
-    """A generator's part."""
-
-    def __init__(self, receiver: Any) -> None:
-        self._receiver = receiver
-
-    def load(self, handle: Any, *received: Any) -> str:
-        fetched = self._receiver.fetch(handle, *received)
-        self._receiver.release(fetched.round)
-        self._last = fetched  # in use until the next
-        return storage_checksum(fetched.tensors)
-
-    def held(self) -> tuple[int, float]:
-        return held()
-
-
-def held() -> tuple[int, float]:
-    """Files, and MB of memory, this process's share of shared pages."""
-    return len(os.listdir("/proc/self/fd")), psutil.Process().memory_full_info().pss / 1e6
-
-
-class Line:
-    """A learner's and a generator's part on one transport."""
-
-    def __init__(self, name: str) -> None:
-        self.runtime = RayRuntime()
-        config = GRPOConfig.from_dict({"placement": "disaggregated", "transport": name})
-        self.choice = choose_transport(config, ["one"])
-        kwargs: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "direct": self.choice.direct}
-        self.learner = RayActor(Restless, "learner", make_sender(name), **kwargs)
-        self.generator = RayActor(Reader, "generator", make_receiver(name, 60.0), **kwargs)
-        self.actors = [self.learner, self.generator]
-        for actor in self.actors:
-            self.ask(actor, actor.submit_function("sync", check_here, name))
-        if self.choice.two_sided:
-            self.group = Group(name, [actor.handle for actor in self.actors])
-
-    def ask(self, actor: RayActor, call: Any) -> Any:
-        self.runtime.wait([call], 60.0)
-        return self.runtime.result(call)
-
-    def sync(self, round_: int) -> bool:
-        """Whether the weights arrived as they were published."""
-        handle, published = self.ask(self.learner, self.learner.submit("sync", "publish", round_))
-        if self.choice.two_sided:
-            handle = OutOfBand(handle, self.learner.tensors(self.choice.name, "staged", round_))
-        return self.ask(self.generator, self.generator.submit("sync", "load", handle)) == published
-
-    def held(self) -> list[tuple[int, float]]:
-        return [self.ask(actor, actor.submit("sync", "held")) for actor in self.actors]
 
 
 @pytest.fixture
@@ -144,6 +44,11 @@ def line(ray_session: None) -> Iterator[Any]:
             actor.kill()
 
 
+# MB beyond 2 %. With gloo Ray receives into fresh memory in threads of its own, and what glibc keeps
+# of it goes up and down by some 30 MB; a leak would be 260.
+SLACK_MB = {"gloo": 60.0}
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name: str) -> None:
     """500 syncs; memory, files and /dev/shm stay as they were after the first hundred."""
@@ -153,16 +58,22 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
     before, names = way.held(), set(os.listdir("/dev/shm"))
     for round_ in range(100, 500):
         assert way.sync(round_)
-    for (files, memory), (files_before, memory_before) in zip(way.held(), before, strict=True):
-        assert files <= files_before + 2
-        assert memory <= 1.02 * memory_before + 2
+    for now, then in zip(way.held(), before, strict=True):
+        (files, mappings, memory), (files_then, mappings_then, memory_then) = now, then
+        assert files <= files_then + 2
+        assert mappings <= mappings_then + 16  # glibc's own come and go
+        assert memory <= 1.02 * memory_then + SLACK_MB.get(name, 2.0)
     assert set(os.listdir("/dev/shm")) - names == set()
+
+
+# Its class is of this module, which the actors' processes do not know.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Live(ShmSender):
     """What no transport may do: the learner's own memory is what receivers see."""
 
-    def publish(self, weights: PolicyWeights) -> Any:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any:
         handle = super().publish(weights)
         (slot,) = self.slots
         for place, view in zip(slot.places, slot._views, strict=True):
@@ -171,8 +82,8 @@ class Live(ShmSender):
 
 
 def test_tearing_would_be_seen(ray_session: None) -> None:
-    learner = ray.remote(num_cpus=1)(Restless).remote(Live())
-    generator = ray.remote(num_cpus=1)(Reader).remote(ShmReceiver())
+    learner = ray.remote(num_cpus=1)(Restless).remote(Live(), "cpu")
+    generator = ray.remote(num_cpus=1)(Reader).remote(ShmReceiver(), "cpu")
     handle, published = ray.get(learner.publish.remote(0), timeout=60)  # type: ignore[attr-defined]
     seen = [
         ray.get(generator.load.remote(handle), timeout=60)  # type: ignore[attr-defined]
@@ -191,7 +102,7 @@ def test_the_transport_never_changes_a_synchronous_run(trainable: Any) -> None:
     told = {}
     for name in ALL:
         if missing_for(name) is None:
-            running = trainable(trial_config(transport=name, rounds=2))
+            running = trainable(trial_config(transport=name, rounds=2, eval={"every": 2}))
             running.step()
             told[name] = untimed(running.step())
             running.stop()
@@ -200,22 +111,46 @@ def test_the_transport_never_changes_a_synchronous_run(trainable: Any) -> None:
     assert all(other == first for other in others)
 
 
-def test_weights_may_travel_as_bfloat16(trainable: Any) -> None:
-    bytes_ = {}
-    for dtype in ("float32", "bfloat16"):
-        running = trainable(trial_config(transport_dtype=dtype, rounds=1))
-        row = running.step()
-        bytes_[dtype] = row["sync/bytes"]
-        running.stop()
+@pytest.mark.parametrize("name", ["shm", "object_store"])
+def test_weights_may_travel_as_bfloat16(trainable: Any, name: str) -> None:
+    config = trial_config(transport=name, transport_dtype="bfloat16", rounds=1)
+    row = trainable(config).step()
+    model, _ = build_policy("tiny", None, 0)
+    assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
     # The sampler's rounding is in the ratio from the first step on.
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
-    assert bytes_["bfloat16"] * 2 == bytes_["float32"]
+
+
+def test_what_is_frozen_travels_once(ray_session: None) -> None:
+    tensors = {"still": torch.randn(300), "moving": torch.randn(20, 30).t()}
+    sender, receiver, other = make_sender("shm"), *(make_receiver("shm", 60.0) for _ in range(2))
+    handles, fetched = [], []
+    for round_ in range(3):
+        tensors["moving"] += 1
+        checksum = storage_checksum(tensors)
+        weights = PolicyWeights(
+            version=round_, round=round_, checksum=checksum, tensors=dict(tensors)
+        )
+        handles.append(sender.publish(weights, frozen=["still"]))
+        fetched.append(receiver.fetch(handles[-1]))
+        assert storage_checksum(fetched[-1].tensors) == checksum
+    assert len({id(handle.frozen) for handle in handles}) == 1
+    # The generator counts what is another tensor than before.
+    assert len({id(weights.tensors["still"]) for weights in fetched}) == 1
+    assert len({id(weights.tensors["moving"]) for weights in fetched}) == 3
+    # A generator that takes another's place gets both parts.
+    assert storage_checksum(other.fetch(handles[-1]).tensors) == checksum
+    # Other names, or another trial in the same actors: another publication.
+    sender.close()
+    assert sender.publish(weights, frozen=["still"]).frozen is not handles[-1].frozen
+    assert sender.publish(weights).frozen is None
+    sender.close()
 
 
 # ---- Faults ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("object_store", "nixl")])
+@pytest.mark.parametrize("name", [p for p in HERE if p.values[0] == "nixl"])
 def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
     running = trainable(trial_config(transport=name, lag=1, rounds=4))
     running.step()
@@ -280,6 +215,6 @@ def test_transport_that_an_actor_cannot_use_fails_before_training(
 ) -> None:
     if missing_for("nixl") is None:
         pytest.skip("nixl is installed")
+    running = trainable(trial_config(transport="nixl"))
     with pytest.raises(ActorFailed, match=r"transport=nixl: the library nixl is not installed"):
-        trainable(trial_config(transport="nixl"))
-    assert_no_actor_left()
+        running.step()

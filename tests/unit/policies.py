@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,12 +46,12 @@ class Mailbox:
     def __init__(self) -> None:
         self.snapshots: dict[int, PolicyWeights] = {}
 
-    def publish(self, weights: PolicyWeights) -> int:
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> int:
         tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
         self.snapshots[weights.version] = replace(weights, tensors=tensors)
         return weights.version
 
-    def release(self, before_round: int | None = None) -> None:
+    def release(self, before_round: int) -> None:
         pass
 
     def fetch(self, handle: int) -> PolicyWeights:

@@ -433,6 +433,17 @@ APART = {"placement": "disaggregated"}
             "got 0 and 1",
         ),
         (
+            APART
+            | nested(transport="cuda_ipc", resources__generator_gpus=1, resources__learner_gpus=1),
+            "transport=cuda_ipc: all actors must share one GPU, and they ask for 2",
+        ),
+        (
+            APART
+            | nested(transport="nccl", resources__generator_gpus=0.5, resources__learner_gpus=1),
+            "transport=nccl: every actor needs a GPU of its own, got resources.generator_gpus=0.5 "
+            "and resources.learner_gpus=1",
+        ),
+        (
             APART | nested(transport="gloo", resources__generator_gpus=1),
             "transport=gloo: moves what lies in main memory; on GPUs use nccl, or auto",
         ),
@@ -544,10 +555,9 @@ def test_contradiction_is_refused_by_name(data, text):
         APART | nested(transport="shm", transport_dtype="bfloat16"),
         APART | nested(transport="nixl"),
         APART | nested(transport="gloo", resources__num_generators=2),
-        *(
-            APART | nested(transport=name, resources__generator_gpus=1, resources__learner_gpus=1)
-            for name in ("nccl", "cuda_ipc")
-        ),
+        APART | nested(transport="nccl", resources__generator_gpus=1, resources__learner_gpus=1),
+        APART
+        | nested(transport="cuda_ipc", resources__generator_gpus=0.5, resources__learner_gpus=0.5),
         nested(transport="in_process"),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
         nested(loss__advantage="batch", rollout__group_size=1),

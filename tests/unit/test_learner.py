@@ -126,6 +126,21 @@ def test_generator_has_the_published_weights_bit_for_bit(policy_path: str) -> No
         assert equal(copy(unique_parameters(pair.generator.engine.model)), pair.weights())
 
 
+def test_what_is_frozen_is_named_to_the_transport_and_stays_as_it_is(policy_path: str) -> None:
+    pair, named = Pair(policy_path), []
+    publish = pair.learner._sender.publish
+    pair.learner._sender.publish = lambda weights, frozen: named.append(frozen) or publish(weights)
+    pair.sync()
+    pair.learner.policy.embedding.weight.requires_grad_(False)
+    before = pair.weights()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    assert named == [[], ["embedding.weight"]]
+    changed = [name for name, w in pair.weights().items() if not torch.equal(w, before[name])]
+    assert changed
+    assert "embedding.weight" not in changed
+
+
 def test_groups_carry_version_and_round_of_the_weights_that_sampled_them(policy_path: str) -> None:
     pair = Pair(policy_path, k=2)
     pair.sync()

@@ -1,0 +1,82 @@
+"""Tensors that do not change travel once; what is trained goes by the transport, every time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.transports.base import Receiver, Sender
+from grpo_trainable.transports.object_store import (
+    ObjectStoreReceiver,
+    ObjectStoreSender,
+    StoredWeights,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """The handle: of what is trained, and of what is not, if there is any."""
+
+    trained: Any
+    frozen: StoredWeights | None
+
+
+class FrozenApartSender:
+    """Around the sender of a transport. The frozen part lies in Ray's object store, from which a
+    generator that takes another's place gets it as well."""
+
+    def __init__(self, trained: Sender) -> None:
+        self._trained = trained
+        self._store = ObjectStoreSender()
+        self._names: frozenset[str] = frozenset()
+        self._frozen: StoredWeights | None = None
+
+    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Apart:
+        names = frozenset(frozen)
+        if names != self._names:
+            self._names, self._frozen = names, None
+        if names and self._frozen is None:
+            still = {name: weights.tensors[name] for name in names}
+            self._frozen = self._store.publish(replace(weights, tensors=still))
+        moving = {name: t for name, t in weights.tensors.items() if name not in names}
+        handle = self._trained.publish(replace(weights, tensors=moving))
+        return Apart(trained=handle, frozen=self._frozen)
+
+    def staged(self, round_: int) -> list[Tensor]:
+        return self._trained.staged(round_)  # type: ignore[attr-defined]
+
+    def release(self, before_round: int) -> None:
+        self._trained.release(before_round)
+
+    def close(self) -> None:
+        self._trained.close()
+        self._names, self._frozen = frozenset(), None
+
+
+class FrozenApartReceiver:
+    """Around the receiver of a transport."""
+
+    def __init__(self, trained: Receiver, deadline_s: float) -> None:
+        self.name = trained.name
+        self._trained = trained
+        self._store = ObjectStoreReceiver(deadline_s)
+        self._frozen: tuple[Any, dict[str, Tensor]] = (None, {})  # (reference, tensors)
+
+    def fetch(self, handle: Apart, *received: Any) -> PolicyWeights:
+        weights = self._trained.fetch(handle.trained, *received)
+        if handle.frozen is None:
+            return weights
+        if self._frozen[0] != handle.frozen.ref:
+            self._frozen = (handle.frozen.ref, self._store.fetch(handle.frozen).tensors)
+        return replace(weights, tensors={**self._frozen[1], **weights.tensors})
+
+    def release(self, before_round: int) -> None:
+        self._trained.release(before_round)
+
+    def close(self) -> None:
+        self._trained.close()
+        self._frozen = (None, {})

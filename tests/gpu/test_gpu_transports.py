@@ -1,0 +1,63 @@
+"""Every transport between actors on GPUs: the same bits as between actors on the CPU, and no leak.
+
+Both actors share one GPU, half of it each; `nccl` needs two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import ray
+import torch
+from weight_lines import Line
+
+from grpo_trainable.installed import missing_for
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+ALL = ("shm", "object_store", "cuda_ipc", "nixl", "nccl")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_session() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> None:
+    """200 syncs while the learner's weights change on their stream; the checksum of what the
+    generator has on its device is that of the learner's device."""
+    missing = missing_for(name)
+    if missing is not None:
+        pytest.skip(missing)
+    line = Line(name, gpus=1 if name == "nccl" else 0.5)
+    try:
+        for round_ in range(50):
+            assert line.sync(round_)
+        before = line.held()
+        for round_ in range(50, 250):
+            assert line.sync(round_)
+        for now, then in zip(line.held(), before, strict=True):
+            assert now[0] <= then[0] + 2
+            assert now[2] <= 1.02 * then[2] + 2
+    finally:
+        for actor in line.actors:
+            actor.kill()
+
+
+def test_a_gpu_changes_no_bit_of_what_travels() -> None:
+    """The checksum of the same weights, taken on the CPU and on the GPU."""
+    from grpo_trainable.rollout import storage_checksum
+
+    tensors = {
+        "by_row": torch.randn(250, 400),
+        "by_column": torch.randn(200, 300).t(),
+        "short": torch.randn(5000).to(torch.bfloat16),
+    }
+    on_gpu = {name: tensor.cuda() for name, tensor in tensors.items()}
+    assert storage_checksum(on_gpu) == storage_checksum(tensors)

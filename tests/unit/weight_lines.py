@@ -1,0 +1,139 @@
+"""A learner's and a generator's part on one transport, for tests with real actors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import psutil
+import torch
+from ray import cloudpickle
+
+from grpo_trainable.calls import OutOfBand
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.remote import RayActor, RayRuntime
+from grpo_trainable.rollout import PolicyWeights, storage_checksum
+from grpo_trainable.transports import (
+    Group,
+    Sender,
+    check_here,
+    choose_transport,
+    make_receiver,
+    make_sender,
+)
+
+# The actors' processes know the product, not its tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Restless:
+    """A learner's part: its weights change all the time except while they are published."""
+
+    def __init__(self, sender: Sender, device: str) -> None:
+        self._sender = sender
+        self._tensors = {
+            "by_row": torch.arange(100_000.0, device=device).view(250, 400),
+            "by_column": torch.arange(60_000.0, device=device).view(200, 300).t(),
+        }
+        self._publishing = Lock()
+        Thread(target=self._train, daemon=True).start()
+
+    def _train(self) -> None:
+        while True:
+            with self._publishing:
+                for tensor in self._tensors.values():
+                    tensor += 1
+
+    def publish(self, round_: int) -> tuple[Any, str]:
+        with self._publishing:
+            checksum = storage_checksum(self._tensors)
+            weights = PolicyWeights(
+                version=round_, round=round_, checksum=checksum, tensors=self._tensors
+            )
+            self._sender.release(round_)
+            return self._sender.publish(weights), checksum
+
+    def staged(self, round_: int) -> list[torch.Tensor]:
+        return self._sender.staged(round_)  # type: ignore[attr-defined]
+
+    def held(self) -> tuple[int, int, float]:
+        return held()
+
+
+class Reader:
+    """A generator's part."""
+
+    def __init__(self, receiver: Any, device: str) -> None:
+        self._receiver = receiver
+        self._device = device
+
+    def load(self, handle: Any, *received: Any) -> str:
+        fetched = self._receiver.fetch(handle, *received)
+        self._receiver.release(fetched.round)
+        self._last = fetched  # in use until the next
+        used = {name: tensor.to(self._device) for name, tensor in fetched.tensors.items()}
+        return storage_checksum(used)
+
+    def held(self) -> tuple[int, int, float]:
+        return held()
+
+
+def held() -> tuple[int, int, float]:
+    """Files, mappings, and MB of memory: this process's own, the GPU's included. Ray's store is one
+    mapping, whose pages are touched one after the other."""
+    gc.collect()
+    gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    mappings = Path("/proc/self/maps").read_text().count("\n")
+    memory = psutil.Process().memory_full_info().uss + gpu
+    return len(os.listdir("/proc/self/fd")), mappings, memory / 1e6
+
+
+class Line:
+    """A learner's and a generator's part on one transport."""
+
+    def __init__(self, name: str, gpus: float = 0) -> None:
+        """`gpus`: of each actor."""
+        self.runtime = RayRuntime()
+        resources = {"generator_gpus": gpus, "learner_gpus": gpus}
+        config = GRPOConfig.from_dict(
+            {"placement": "disaggregated", "transport": name, "resources": resources}
+        )
+        self.choice = choose_transport(config, ["one"])
+        kwargs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "direct": self.choice.direct}
+        device = "cuda" if gpus else "cpu"
+        self.learner = RayActor(Restless, "learner", make_sender(name), device, **kwargs)
+        self.generator = RayActor(Reader, "generator", make_receiver(name, 60.0), device, **kwargs)
+        self.actors = [self.learner, self.generator]
+        for actor in self.actors:
+            self.ask(actor, actor.submit_function("sync", check_here, name))
+        if self.choice.two_sided:
+            self.group = Group(name, [actor.handle for actor in self.actors])
+
+    def ask(self, actor: RayActor, call: Any) -> Any:
+        self.runtime.wait([call], 60.0)
+        return self.runtime.result(call)
+
+    def sync(self, round_: int) -> bool:
+        """Whether the weights arrived as they were published."""
+        handle, published = self.ask(self.learner, self.learner.submit("sync", "publish", round_))
+        if self.choice.two_sided:
+            handle = OutOfBand(handle, self.learner.tensors(self.choice.name, "staged", round_))
+        return self.ask(self.generator, self.generator.submit("sync", "load", handle)) == published
+
+    def held(self) -> list[tuple[int, int, float]]:
+        """The least of some readings: Ray frees what was received a moment later."""
+        readings = []
+        for _ in range(5):
+            readings.append([self.ask(a, a.submit("sync", "held")) for a in self.actors])
+            time.sleep(0.1)
+        return [
+            (min(files), min(mappings), min(memory))
+            for files, mappings, memory in (
+                zip(*own, strict=True) for own in zip(*readings, strict=True)
+            )
+        ]
