@@ -44,8 +44,8 @@ def line(ray_session: None) -> Iterator[Any]:
             actor.kill()
 
 
-# MB beyond 2 %. With gloo Ray receives into fresh memory in threads of its own, and what glibc keeps
-# of it goes up and down by some 30 MB; a leak would be 260.
+# MB beyond 2 %. With gloo Ray receives into fresh memory in threads of its own, and what glibc
+# keeps of it goes up and down by some 30 MB; a leak would be 260.
 SLACK_MB = {"gloo": 60.0}
 
 

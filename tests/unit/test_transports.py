@@ -138,7 +138,7 @@ def fetch_in_turn(handles: Any, answers: Any) -> None:
             answers.put((handle.packed.round, str(error)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def other_process() -> Iterator[tuple[Any, Any]]:
     context = multiprocessing.get_context("spawn")
     handles, answers = context.Queue(), context.Queue()
