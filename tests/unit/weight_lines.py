@@ -55,7 +55,7 @@ class Restless:
             weights = PolicyWeights(
                 version=round_, round=round_, checksum=checksum, tensors=self._tensors
             )
-            self._sender.release(round_)
+            self._sender.release(round_ - 1)  # which the generator still uses
             return self._sender.publish(weights), checksum
 
     def staged(self, round_: int) -> list[torch.Tensor]:
