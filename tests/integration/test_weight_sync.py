@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import ray
 import torch
 from conftest import assert_no_actor_left, fit, trial_config
 from ray import cloudpickle, tune
-from ray.exceptions import RayActorError
 from weight_lines import Line, Reader, Restless
 
 from grpo_trainable.calls import ActorFailed
@@ -23,14 +21,11 @@ from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
 from grpo_trainable.transports import (
-    ObjectStoreReceiver,
     ShmReceiver,
     ShmSender,
-    TransportError,
     make_receiver,
     make_sender,
 )
-from grpo_trainable.transports.object_store import StoredWeights
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
@@ -168,31 +163,6 @@ def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
     for _ in range(2):
         row = running.step()
     assert row["count/redispatched"] >= 2
-
-
-def test_weights_that_do_not_arrive_in_time_are_an_error_that_says_so(ray_session: None) -> None:
-    late = ray.remote(num_cpus=0)(time.sleep).remote(30)
-    with pytest.raises(TransportError, match=r"object_store: .*resources\.deadline_s=0\.2 s"):
-        ObjectStoreReceiver(deadline_s=0.2).fetch(StoredWeights(late))
-    ray.cancel(late, force=True)
-
-
-@pytest.mark.parametrize("name", ["object_store", "shm"])
-def test_weights_of_a_learner_that_died_are_lost_with_it(line: Any, name: str) -> None:
-    """A generator that has not fetched them says so at once; the trial starts again anyway."""
-    way = line(name)
-    assert way.sync(0)
-    handle, _ = way.ask(way.learner, way.learner.submit("sync", "publish", 1))
-    way.learner.kill()
-    wait_until_dead(way.learner)
-    with pytest.raises(ActorFailed, match=f"TransportError: transport={name}: "):
-        # Shared memory that it has mapped stays; of a new slot there is nothing left to map.
-        way.ask(way.generator, way.generator.submit("sync", "load", handle))
-
-
-def wait_until_dead(actor: Any) -> None:
-    with pytest.raises(RayActorError):
-        ray.get(actor.handle.held.remote(), timeout=30)
 
 
 MURDER_ONCE = """
