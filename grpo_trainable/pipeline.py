@@ -181,7 +181,7 @@ class Pipeline:
         self._open: dict[Any, _Open] = {}
         self._published: Any = None  # the transport's handle of the newest weights
         self._publish_s: dict[int, float] = {}  # by round, of snapshots that are needed
-        self.first_sync_s = 0.0  # what the first one took, with all that it sets up
+        self._first_sync_s = 0.0  # what the first one took, with all that it sets up
         self._published_round = 0
         self._version = 0
         self._first_round = self._first_cursor = 0  # of unit 0
@@ -216,7 +216,7 @@ class Pipeline:
         self._publish()
         self._finish_everything()
         syncs = [change.sync for change in self._round.versions if change.sync is not None]
-        self.first_sync_s = max(sync.seconds for sync in syncs)
+        self._first_sync_s = max(sync.seconds for sync in syncs)
         self._round = _Round(versions=self._round.versions, notes=self._round.notes)
         self._started = True
 
@@ -681,7 +681,7 @@ class Pipeline:
         busy = [item.span for item in this.spans if item.span.stage != "idle"]
         row["time/step_s"] = end - start
         row["time/other_s"] = end - start - covered_seconds(busy, start, end)
-        row["sync/first_s"] = self.first_sync_s
+        row["sync/first_s"] = self._first_sync_s
         row["sync/bytes"] = float(this.sync_bytes)
         row["sync/gb_per_s"] = this.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
         return RoundReport(

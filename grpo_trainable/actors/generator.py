@@ -102,8 +102,8 @@ class Generator:
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
-        # A deposit is made by another thread; one that was not taken gives way to the next.
         self._fetched: dict[str, torch.Tensor] = {}  # by the last fetch
+        # A deposit is made by another thread; one that was not taken gives way to the next.
         self._deposits: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)

@@ -70,9 +70,10 @@ class TorchEngine:
             RuntimeError: what stands in the model afterwards has another checksum.
         """
         adopt_parameters(self.model, weights.tensors, source=f"weights version {weights.version}")
-        sent = {name: tensor.dtype for name, tensor in weights.tensors.items()}
         parameters = unique_parameters(self.model)
-        arrived = storage_checksum({name: parameters[name].to(sent[name]) for name in sent})
+        arrived = storage_checksum(
+            {name: parameters[name].to(sent.dtype) for name, sent in weights.tensors.items()}
+        )
         if arrived != weights.checksum:
             raise RuntimeError(
                 f"weights version {weights.version} arrived torn: "

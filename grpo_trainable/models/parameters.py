@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes; products of other memory may differ in their last bits
+# Bytes, of torch's own tensors; products of other memory may differ in their last bits.
+ALIGNMENT = 64
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:

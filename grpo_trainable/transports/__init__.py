@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_trainable.transports.base import Receiver, Sender, TransportError
+from grpo_trainable.transports.base import Sender, TransportError
 from grpo_trainable.transports.choice import (
     Choice,
     check_here,
@@ -11,7 +11,6 @@ from grpo_trainable.transports.choice import (
     make_sender,
 )
 from grpo_trainable.transports.in_process import InProcess
-from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
 from grpo_trainable.transports.rdt import Group
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
@@ -19,9 +18,6 @@ __all__ = [
     "Choice",
     "Group",
     "InProcess",
-    "ObjectStoreReceiver",
-    "ObjectStoreSender",
-    "Receiver",
     "Sender",
     "ShmReceiver",
     "ShmSender",

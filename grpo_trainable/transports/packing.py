@@ -11,9 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from grpo_trainable.models.parameters import ALIGNMENT
 from grpo_trainable.rollout import PolicyWeights
 
-ALIGNMENT = 64  # bytes: of torch's own tensors
 _one_at_a_time = Lock()  # a deposit is fetched by another thread
 S = TypeVar("S", bound="Slot")
 

@@ -20,12 +20,7 @@ from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
-from grpo_trainable.transports import (
-    ShmReceiver,
-    ShmSender,
-    make_receiver,
-    make_sender,
-)
+from grpo_trainable.transports import ShmReceiver, ShmSender, make_receiver, make_sender
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
