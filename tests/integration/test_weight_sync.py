@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
-from grpo_trainable.transports import ShmReceiver, ShmSender, make_receiver, make_sender
+from grpo_trainable.transports import (
+    ShmReceiver,
+    ShmSender,
+    TransportError,
+    make_receiver,
+    make_sender,
+)
+from grpo_trainable.transports.object_store import ObjectStoreReceiver, StoredWeights
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
@@ -158,6 +167,46 @@ def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
     for _ in range(2):
         row = running.step()
     assert row["count/redispatched"] >= 2
+
+
+ONE_SIDED = [p for p in HERE if p.values[0] != "gloo"]
+
+
+@pytest.mark.parametrize("name", ONE_SIDED)
+def test_learner_that_died_before_its_weights_were_fetched_leaves_an_error_or_whole_weights(
+    line: Any, name: str
+) -> None:
+    """And another learner takes its place with the same generator."""
+    way = line(name)
+    assert way.sync(0)
+    handle, published = way.publish(1)
+    way.kill_learner()
+    load = way.generator.submit("sync", "load", handle)
+    if name == "object_store":  # which may have them still
+        with contextlib.suppress(ActorFailed):
+            assert way.ask(load) == published
+    else:
+        with pytest.raises(ActorFailed, match=f"generator failed with TransportError.*{name}"):
+            way.ask(load)
+    way.replace_learner()
+    for round_ in range(3):
+        assert way.sync(round_)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_what_was_fetched_stays_whole_though_the_learner_dies(line: Any, name: str) -> None:
+    way = line(name)
+    handle, published = way.publish(0)
+    way.ask(way.generator.submit("sync", "fetch", handle))
+    way.kill_learner()
+    assert way.ask(way.generator.submit("sync", "read")) == published
+
+
+def test_weights_that_do_not_come_in_time_are_an_error(ray_session: None) -> None:
+    never = ray.remote(num_cpus=0)(lambda: time.sleep(60)).remote()
+    with pytest.raises(TransportError, match=r"not arrive within resources\.deadline_s=0\.5 s"):
+        ObjectStoreReceiver(deadline_s=0.5).fetch(StoredWeights(never))
+    ray.cancel(never, force=True)
 
 
 MURDER_ONCE = """

@@ -14,7 +14,7 @@ import psutil
 import torch
 from ray import cloudpickle
 
-from grpo_trainable.calls import OutOfBand
+from grpo_trainable.calls import OutOfBand, await_call
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import PolicyWeights, storage_checksum
@@ -41,16 +41,21 @@ class Restless:
             "by_column": torch.arange(60_000.0, device=device).view(200, 300).t(),
         }
         self._publishing = Lock()
+        self._asked = False  # or a lock that is free for a moment is hard to come by
         Thread(target=self._train, daemon=True).start()
 
     def _train(self) -> None:
         while True:
+            while self._asked:
+                time.sleep(1e-5)
             with self._publishing:
                 for tensor in self._tensors.values():
                     tensor += 1
 
     def publish(self, round_: int) -> tuple[Any, str]:
+        self._asked = True
         with self._publishing:
+            self._asked = False
             checksum = storage_checksum(self._tensors)
             weights = PolicyWeights(
                 version=round_, round=round_, checksum=checksum, tensors=self._tensors
@@ -73,10 +78,15 @@ class Reader:
         self._device = device
 
     def load(self, handle: Any, *received: Any) -> str:
-        fetched = self._receiver.fetch(handle, *received)
-        self._receiver.release(fetched.round)
-        self._last = fetched  # in use until the next
-        used = {name: tensor.to(self._device) for name, tensor in fetched.tensors.items()}
+        self.fetch(handle, *received)
+        return self.read()
+
+    def fetch(self, handle: Any, *received: Any) -> None:
+        self._last = self._receiver.fetch(handle, *received)  # in use until the next
+        self._receiver.release(self._last.round)
+
+    def read(self) -> str:
+        used = {name: tensor.to(self._device) for name, tensor in self._last.tensors.items()}
         return storage_checksum(used)
 
     def held(self) -> tuple[int, int, float]:
@@ -104,32 +114,59 @@ class Line:
             {"placement": "disaggregated", "transport": name, "resources": resources}
         )
         self.choice = choose_transport(config, ["one"])
-        kwargs: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "direct": self.choice.direct}
-        device = "cuda" if gpus else "cpu"
-        self.learner = RayActor(Restless, "learner", make_sender(name), device, **kwargs)
-        self.generator = RayActor(Reader, "generator", make_receiver(name, 60.0), device, **kwargs)
-        self.actors = [self.learner, self.generator]
-        for actor in self.actors:
-            self.ask(actor, actor.submit_function("sync", check_here, name))
+        self._device = "cuda" if gpus else "cpu"
+        self._kwargs = {"num_cpus": 1, "num_gpus": gpus, "direct": self.choice.direct}
+        self.learner = self._learner()
+        self.generator = RayActor(
+            Reader, "generator", make_receiver(name, 60.0), self._device, **self._kwargs
+        )
+        self.check(self.learner, self.generator)
         if self.choice.two_sided:
             self.group = Group(name, [actor.handle for actor in self.actors])
 
-    def ask(self, actor: RayActor, call: Any) -> Any:
-        self.runtime.wait([call], 60.0)
-        return self.runtime.result(call)
+    @property
+    def actors(self) -> list[RayActor]:
+        return [self.learner, self.generator]
+
+    def _learner(self) -> RayActor:
+        sender = make_sender(self.choice.name)
+        return RayActor(Restless, "learner", sender, self._device, **self._kwargs)
+
+    def check(self, *actors: RayActor) -> None:
+        for actor in actors:
+            self.ask(actor.submit_function("sync", check_here, self.choice.name))
+
+    def ask(self, call: Any) -> Any:
+        return await_call(self.runtime, call, 60.0)
+
+    def publish(self, round_: int) -> tuple[Any, str]:
+        """What a generator loads, and the checksum that it should find."""
+        handle, published = self.ask(self.learner.submit("sync", "publish", round_))
+        if self.choice.two_sided:
+            handle = OutOfBand(handle, self.learner.tensors(self.choice.name, "staged", round_))
+        return handle, published
 
     def sync(self, round_: int) -> bool:
         """Whether the weights arrived as they were published."""
-        handle, published = self.ask(self.learner, self.learner.submit("sync", "publish", round_))
-        if self.choice.two_sided:
-            handle = OutOfBand(handle, self.learner.tensors(self.choice.name, "staged", round_))
-        return self.ask(self.generator, self.generator.submit("sync", "load", handle)) == published
+        handle, published = self.publish(round_)
+        return self.ask(self.generator.submit("sync", "load", handle)) == published
+
+    def kill_learner(self) -> None:
+        """Returns when its process is gone."""
+        process = psutil.Process(self.ask(self.learner.submit_function("sync", os.getpid)))
+        self.learner.kill()
+        process.wait(60.0)
+
+    def replace_learner(self) -> None:
+        """By one that knows nothing of the other."""
+        self.learner = self._learner()
+        self.check(self.learner)
 
     def held(self) -> list[tuple[int, int, float]]:
         """The least of some readings: Ray frees what was received a moment later."""
         readings = []
         for _ in range(5):
-            readings.append([self.ask(a, a.submit("sync", "held")) for a in self.actors])
+            readings.append([self.ask(a.submit("sync", "held")) for a in self.actors])
             time.sleep(0.1)
         return [
             (min(files), min(mappings), min(memory))
