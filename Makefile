@@ -16,7 +16,7 @@ tune: fresh
 test: fresh
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -24,7 +24,7 @@ check: $(READY)
 	$(BIN)/pyright
 
 unit: $(READY)
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/generation.py $(ARGS)

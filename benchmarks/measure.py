@@ -217,6 +217,7 @@ def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     """Command, commit, hardware, versions, seed: what a figure needs to be checked."""
+    import torch
 
     def git(*words: str) -> str:
         return subprocess.run(
@@ -236,6 +237,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
             "cores": len(os.sched_getaffinity(0)),
             "machine": platform.machine(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+            **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
         },
         "packages": {
             "python": platform.python_version(),

@@ -120,7 +120,7 @@ class _Handed:
 
     name = "handed"
 
-    def fetch(self, handle: PolicyWeights) -> PolicyWeights:
+    def fetch(self, handle: PolicyWeights, received: Any = None) -> PolicyWeights:
         return handle
 
     def release(self, before_round: int) -> None:

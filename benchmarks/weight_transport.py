@@ -8,6 +8,9 @@ actor, so that a sync and its limit see the same minute of the machine. Then the
 process that keeps one core busy, and some seconds in which nothing is asked of anybody. Each
 transport gets its turn several times. Sizes are those of whole policies: tiny, small, one of 64 MB,
 and `course`.
+
+With `--gpu` the weights are on a GPU, one for all actors (with `nccl` one each), and the limit is a
+copy within it; beside it one through the CPU's memory.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.calls import await_call
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.installed import missing_for
+from grpo_trainable.installed import missing_on_machine
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import read_tokenizer, save_policy
@@ -56,6 +59,7 @@ SIXTY_FOUR_MB = ModelConfig(
 )
 SIZES = {"4 MB": "tiny", "16 MB": "small", "64 MB": SIXTY_FOUR_MB, "240 MB": "course"}
 TRANSPORTS = ("shm", "object_store", "gloo", "nixl")
+GPU_TRANSPORTS = ("cuda_ipc", "nixl", "shm", "object_store", "nccl")
 DEADLINE_S = 120.0
 IDLE_S = 3.0
 WARM_UP = 3  # syncs after the first, which is told apart
@@ -73,6 +77,9 @@ class TimedLearner(Learner):
     def nothing(self) -> None:
         pass
 
+    def checksum(self) -> None:
+        storage_checksum(unique_parameters(self.policy))
+
     def bytes(self) -> int:
         return sum(parameter.nbytes for parameter in self.policy.parameters())
 
@@ -84,7 +91,8 @@ class TimedGenerator(Generator):
     def limits(self, size: int) -> dict[str, float]:
         """Seconds that so many bytes take without any transport."""
         if not hasattr(self, "_memory"):
-            self._memory = [torch.ones(size, dtype=torch.uint8) for _ in range(2)]
+            device = next(self.engine.model.parameters()).device  # type: ignore[attr-defined]
+            self._memory = [torch.ones(size, dtype=torch.uint8, device=device) for _ in range(2)]
             fd, path = tempfile.mkstemp(dir="/dev/shm", prefix="grpo-benchmark-")
             os.unlink(path)
             os.ftruncate(fd, size)
@@ -104,10 +112,15 @@ class TimedGenerator(Generator):
             "checksum": _seconds(lambda: storage_checksum(parameters)),
         }
 
+    def checksum(self) -> None:
+        storage_checksum(unique_parameters(self.engine.model))  # type: ignore[attr-defined]
+
 
 def _seconds(do: Any) -> float:
     start = time.perf_counter()
     do()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -117,18 +130,26 @@ class Pair:
     def __init__(self, choice: Choice, config: GRPOConfig) -> None:
         self._runtime = RayRuntime()
         name = choice.name
-        kwargs: dict[str, Any] = {"num_cpus": 0.5, "num_gpus": 0, "direct": choice.direct}
+        gpus = config.resources.generator_gpus
+        kwargs: dict[str, Any] = {"num_cpus": 0.5, "num_gpus": gpus, "direct": choice.direct}
+        device = "cuda" if gpus else "cpu"
         self.learner = RayActor(TimedLearner, "learner", config, make_sender(name), **kwargs)
         self.generators = [
             RayActor(
-                TimedGenerator, f"generator-{i}", config, make_receiver(name, DEADLINE_S), **kwargs
+                TimedGenerator,
+                f"generator-{i}",
+                config,
+                make_receiver(name, DEADLINE_S, device),
+                **kwargs,
             )
             for i in range(config.resources.num_generators)
         ]
         self.actors = [self.learner, *self.generators]
         for actor in self.actors:
             self.ask(actor.submit_function("sync", check_here, name))
-        self._group = Group(name, [a.handle for a in self.actors]) if choice.two_sided else None
+        self._group = None
+        if choice.two_sided:
+            self._group = Group(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if choice.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
         self._round = 0  # of the weights that the generators have
@@ -158,6 +179,14 @@ class Pair:
         self.ask(self.generators[0].submit("sync", "nothing"))
         return time.perf_counter() - start
 
+    def checksums_at_once(self) -> float:
+        """Of the learner and a generator: what it would take to lay one over the other."""
+        start = time.perf_counter()
+        pair = (self.learner, self.generators[0])
+        for call in [actor.submit("sync", "checksum") for actor in pair]:
+            self.ask(call)
+        return time.perf_counter() - start
+
     def idle_cores(self) -> float:
         """Cores that a process of the pair keeps busy while nothing is asked of it; the mean."""
         before, start = self._cpu_s(), time.perf_counter()
@@ -175,7 +204,10 @@ class Pair:
             self._group.forget()
 
 
-def config_of(preset: str | ModelConfig, directory: Path, generators: int, seed: int) -> GRPOConfig:
+def config_of(
+    preset: str | ModelConfig, directory: Path, generators: int, seed: int, gpus: float = 0.0
+) -> GRPOConfig:
+    """`gpus`: of each actor."""
     if isinstance(preset, ModelConfig):
         path = directory / "policy"
         if not path.exists():
@@ -189,7 +221,11 @@ def config_of(preset: str | ModelConfig, directory: Path, generators: int, seed:
             "seed": seed,
             "model": model,
             "loss": {"kl_monitor": False},
-            "resources": {"num_generators": generators},
+            "resources": {
+                "num_generators": generators,
+                "generator_gpus": gpus,
+                "learner_gpus": gpus,
+            },
         }
     )
 
@@ -222,7 +258,9 @@ def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
                     for part, seconds in pair.sync().items():
                         seen[part].append(seconds)
                     limits = pair.ask(pair.generators[0].submit("sync", "limits", size))
-                    for part, seconds in {**limits, "empty_calls": pair.empty_calls()}.items():
+                    limits["empty_calls"] = pair.empty_calls()
+                    limits["checksums_at_once"] = pair.checksums_at_once()
+                    for part, seconds in limits.items():
                         seen[part].append(seconds)
             turn[condition] = dict(seen)
         turn["idle_cores"] = pair.idle_cores()
@@ -265,7 +303,8 @@ def show(label: str, name: str, found: dict[str, Any]) -> str:
             f"{ms['publish']:.1f}, transfer {ms['transfer']:.1f}, load {ms['load']:.1f}), "
             f"{found[condition]['of_memcpy']:.2f} x memcpy {ms['memcpy']:.1f}, unchecked "
             f"{found[condition]['of_memcpy_unchecked']:.2f} x; /dev/shm {ms['dev_shm']:.1f}, empty "
-            f"calls {ms['empty_calls']:.1f}"
+            f"calls {ms['empty_calls']:.1f}, checksum {ms['checksum']:.1f}, two at once "
+            f"{ms['checksums_at_once']:.1f}"
         )
     return (
         f"{label} {name:<12} first {found['first_ms']:.0f} ms; {'; '.join(shown)}; idle "
@@ -276,16 +315,22 @@ def show(label: str, name: str, found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
+    parser.add_argument("--gpu", action="store_true", help="weights on a GPU")
+    names = tuple(dict.fromkeys((*TRANSPORTS, *GPU_TRANSPORTS)))
+    parser.add_argument("--transports", nargs="+", choices=names, help="all that can be had")
     parser.add_argument("--generators", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--turns", type=int, default=3, help="of every transport (3)")
     parser.add_argument("--syncs", type=int, default=20, help="of a turn, in each condition (20)")
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "weight_transport.json")
+    parser.add_argument("--out", type=Path, help="weight_transport.json, or weight_transport_gpu")
     args = parser.parse_args()
+    if args.gpu and not torch.cuda.is_available():
+        parser.error("--gpu: torch sees no CUDA device")
+    out = args.out or RESULTS / f"weight_transport{'_gpu' if args.gpu else ''}.json"
+    asked = args.transports or (GPU_TRANSPORTS if args.gpu else TRANSPORTS)
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that Ray starts
-    missing = {name: missing_for(name) for name in (*args.transports, "nccl", "cuda_ipc")}
-    here = [name for name in args.transports if missing[name] is None]
+    missing = {name: missing_on_machine(name) for name in (*asked, "nccl", "cuda_ipc")}
+    here = [name for name in asked if missing[name] is None]
     for name, reason in missing.items():
         if reason is not None:
             print(f"not available here: {name} ({reason})")
@@ -293,21 +338,27 @@ def main() -> None:
     broadcast: dict[str, Any] = {}
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as directory:
+
+        def turn(label: str, name: str, generators: int) -> dict[str, Any]:
+            gpus = (1 if name == "nccl" else 1 / (1 + generators)) if args.gpu else 0.0
+            config = config_of(SIZES[label], Path(directory), generators, args.seed, gpus)
+            return measure(name, config, args.syncs)
+
         for label in args.sizes:
-            config = config_of(SIZES[label], Path(directory), 1, args.seed)
             turns: dict[str, list[dict[str, Any]]] = defaultdict(list)
             for _ in range(args.turns):
                 for name in here:
-                    turns[name].append(measure(name, config, args.syncs))
+                    turns[name].append(turn(label, name, 1))
             results[label] = {name: summarise(own) for name, own in turns.items()}
             for name, found in results[label].items():
                 print(show(label, name, found), flush=True)
         for count in args.generators:
-            config = config_of(SIZES["64 MB"], Path(directory), count, args.seed)
-            for name in here:
-                own = [measure(name, config, args.syncs) for _ in range(args.turns)]
-                found = summarise(own)
-                broadcast.setdefault(name, {})[str(count)] = found
+            turns = defaultdict(list)
+            for _ in range(args.turns):
+                for name in here:
+                    turns[name].append(turn("64 MB", name, count))
+            for name, own in turns.items():
+                found = broadcast.setdefault(name, {})[str(count)] = summarise(own)
                 print(show(f"64 MB to {count}", name, found), flush=True)
     ray.shutdown()
     result = {
@@ -316,12 +367,13 @@ def main() -> None:
         "sizes": results,
         "broadcast_64_mb": broadcast,
     }
-    write(args.out, result)
-    print(json.dumps({"bounds": bounds(results)}, indent=1))
+    write(out, result)
+    if not args.gpu:
+        print(json.dumps({"bounds": bounds(results)}, indent=1))
 
 
 def bounds(results: dict[str, Any]) -> dict[str, Any]:
-    """What issue 6 asks of this machine."""
+    """What issue 6 asks of a machine without a GPU."""
     found: dict[str, Any] = {}
     if "240 MB" in results:
         large = results["240 MB"]

@@ -16,17 +16,18 @@ class ActorFailed(RuntimeError):
 
 
 class ActorLost(ActorFailed):
-    """It died, or answers no more: nothing that was submitted to it will come back. Another actor
-    in its place may do better, unlike after an exception that the work itself raised."""
+    """It died, answers no more, or weights do not reach it. Another actor in its place may do
+    better, unlike after an exception that the work itself raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """An argument in two parts: what describes some tensors, and the reference by which an actor
-    gets them. A call takes them as two arguments."""
+    """Three arguments of a call: what describes some tensors, the reference by which an actor gets
+    them, and since when they may travel (seconds since 1970)."""
 
     described: Any
     ref: Any
+    sent_at: float
 
 
 class Call(Protocol):

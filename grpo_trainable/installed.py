@@ -19,8 +19,18 @@ def missing_for(transport: str) -> str | None:
 
         if not torch.cuda.is_available():
             return "torch sees no CUDA device"
-        if transport == "nccl" and torch.cuda.device_count() < 2:
-            return "needs a GPU for each actor, and there is one"
     if transport == "nccl" and importlib.util.find_spec("cupy") is None:
         return "the library cupy is not installed: pip install cupy-cuda12x"
     return None
+
+
+def missing_on_machine(transport: str) -> str | None:
+    """The same for this machine, asked by a process that sees all of its GPUs; an actor sees its
+    own."""
+    missing = missing_for(transport)
+    if missing is None and transport == "nccl":
+        import torch
+
+        if torch.cuda.device_count() < 2:
+            return "needs a GPU for each actor, and there is one"
+    return missing

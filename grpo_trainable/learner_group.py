@@ -42,7 +42,8 @@ class LearnerGroup:
         published: Published = self._await("sync", "publish", needed_from)
         if self._staged is None:
             return published
-        handle = OutOfBand(published.handle, self._staged(published.round))
+        sent_at = published.spans[-1].end
+        handle = OutOfBand(published.handle, self._staged(published.round), sent_at)
         return replace(published, handle=handle)
 
     def state(self) -> LearnerState:

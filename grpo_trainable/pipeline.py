@@ -211,12 +211,13 @@ class Pipeline:
 
     # ---- The round ---------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Brings the learner's weights into every generator; before the first round."""
+    def start(self, set_up_s: float = 0.0) -> None:
+        """Brings the learner's weights into every generator; before the first round. `set_up_s`:
+        what it took to set the transport up."""
         self._publish()
         self._finish_everything()
         syncs = [change.sync for change in self._round.versions if change.sync is not None]
-        self._first_sync_s = max(sync.seconds for sync in syncs)
+        self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
         self._round = _Round(versions=self._round.versions, notes=self._round.notes)
         self._started = True
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.util
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand
+from grpo_trainable.transports.base import TransportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,12 @@ class RayActor:
             options["concurrency_groups"] = {beside: 1}
         if direct:
             options["enable_tensor_transport"] = True
+        group = ray.util.get_current_placement_group()
+        if group is not None:
+            # What Ray starts beside an actor, as for `nccl`, has no room in the trial's own group.
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group, placement_group_capture_child_tasks=False
+            )
         self.handle = ray.remote(**options)(cls).remote(*args)
 
     @property
@@ -56,7 +65,8 @@ class RayActor:
             bound = bound.options(concurrency_group=method)
         parts: list[Any] = []
         for arg in args:
-            parts += (arg.described, arg.ref) if isinstance(arg, OutOfBand) else (arg,)
+            out_of_band = isinstance(arg, OutOfBand)
+            parts += (arg.described, arg.ref, arg.sent_at) if out_of_band else (arg,)
         return RayCall(self._name, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
@@ -90,7 +100,9 @@ class RayRuntime:
             raise ActorLost(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
-            raise ActorFailed(
+            # Weights that did not arrive may reach another actor.
+            failure = ActorLost if isinstance(cause, TransportError) else ActorFailed
+            raise failure(
                 f"{call.stage}: {call.actor} failed with {type(cause).__name__}: "
                 f"{_one_line(str(cause))}"
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,12 +47,17 @@ class StageClock:
         self._since = 0.0
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """Surrounds one call of the actor."""
+    def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
+        """Surrounds one call of the actor, for which it waited in this stage since then (seconds
+        since 1970) if it had nothing else to do. Gives the seconds that it waited so."""
+        start = now()
+        waiting = start if self._last_end is None else min(start, max(self._last_end, since))
         if self._last_end is not None:
-            self._spans.append(Span("idle", self._last_end, now()))
+            self._spans.append(Span("idle", self._last_end, waiting))
+            if waiting < start:
+                self._spans.append(Span(stage, waiting, start))
         try:
-            yield
+            yield start - waiting
         finally:
             self._last_end = now()
 

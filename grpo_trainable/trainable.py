@@ -50,6 +50,7 @@ from grpo_trainable.transports import (
     Group,
     InProcess,
     check_here,
+    check_together,
     choose_transport,
     make_receiver,
     make_sender,
@@ -139,16 +140,21 @@ class GRPOTrainable(tune.Trainable):
         for i in range(r.num_generators):
             self._generator(f"generator-{i}")
 
-    def _check_transport(self) -> None:
-        """
+    def _set_up_transport(self) -> float:
+        """Seconds that it took.
+
         Raises:
             ActorFailed: the transport cannot work in one of the actors.
+            TransportError: it cannot work between them.
         """
         name, deadline_s = self._transport.name, self.grpo.resources.deadline_s
-        for call in [actor.submit_function("sync", check_here, name) for actor in self._actors]:
-            await_call(self._runtime, call, deadline_s)
+        calls = [actor.submit_function("sync", check_here, name) for actor in self._actors]
+        found = [await_call(self._runtime, call, deadline_s) for call in calls]
+        check_together(name, found)
+        start = now()
         if self._transport.two_sided and self._group is None:
-            self._group = Group(name, [actor.handle for actor in self._actors])
+            self._group = Group(name, [actor.handle for actor in self._actors], deadline_s)
+        return max(each.seconds for each in found) + now() - start
 
     @property
     def _replaceable(self) -> bool:
@@ -199,8 +205,7 @@ class GRPOTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         if not self._started:
             # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
-            self._check_transport()
-            self.pipeline.start()
+            self.pipeline.start(self._set_up_transport())
             self._started = True
         if self.pipeline.ended:
             # Restored from its last checkpoint, before Tune knew that it was the last: nothing

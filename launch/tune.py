@@ -33,7 +33,7 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.installed import missing_for
+from grpo_trainable.installed import missing_on_machine
 from launch import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import param_space
@@ -391,7 +391,7 @@ def usable_cpus() -> int:
 def check_transports(trials: Sequence[GRPOConfig]) -> None:
     """What the transports of the trials need is installed on this machine."""
     for name in dict.fromkeys(trial.transport for trial in trials):
-        missing = missing_for(name)
+        missing = missing_on_machine(name)
         if missing is not None:
             raise UsageError(f"transport={name}: {missing}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.installed import missing_for
+from grpo_trainable.installed import missing_on_machine
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
 
@@ -22,5 +22,5 @@ TRANSPORT = SearchSpace(
         name: {**WORKLOAD, "transport": name, **GPUS.get(name, {})}
         for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
     },
-    missing=missing_for,
+    missing=missing_on_machine,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class WeightReceiver(Protocol):
 
     name: str
 
-    def fetch(self, handle: Any, *received: Any) -> PolicyWeights: ...
+    def fetch(self, handle: Any, received: Any = None) -> PolicyWeights: ...
 
     def release(self, before_round: int) -> None: ...
 
@@ -122,20 +123,21 @@ class Generator:
             else ProcessScorer(config.task.reward, deadline_s=config.task.reward_deadline_s)
         )
 
-    def load(self, handle: Any, *received: Any) -> Loaded:
+    def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetches published weights and gives them to the engine, which verifies them. `received`:
-        their tensors, where the transport brings these with the call."""
-        with self._desk.call():
+        their tensors, where the transport brings these with the call, since `sent_at`."""
+        with self._desk.call("sync", since=sent_at) as waited_s:
             with self._desk.clock("sync"):
-                loaded = self._take(self._fetch(handle, *received))
+                loaded = self._take(self._fetch(handle, received, waited_s))
             return replace(loaded, spans=self._desk.clock.take())
 
-    def deposit(self, handle: Any, *received: Any) -> Deposited:
+    def deposit(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Deposited:
         """Fetches published weights and lays them down for `between_tokens`. Runs in a thread of
         its own, beside any other call."""
         deposits = self._deposits  # another, should the actor begin anew meanwhile
-        start = now()
-        fetched = self._fetch(handle, *received)
+        called = now()
+        start = min(called, sent_at)
+        fetched = self._fetch(handle, received, called - start)
         deposits.append(fetched)
         return Deposited(
             version=fetched.weights.version,
@@ -144,10 +146,10 @@ class Generator:
             spans=[Span("sync", start, now())],
         )
 
-    def _fetch(self, handle: Any, *received: Any) -> _Fetched:
+    def _fetch(self, handle: Any, received: Any, waited_s: float) -> _Fetched:
         start = time.perf_counter()
-        weights = self._receiver.fetch(handle, *received)
-        seconds = time.perf_counter() - start
+        weights = self._receiver.fetch(handle, received)
+        seconds = waited_s + time.perf_counter() - start
         # A tensor that has been here already did not travel.
         new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
         self._fetched = weights.tensors

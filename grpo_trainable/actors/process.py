@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,9 +47,10 @@ class Desk:
             self.clock.synchronize = torch.cuda.synchronize
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """Surrounds one call: two roles that share a process each compute with their threads."""
+    def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
+        """Surrounds one call: two roles that share a process each compute with their threads. The
+        rest is `StageClock.call`'s."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
-        with self.clock.call():
-            yield
+        with self.clock.call(stage, since) as waited_s:
+            yield waited_s

@@ -6,6 +6,7 @@ from grpo_trainable.transports.base import Sender, TransportError
 from grpo_trainable.transports.choice import (
     Choice,
     check_here,
+    check_together,
     choose_transport,
     make_receiver,
     make_sender,
@@ -23,6 +24,7 @@ __all__ = [
     "ShmSender",
     "TransportError",
     "check_here",
+    "check_together",
     "choose_transport",
     "make_receiver",
     "make_sender",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 from typing import Any, Protocol
 
 from grpo_trainable.rollout import PolicyWeights
@@ -14,9 +13,8 @@ class TransportError(RuntimeError):
 
 
 class Sender(Protocol):
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any:
-        """Takes a snapshot and returns the handle that receivers fetch it by. Tensors named in
-        `frozen` are those of the last publication.
+    def publish(self, weights: PolicyWeights) -> Any:
+        """Takes a snapshot and returns the handle that receivers fetch it by.
 
         The tensors given are the learner's own and change after this call; what was published
         never does, until it is released. The handle is small and travels through actor calls.
@@ -36,7 +34,7 @@ class Sender(Protocol):
 class Receiver(Protocol):
     name: str  # of the transport
 
-    def fetch(self, handle: Any, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: Any, received: Any = None) -> PolicyWeights:
         """The snapshot behind `handle`; `received` is what came with it, where the transport has
         the learner send instead of the generator fetch.
 

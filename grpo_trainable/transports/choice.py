@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+
+import ray
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.installed import missing_for
@@ -23,7 +26,18 @@ from grpo_trainable.transports.rdt import (
 )
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
+COSTS = {
+    "nixl": "; its agents poll: nearly a CPU core in each process, beside those reserved",
+}
 DIRECT = (*ONE_SIDED, *TWO_SIDED)  # Ray has to know of them when it starts an actor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What an actor's process found."""
+
+    gpus: tuple[str, ...]  # that Ray gave it, where it matters
+    seconds: float  # that setting up took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +71,7 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
                 f"transport={config.transport}: the trial's actors are on {machines} machines, "
                 "which share no memory; use transport=object_store, or auto"
             )
-        return Choice(name=config.transport, why="asked for")
+        return Choice(name=config.transport, why="asked for" + COSTS.get(config.transport, ""))
     if machines > 1:
         return Choice(name="object_store", why=f"actors on {machines} machines")
     missing = missing_for("shm")
@@ -66,17 +80,34 @@ def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
     return Choice(name="shm", why="all actors are on one machine")
 
 
-def check_here(name: str) -> None:
+def check_here(name: str) -> Preflight:
     """In the process of an actor, before training.
 
     Raises:
         TransportError: the transport cannot work in this process.
     """
+    start = time.perf_counter()
     missing = missing_for(name)
     if missing is not None:
         raise TransportError(f"transport={name}: {missing}")
     if name == "nixl":
         start_nixl()
+    gpus = ray.get_gpu_ids() if name == "cuda_ipc" else ()
+    return Preflight(gpus=tuple(map(str, gpus)), seconds=time.perf_counter() - start)
+
+
+def check_together(name: str, found: Sequence[Preflight]) -> None:
+    """What the actors of a trial found, which are on one machine where that matters.
+
+    Raises:
+        TransportError: the transport cannot work between them.
+    """
+    gpus = sorted({gpu for each in found for gpu in each.gpus})
+    if name == "cuda_ipc" and len(gpus) > 1:
+        raise TransportError(
+            f"transport=cuda_ipc: the trial's actors must share one GPU, and Ray gave them "
+            f"{', '.join(gpus)}; use transport=shm"
+        )
 
 
 def make_sender(name: str) -> Sender:

@@ -36,6 +36,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | None = None
 
     def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Apart:
+        """Tensors named in `frozen` are those of the last publication."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None
@@ -66,8 +67,8 @@ class FrozenApartReceiver:
         self._store = ObjectStoreReceiver(deadline_s)
         self._frozen: tuple[Any, dict[str, Tensor]] = (None, {})  # (reference, tensors)
 
-    def fetch(self, handle: Apart, *received: Any) -> PolicyWeights:
-        weights = self._trained.fetch(handle.trained, *received)
+    def fetch(self, handle: Apart, received: Any = None) -> PolicyWeights:
+        weights = self._trained.fetch(handle.trained, received)
         if handle.frozen is None:
             return weights
         if self._frozen[0] != handle.frozen.ref:

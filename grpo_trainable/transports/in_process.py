@@ -25,7 +25,7 @@ class InProcess:
     def release(self, before_round: int) -> None:
         """What is used is kept by its user."""
 
-    def fetch(self, handle: int, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
         assert self._newest is not None
         assert self._newest.version == handle
         return self._newest

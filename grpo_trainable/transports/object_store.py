@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +27,7 @@ def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
             f"transport={transport}: weights did not arrive within "
             f"resources.deadline_s={deadline_s:g} s"
         ) from error
-    except RayError as error:
+    except (RayError, RuntimeError, ValueError) as error:  # Direct Transport raises plain ones
         reason = " ".join(str(error).split())[:200]
         raise TransportError(f"transport={transport}: weights are lost ({reason})") from error
 
@@ -52,7 +51,7 @@ class ObjectStoreSender:
     Torch tensors take three to five times as long.
     """
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> StoredWeights:
+    def publish(self, weights: PolicyWeights) -> StoredWeights:
         arrays = {name: _as_array(tensor) for name, tensor in weights.tensors.items()}
         return StoredWeights(ray.put((weights.version, weights.round, weights.checksum, arrays)))
 
@@ -71,7 +70,7 @@ class ObjectStoreReceiver:
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
-    def fetch(self, handle: StoredWeights, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: StoredWeights, received: Any = None) -> PolicyWeights:
         read_only_is_fine()
         version, round_, checksum, arrays = get_in_time(handle.ref, self.deadline_s, self.name)
         tensors = {

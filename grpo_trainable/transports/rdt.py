@@ -9,7 +9,10 @@ of the learner's `staged` on to a generator; where one side fails, Ray ends both
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout  # another class before Python 3.11
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from ray import experimental
 from ray.exceptions import RayError
 from ray.experimental.collective import create_collective_group, destroy_collective_group
+from ray.util.collective.const import get_store_name
 from torch import Tensor
 
 from grpo_trainable.rollout import PolicyWeights
@@ -103,7 +107,7 @@ class _PackingSender:
 
 
 class OneSidedSender(_PackingSender):
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> DirectWeights:
+    def publish(self, weights: PolicyWeights) -> DirectWeights:
         buffer, packed = self._pack(weights)
         buffer.ref = ray.put([buffer.bytes], _tensor_transport=self.name)
         return DirectWeights(packed=packed, ref=buffer.ref, size=len(buffer.bytes))
@@ -112,7 +116,7 @@ class OneSidedSender(_PackingSender):
 class TwoSidedSender(_PackingSender):
     """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Packed:
+    def publish(self, weights: PolicyWeights) -> Packed:
         _, packed = self._pack(weights)
         return packed
 
@@ -132,7 +136,7 @@ class NixlReceiver:
         self._device = device
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
-    def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
         packed, device = handle.packed, torch.device(self._device)
         buffer = self._slots.take(packed.round, packed.places, handle.size, device, True)
         experimental.set_target_for_ref(handle.ref, [buffer.bytes])
@@ -154,7 +158,7 @@ class CudaIpcReceiver:
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
 
-    def fetch(self, handle: DirectWeights, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
         (buffer,) = get_in_time(handle.ref, self.deadline_s, self.name)
         return handle.packed.unpacked(buffer)
 
@@ -171,8 +175,8 @@ class TwoSidedReceiver:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def fetch(self, handle: Packed, *received: Any) -> PolicyWeights:
-        ((buffer,),) = received
+    def fetch(self, handle: Packed, received: Any = None) -> PolicyWeights:
+        (buffer,) = received
         return handle.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
@@ -185,13 +189,26 @@ class TwoSidedReceiver:
 class Group:
     """Learner and generators as one collective group, which the process that makes it may use."""
 
-    def __init__(self, backend: str, actors: Sequence[Any]) -> None:
+    def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """
         Raises:
-            TransportError: an actor is gone, or the backend does not start.
+            TransportError: an actor is gone, or the backend does not start in time.
         """
+        self._backend, self._size = backend, len(actors)
+        if backend == "nccl" and ray.available_resources().get("CPU", 0.0) < 1:
+            raise TransportError(
+                "transport=nccl: Ray starts an actor of its own that brings the group together, "
+                "and every CPU is reserved; leave one, by fewer resources.*_cpus or trials at once"
+            )
         try:
-            self._group = create_collective_group(list(actors), backend=backend)
+            self._group = _in_time(
+                lambda: create_collective_group(list(actors), backend=backend), deadline_s
+            )
+        except FutureTimeout:
+            raise TransportError(
+                f"transport={backend}: no group within resources.deadline_s={deadline_s:g} s; can "
+                "the actors' machines reach each other?"
+            ) from None
         except (RayError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise TransportError(f"transport={backend}: no group ({reason})") from error
@@ -200,6 +217,30 @@ class Group:
         """Once its actors were killed; of live ones it would wait for answers."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
+        if self._backend == "nccl":
+            for rank in range(1, self._size):  # the learner is rank 0
+                with contextlib.suppress(ValueError):
+                    ray.kill(ray.get_actor(nccl_store(self._group.name, rank)))
+
+
+def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
+    """What `do` returns or raises; TimeoutError when it takes longer, and then it is left alone."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(do())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # No pool: its threads keep the process from ending.
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(deadline_s)
+
+
+def nccl_store(group: str, rank: int) -> str:
+    """Name of Ray's actor by which rank 0 and this one met; it is detached and outlives them."""
+    return get_store_name(f"0_0:{rank}_0@{group}")  # an actor's only GPU has number 0
 
 
 def start_nixl() -> None:

@@ -12,7 +12,6 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +77,7 @@ class ShmSender:
         self.slots = Slots(_Slot)
         self._publication = 0
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> SharedWeights:
+    def publish(self, weights: PolicyWeights) -> SharedWeights:
         """
         Raises:
             TransportError: the system gives no memory.
@@ -111,7 +110,7 @@ class ShmReceiver:
     def __init__(self) -> None:
         self._maps: dict[bytes, mmap.mmap] = {}  # by token
 
-    def fetch(self, handle: SharedWeights, *received: Any) -> PolicyWeights:
+    def fetch(self, handle: SharedWeights, received: Any = None) -> PolicyWeights:
         """
         Raises:
             TransportError: the sender is gone, or has written something else there meanwhile.

@@ -12,7 +12,7 @@ import ray
 import torch
 from weight_lines import Line
 
-from grpo_trainable.installed import missing_for
+from grpo_trainable.installed import missing_on_machine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def ray_session() -> Iterator[None]:
 def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> None:
     """200 syncs while the learner's weights change on their stream; the checksum of what the
     generator has on its device is that of the learner's device."""
-    missing = missing_for(name)
+    missing = missing_on_machine(name)
     if missing is not None:
         pytest.skip(missing)
     line = Line(name, gpus=1 if name == "nccl" else 0.5)

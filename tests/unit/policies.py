@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,7 @@ class Mailbox:
     def release(self, before_round: int) -> None:
         pass
 
-    def fetch(self, handle: int) -> PolicyWeights:
+    def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
         return self.snapshots[handle]
 
     def close(self) -> None:

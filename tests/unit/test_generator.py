@@ -200,7 +200,7 @@ def test_deposit_that_outlives_a_reset_is_lost() -> None:
     config = mid_batch_config("in_flight")
     fetch, reached, go_on = mailbox.fetch, Event(), Event()
 
-    def slow(handle: int) -> PolicyWeights:
+    def slow(handle: int, received: Any) -> PolicyWeights:
         if handle == 3:
             reached.set()
             assert go_on.wait(30)

@@ -49,6 +49,27 @@ def test_idle_is_the_time_between_two_calls_and_not_before_the_first(clock):
     assert stages.take() == [Span("idle", 106, 109), Span("optimize", 109, 111)]
 
 
+def test_waiting_for_weights_is_a_stage_from_when_they_were_sent_or_it_had_nothing_else_to_do(
+    clock,
+):
+    stages = StageClock()
+    with stages.call("sync", since=90) as waited_s:  # the first call of all
+        clock.sleep(1)
+    assert (waited_s, stages.take()) == (0, [])
+    clock.sleep(3)  # 101 to 104, of which they travel from 102 on
+    with stages.call("sync", since=102) as waited_s:
+        clock.sleep(1)
+    assert (waited_s, stages.take()) == (2, [Span("idle", 101, 102), Span("sync", 102, 104)])
+    clock.sleep(3)  # 105 to 108, and they were sent before
+    with stages.call("sync", since=103) as waited_s:
+        pass
+    assert (waited_s, stages.take()) == (3, [Span("idle", 105, 105), Span("sync", 105, 108)])
+    clock.sleep(2)  # another machine's clock is ahead
+    with stages.call("sync", since=200) as waited_s:
+        pass
+    assert (waited_s, stages.take()) == (0, [Span("idle", 108, 110)])
+
+
 def test_a_failed_stage_and_a_failed_call_still_end(clock):
     stages = StageClock()
 

@@ -24,8 +24,10 @@ from grpo_trainable.transports import (
     ShmReceiver,
     ShmSender,
     TransportError,
+    check_together,
     choose_transport,
 )
+from grpo_trainable.transports.choice import Preflight
 from grpo_trainable.transports.shm import SharedWeights
 
 
@@ -275,6 +277,7 @@ APART = {"placement": "disaggregated"}
         (APART, ["a", "b", "a"], "object_store", "2 machines"),
         (APART | {"transport": "object_store"}, ["a"], "object_store", "asked for"),
         (APART | {"transport": "shm"}, ["a"], "shm", "asked for"),
+        (APART | {"transport": "nixl"}, ["a"], "nixl", "nearly a CPU core in each process"),
     ],
 )
 def test_auto_follows_where_the_actors_are(
@@ -294,6 +297,14 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
         "object_store",
         "this system has no memfd_create (Linux has)",
     )
+
+
+def test_actors_that_ray_gave_several_gpus_cannot_share_the_memory_of_one() -> None:
+    first, second = (Preflight(gpus=(gpu,), seconds=0.1) for gpu in ("0", "1"))
+    check_together("cuda_ipc", [first, first])
+    check_together("nccl", [first, second])
+    with pytest.raises(TransportError, match=r"must share one GPU, and Ray gave them 0, 1"):
+        check_together("cuda_ipc", [first, second])
 
 
 def test_shared_memory_between_machines_is_refused_and_never_replaced() -> None:

@@ -77,12 +77,12 @@ class Reader:
         self._receiver = receiver
         self._device = device
 
-    def load(self, handle: Any, *received: Any) -> str:
-        self.fetch(handle, *received)
+    def load(self, handle: Any, received: Any = None, sent_at: float = 0.0) -> str:
+        self.fetch(handle, received)
         return self.read()
 
-    def fetch(self, handle: Any, *received: Any) -> None:
-        self._last = self._receiver.fetch(handle, *received)  # in use until the next
+    def fetch(self, handle: Any, received: Any = None, sent_at: float = 0.0) -> None:
+        self._last = self._receiver.fetch(handle, received)  # in use until the next
         self._receiver.release(self._last.round)
 
     def read(self) -> str:
@@ -122,7 +122,7 @@ class Line:
         )
         self.check(self.learner, self.generator)
         if self.choice.two_sided:
-            self.group = Group(name, [actor.handle for actor in self.actors])
+            self.group = Group(name, [actor.handle for actor in self.actors], 60.0)
 
     @property
     def actors(self) -> list[RayActor]:
@@ -143,7 +143,8 @@ class Line:
         """What a generator loads, and the checksum that it should find."""
         handle, published = self.ask(self.learner.submit("sync", "publish", round_))
         if self.choice.two_sided:
-            handle = OutOfBand(handle, self.learner.tensors(self.choice.name, "staged", round_))
+            ref = self.learner.tensors(self.choice.name, "staged", round_)
+            handle = OutOfBand(handle, ref, sent_at=0.0)
         return handle, published
 
     def sync(self, round_: int) -> bool:
