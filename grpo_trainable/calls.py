@@ -20,6 +20,10 @@ class ActorLost(ActorFailed):
     better, unlike after an exception that the work itself raised."""
 
 
+class Unreached(RuntimeError):
+    """Raised in an actor: what it was to get does not reach it, and may well reach another."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
     """Three arguments of a call: what describes some tensors, the reference by which an actor gets

@@ -11,8 +11,7 @@ import ray.util
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand
-from grpo_trainable.transports.base import TransportError
+from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand, Unreached
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,7 @@ class RayRuntime:
             raise ActorLost(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
-            # Weights that did not arrive may reach another actor.
-            failure = ActorLost if isinstance(cause, TransportError) else ActorFailed
+            failure = ActorLost if isinstance(cause, Unreached) else ActorFailed
             raise failure(
                 f"{call.stage}: {call.actor} failed with {type(cause).__name__}: "
                 f"{_one_line(str(cause))}"

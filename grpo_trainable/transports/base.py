@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, Protocol
 
+from grpo_trainable.calls import Unreached
 from grpo_trainable.rollout import PolicyWeights
 
 
-class TransportError(RuntimeError):
+class TransportError(Unreached):
     """Weights cannot travel this way; the message names the transport and what is missing."""
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
     **dict.fromkeys(MIDDLE, BELOW_ACTORS),
     "actors": BELOW_ACTORS,
-    "transports": BELOW_ACTORS,
+    "transports": BELOW_ACTORS | {"calls"},
     "calls": set(),
     "remote": {"calls"},
     "learner_group": BELOW_LEARNER_GROUP,
