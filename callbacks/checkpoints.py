@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
 from callbacks.survivor import Survivor
-from callbacks.trial_files import is_local, label
+from callbacks.trial_files import is_local, label, read_rows
 from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
 from grpo_trainable.details import DETAILS
 
@@ -101,15 +100,7 @@ def newest_whole(directory: Path) -> tuple[Path, int] | None:
 
 def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
     """A checkpoint with the row of its round, from which Tune goes on counting."""
-    metrics: dict[str, Any] = {"training_iteration": round_}
-    rows = directory / EXPR_RESULT_FILE
-    for line in rows.read_bytes().splitlines() if rows.exists() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if isinstance(row, dict) and row.get("training_iteration") == round_:
-            metrics = row
-            break
+    rows = read_rows(directory / EXPR_RESULT_FILE, range(round_, round_ + 1))
+    metrics: dict[str, Any] = next(rows, {"training_iteration": round_})
     checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
     return _TrainingResult(checkpoint=checkpoint, metrics=metrics)

@@ -20,12 +20,21 @@ class Curves:
         assert len(values) == len(self.columns) - 1
         self._values.setdefault(trial_id, array("d")).extend((iteration, *values))
 
-    def cut(self, trial_id: str, last: int) -> None:
-        """Forgets the rows after iteration `last`: the trial starts again from there."""
+    def cut(self, trial_id: str, last: int) -> range:
+        """Forgets the rows after iteration `last`, from which the trial goes on.
+
+        Returns the iterations up to it that come after the last row: Tune's snapshot of this state
+        may be older than the checkpoint.
+        """
         width = len(self.columns)
         values = self._values.get(trial_id, array("d"))
         while len(values) and values[-width] > last:
             del values[-width:]
+        return range(int(values[-width]) + 1 if len(values) else 1, last + 1)
+
+    def last(self, trial_id: str) -> tuple[float, ...] | None:
+        values = self._values.get(trial_id)
+        return tuple(values[-len(self.columns) :]) if values else None
 
     def rows(self, trial_id: str) -> list[tuple[float, ...]]:
         values, width = self._values.get(trial_id, array("d")), len(self.columns)

@@ -7,7 +7,7 @@ from typing import Any
 
 from callbacks.curves import Curves
 from callbacks.survivor import Survivor
-from callbacks.trial_files import config_of, label, restored_iteration
+from callbacks.trial_files import config_of, label, restored_iteration, written_rows
 from grpo_trainable.metrics import KL_TO
 
 logger = logging.getLogger(__name__)
@@ -26,22 +26,22 @@ class KLCallback(Survivor):
 
     def __init__(self) -> None:
         self.curves = Curves(*COLUMNS)
-        self._place: dict[str, str] = {}  # of each trial: "below", "inside" or "above" its band
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self.curves.cut(trial.trial_id, restored_iteration(trial))
+        missing = self.curves.cut(trial.trial_id, restored_iteration(trial))
+        for row in written_rows(trial, missing):
+            self._keep(trial, row)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         if "kl/reference_nats" not in result:
             return
-        round_ = result["training_iteration"]
-        self.curves.add(trial.trial_id, round_, *(result[name] for name in COLUMNS))
+        round_, nats = result["training_iteration"], result["kl/reference_nats"]
         settings = config_of(trial).callbacks
-        nats = result["kl/reference_nats"]
         if settings.kl_band is not None:
             self._judge(trial, round_, nats, *settings.kl_band)
+        self._keep(trial, result)
         limit = settings.kl_stop
         if limit is not None and nats > limit:
             logger.warning(
@@ -49,13 +49,15 @@ class KLCallback(Survivor):
                 *(label(trial), round_, nats, limit),
             )
 
+    def _keep(self, trial: Any, row: dict[str, Any]) -> None:
+        if "kl/reference_nats" in row:
+            values = (row[name] for name in COLUMNS)
+            self.curves.add(trial.trial_id, row["training_iteration"], *values)
+
     def _judge(self, trial: Any, round_: int, nats: float, low: float, high: float) -> None:
-        # k1 is signed: with low = 0 nothing is below.
-        place = "below" if low > 0 and nats < low else "above" if nats > high else "inside"
-        start = "below" if low > 0 else "inside"  # the KL of the first policy is 0
-        before = self._place.get(trial.trial_id, start)
-        self._place[trial.trial_id] = place
-        if place == before:
+        _, before_nats, *_ = self.curves.last(trial.trial_id) or (0, 0.0)  # the first policy's is 0
+        place = _place(nats, low, high)
+        if place == _place(before_nats, low, high):
             return
         told = f"{label(trial)}, round {round_}: kl/reference_nats {nats:.3g} is"
         band = f"callbacks.kl_band [{low:g}, {high:g}]"
@@ -65,8 +67,12 @@ class KLCallback(Survivor):
             logger.warning("%s %s %s", told, place, band)
 
     def get_state(self) -> dict[str, Any]:
-        return {"curves": self.curves.get_state(), "place": dict(self._place)}
+        return {"curves": self.curves.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.curves.set_state(state["curves"])
-        self._place = dict(state["place"])
+
+
+def _place(nats: float, low: float, high: float) -> str:
+    """Of a KL and its band; k1 is signed: with low = 0 nothing is below."""
+    return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

@@ -7,7 +7,7 @@ from typing import Any
 
 from callbacks.curves import Curves
 from callbacks.survivor import Survivor
-from callbacks.trial_files import label, restored_iteration
+from callbacks.trial_files import label, restored_iteration, written_rows
 from callbacks.verbosity import is_verbose
 
 # In the order in which a round goes through them, which is how they are stacked.
@@ -33,17 +33,22 @@ class StageTimingsCallback(Survivor):
         self.series = Curves(*STAGES, *IDLE, "device_hours")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self.series.cut(trial.trial_id, restored_iteration(trial))
+        missing = self.series.cut(trial.trial_id, restored_iteration(trial))
+        for row in written_rows(trial, missing):
+            self._keep(trial, row)
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         result.update(stage_fractions(result))
+        self._keep(trial, result)
+
+    def _keep(self, trial: Any, row: Mapping[str, Any]) -> None:
         self.series.add(
             trial.trial_id,
-            result["training_iteration"],
-            *(result[f"time/{name}_s"] for name in (*STAGES, *IDLE)),
-            result["cost/device_hours"],
+            row["training_iteration"],
+            *(row[f"time/{name}_s"] for name in (*STAGES, *IDLE)),
+            row["cost/device_hours"],
         )
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:

@@ -7,9 +7,10 @@ lies after the checkpoint that a trial starts from is removed before the trial w
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
+from ray.air.constants import EXPR_RESULT_FILE
 
 from grpo_trainable.config import GRPOConfig
 
@@ -47,6 +49,7 @@ def continued_file(trial: Any, name: str) -> Path:
     if not path.exists() and not is_local(trial):
         stored = f"{trial.path}/{name}"
         if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
+            path.parent.mkdir(exist_ok=True)
             pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)
     return path
 
@@ -55,6 +58,27 @@ def restored_iteration(trial: Any) -> int:
     """The iteration that a trial about to start continues after; 0 from the start."""
     result = trial.latest_checkpoint_result
     return 0 if result is None else int(result.metrics["training_iteration"])
+
+
+def written_rows(trial: Any, iterations: range) -> Iterator[dict[str, Any]]:
+    """The rows of these iterations that a trial has written, as far as they can be read."""
+    if iterations:
+        yield from read_rows(continued_file(trial, EXPR_RESULT_FILE), iterations)
+
+
+def read_rows(path: Path, iterations: range) -> Iterator[dict[str, Any]]:
+    """The same of a `result.json`, which need not exist."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                wanted = row["training_iteration"] in iterations
+            except (ValueError, LookupError, TypeError):
+                return
+            if wanted:
+                yield row
 
 
 def config_of(trial: Any) -> GRPOConfig:
@@ -98,13 +122,27 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
 def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
     """One Parquet file a round; the same round written again replaces it."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"part-{iteration:08d}.parquet"
+    path = directory / _part_name(iteration)
     temporary = path.with_suffix(".tmp")
     try:
         pq.write_table(table, temporary, compression="zstd")
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def written_parts(
+    trial: Any, kind: str, iterations: range, columns: list[str]
+) -> Iterator[tuple[int, pa.Table]]:
+    """Those of these iterations that a trial has written, each with its iteration."""
+    for iteration in iterations:
+        path = continued_file(trial, f"{kind}/{_part_name(iteration)}")
+        if path.exists():
+            yield iteration, pq.read_table(path, columns=columns)
+
+
+def _part_name(iteration: int) -> str:
+    return f"part-{iteration:08d}.parquet"
 
 
 def cut_parts(directory: Path, last: int) -> None:

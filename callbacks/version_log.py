@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from callbacks.trial_files import (
     restored_iteration,
     trial_directory,
     write_part,
+    written_parts,
 )
 from callbacks.verbosity import is_verbose
 from grpo_trainable.details import RoundDetails
@@ -53,14 +55,18 @@ class VersionLogCallback(DetailsReader):
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         last = restored_iteration(trial)
         cut_parts(trial_directory(trial) / "versions", last)
-        self._lags.cut(trial.trial_id, last)
+        missing = self._lags.cut(trial.trial_id, last)
+        columns = ["cursor", "lag", "first_use"]
+        for round_, part in written_parts(trial, "rollouts", missing, columns):
+            # A row is a response, and the responses to a prompt share their lag.
+            first = {row["cursor"]: row["lag"] for row in part.to_pylist() if row["first_use"]}
+            self._keep_lags(trial, round_, Counter(first.values()))
         # New actors: what the old ones had says nothing of them.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
     def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        for lag, groups in sorted(details.lags.items()):
-            self._lags.add(trial.trial_id, details.round, lag, groups)
+        self._keep_lags(trial, iteration, details.lags)
         rows = [
             {
                 "at": change.at,
@@ -81,6 +87,10 @@ class VersionLogCallback(DetailsReader):
             self._versions[trial.trial_id, change.actor] = change.version
             if verbose:
                 print(version_line(label(trial), details.round, change, before), flush=True)
+
+    def _keep_lags(self, trial: Any, iteration: int, lags: Mapping[int, int]) -> None:
+        for lag, groups in sorted(lags.items()):
+            self._lags.add(trial.trial_id, iteration, lag, groups)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         lags = self.lag_histogram(trial.trial_id)

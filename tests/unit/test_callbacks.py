@@ -218,8 +218,9 @@ def test_curves_are_cut_to_the_iteration_a_trial_starts_from():
     for iteration in range(1, 6):
         curves.add("a", iteration, iteration / 2, 0.0)
         curves.add("b", iteration, 1.0, 1.0)
-    curves.cut("a", 3)
-    curves.cut("unknown", 3)
+    assert not curves.cut("a", 3)
+    assert list(curves.cut("b", 7)) == [6, 7]
+    assert list(curves.cut("unknown", 3)) == [1, 2, 3]
     assert curves.rows("a") == [(1, 0.5, 0), (2, 1, 0), (3, 1.5, 0)]
     assert len(curves.rows("b")) == 5
     restored = Curves("kl", "k3")
@@ -291,23 +292,27 @@ def until(last: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("restart", [None, 4, 6])
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("snapshot", [None, 6, 2])
 def test_no_round_is_there_twice_or_missing_after_a_restart(
-    tmp_path: Path, restart: int | None, killed: bool
+    tmp_path: Path, restart: int | None, snapshot: int | None
 ) -> None:
+    """`snapshot`: the last round of the callbacks' state that Tune has kept, where the driver was
+    killed."""
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
     start(callbacks, trial)
-    play(callbacks, trial, range(1, 7))
+    kept = snapshot or 0
+    play(callbacks, trial, range(1, kept + 1))
+    states = [pickle.loads(pickle.dumps(callback.get_state())) for callback in callbacks]
+    play(callbacks, trial, range(kept + 1, 7))
     assert rounds_on_disk(trial) == until(6)
     # Event files are read in the order of their names, which begin with the second.
     (events,) = (tmp_path / "trial").glob("events.*")
     events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
-    if killed:  # in the middle of writing, and nothing was closed
+    if snapshot is not None:  # in the middle of writing, and nothing was closed
         for name in ("result.json", "progress.csv", "trace.json", events.name):
             with (tmp_path / "trial" / name).open("ab") as file:
                 file.write(b'{"training_iter')
-        states = [pickle.loads(pickle.dumps(callback.get_state())) for callback in callbacks]
         callbacks = file_callbacks()
         for callback, state in zip(callbacks, states, strict=True):
             if state:

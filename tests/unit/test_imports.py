@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import json
 import subprocess
@@ -39,6 +40,7 @@ MAY_IMPORT_RAY = {"transports", "remote", "trainable"}
 TORCH_FREE = {"config", "tasks"}
 
 
+@functools.cache
 def sources() -> dict[str, str]:
     """Dotted module name → source, of every file of the four packages."""
     found = {}

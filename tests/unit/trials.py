@@ -80,6 +80,8 @@ def details(round_: int, **values: Any) -> RoundDetails:
         "round": round_,
         "rollouts": {
             **_responses(round_, 2),
+            "cursor": [round_ - 1] * 2,
+            "response_index": [0, 1],
             "advantage": [1.0, -1.0],
             "uses": [1, 1],
             "version": [round_ - 1] * 2,

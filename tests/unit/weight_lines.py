@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -34,11 +35,12 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 class Restless:
     """A learner's part: its weights change all the time except while they are published."""
 
-    def __init__(self, sender: Sender, device: str) -> None:
+    def __init__(self, sender: Sender, device: str, scale: int = 1) -> None:
+        """`scale`: times 640 KB."""
         self._sender = sender
         self._tensors = {
-            "by_row": torch.arange(100_000.0, device=device).view(250, 400),
-            "by_column": torch.arange(60_000.0, device=device).view(200, 300).t(),
+            "by_row": torch.arange(100_000.0 * scale, device=device).view(-1, 400),
+            "by_column": torch.arange(60_000.0 * scale, device=device).view(-1, 300).t(),
         }
         self._publishing = Lock()
         self._asked = False  # or a lock that is free for a moment is hard to come by
@@ -95,8 +97,10 @@ class Reader:
 
 def held() -> tuple[int, int, float]:
     """Files, mappings, and MB of memory: this process's own, the GPU's included. Ray's store is one
-    mapping, whose pages are touched one after the other."""
+    mapping, whose pages are touched one after the other. What glibc keeps of freed memory goes up
+    and down, and is given back first."""
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
     mappings = Path("/proc/self/maps").read_text().count("\n")
     memory = psutil.Process().memory_full_info().uss + gpu
@@ -106,8 +110,8 @@ def held() -> tuple[int, int, float]:
 class Line:
     """A learner's and a generator's part on one transport."""
 
-    def __init__(self, name: str, gpus: float = 0) -> None:
-        """`gpus`: of each actor."""
+    def __init__(self, name: str, gpus: float = 0, scale: int = 1) -> None:
+        """`gpus`: of each actor; `scale`: of the weights."""
         self.runtime = RayRuntime()
         resources = {"generator_gpus": gpus, "learner_gpus": gpus}
         config = GRPOConfig.from_dict(
@@ -115,11 +119,10 @@ class Line:
         )
         self.choice = choose_transport(config, ["one"])
         self._device = "cuda" if gpus else "cpu"
+        self._scale = scale
         self._kwargs = {"num_cpus": 1, "num_gpus": gpus, "direct": self.choice.direct}
         self.learner = self._learner()
-        self.generator = RayActor(
-            Reader, "generator", make_receiver(name, 60.0), self._device, **self._kwargs
-        )
+        self.generator = self._generator()
         self.check(self.learner, self.generator)
         if self.choice.two_sided:
             self.group = Group(name, [actor.handle for actor in self.actors], 60.0)
@@ -130,7 +133,11 @@ class Line:
 
     def _learner(self) -> RayActor:
         sender = make_sender(self.choice.name)
-        return RayActor(Restless, "learner", sender, self._device, **self._kwargs)
+        return RayActor(Restless, "learner", sender, self._device, self._scale, **self._kwargs)
+
+    def _generator(self) -> RayActor:
+        receiver = make_receiver(self.choice.name, 60.0)
+        return RayActor(Reader, "generator", receiver, self._device, **self._kwargs)
 
     def check(self, *actors: RayActor) -> None:
         for actor in actors:
@@ -152,9 +159,12 @@ class Line:
         handle, published = self.publish(round_)
         return self.ask(self.generator.submit("sync", "load", handle)) == published
 
+    def process(self, actor: RayActor) -> psutil.Process:
+        return psutil.Process(self.ask(actor.submit_function("sync", os.getpid)))
+
     def kill_learner(self) -> None:
         """Returns when its process is gone."""
-        process = psutil.Process(self.ask(self.learner.submit_function("sync", os.getpid)))
+        process = self.process(self.learner)
         self.learner.kill()
         process.wait(60.0)
 
@@ -162,6 +172,10 @@ class Line:
         """By one that knows nothing of the other."""
         self.learner = self._learner()
         self.check(self.learner)
+
+    def replace_generator(self) -> None:
+        self.generator = self._generator()
+        self.check(self.generator)
 
     def held(self) -> list[tuple[int, int, float]]:
         """The least of some readings: Ray frees what was received a moment later."""
