@@ -100,7 +100,9 @@ def newest_whole(directory: Path) -> tuple[Path, int] | None:
 
 def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
     """A checkpoint with the row of its round, from which Tune goes on counting."""
-    rows = read_rows(directory / EXPR_RESULT_FILE, range(round_, round_ + 1))
-    metrics: dict[str, Any] = next(rows, {"training_iteration": round_})
+    metrics: dict[str, Any] = {"training_iteration": round_}
+    for row in read_rows(directory / EXPR_RESULT_FILE):
+        if row["training_iteration"] == round_:
+            metrics = row
     checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
     return _TrainingResult(checkpoint=checkpoint, metrics=metrics)

@@ -1,18 +1,16 @@
-"""KL of every trial: its curve, a warning when it leaves its band, the reason when it ends one."""
+"""KL of every trial: a warning when it leaves its band, the reason when it ends one."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from callbacks.curves import Curves
+from ray.air.constants import EXPR_RESULT_FILE
+
 from callbacks.survivor import Survivor
-from callbacks.trial_files import config_of, label, restored_iteration, written_rows
-from grpo_trainable.metrics import KL_TO
+from callbacks.trial_files import config_of, continued_file, label, read_rows, restored_iteration
 
 logger = logging.getLogger(__name__)
-
-COLUMNS = tuple(f"kl/{other}_{unit}" for other in KL_TO for unit in ("nats", "k3_nats"))
 
 
 class KLCallback(Survivor):
@@ -25,12 +23,15 @@ class KLCallback(Survivor):
     """
 
     def __init__(self) -> None:
-        self.curves = Curves(*COLUMNS)
+        self._nats: dict[str, float] = {}  # kl/reference_nats of each trial's last round
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        missing = self.curves.cut(trial.trial_id, restored_iteration(trial))
-        for row in written_rows(trial, missing):
-            self._keep(trial, row)
+        self._nats.pop(trial.trial_id, None)
+        last = restored_iteration(trial)
+        if last and config_of(trial).callbacks.kl_band is not None:
+            for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
+                if row["training_iteration"] <= last and "kl/reference_nats" in row:
+                    self._nats[trial.trial_id] = row["kl/reference_nats"]
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
@@ -38,10 +39,11 @@ class KLCallback(Survivor):
         if "kl/reference_nats" not in result:
             return
         round_, nats = result["training_iteration"], result["kl/reference_nats"]
+        before = self._nats.get(trial.trial_id, 0.0)  # that of the first policy
+        self._nats[trial.trial_id] = nats
         settings = config_of(trial).callbacks
         if settings.kl_band is not None:
-            self._judge(trial, round_, nats, *settings.kl_band)
-        self._keep(trial, result)
+            self._judge(trial, round_, before, nats, *settings.kl_band)
         limit = settings.kl_stop
         if limit is not None and nats > limit:
             logger.warning(
@@ -49,15 +51,11 @@ class KLCallback(Survivor):
                 *(label(trial), round_, nats, limit),
             )
 
-    def _keep(self, trial: Any, row: dict[str, Any]) -> None:
-        if "kl/reference_nats" in row:
-            values = (row[name] for name in COLUMNS)
-            self.curves.add(trial.trial_id, row["training_iteration"], *values)
-
-    def _judge(self, trial: Any, round_: int, nats: float, low: float, high: float) -> None:
-        _, before_nats, *_ = self.curves.last(trial.trial_id) or (0, 0.0)  # the first policy's is 0
+    def _judge(
+        self, trial: Any, round_: int, before: float, nats: float, low: float, high: float
+    ) -> None:
         place = _place(nats, low, high)
-        if place == _place(before_nats, low, high):
+        if place == _place(before, low, high):
             return
         told = f"{label(trial)}, round {round_}: kl/reference_nats {nats:.3g} is"
         band = f"callbacks.kl_band [{low:g}, {high:g}]"
@@ -65,12 +63,6 @@ class KLCallback(Survivor):
             print(f"{told} in {band}", flush=True)
         else:
             logger.warning("%s %s %s", told, place, band)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"curves": self.curves.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.curves.set_state(state["curves"])
 
 
 def _place(nats: float, low: float, high: float) -> str:

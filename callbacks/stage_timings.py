@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from callbacks.curves import Curves
+from ray.air.constants import EXPR_RESULT_FILE
+
 from callbacks.survivor import Survivor
-from callbacks.trial_files import label, restored_iteration, written_rows
+from callbacks.trial_files import continued_file, label, read_rows
 from callbacks.verbosity import is_verbose
 
 # In the order in which a round goes through them, which is how they are stacked.
@@ -26,50 +27,28 @@ def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 class StageTimingsCallback(Survivor):
-    """Adds the shares to each row, keeps the seconds of every stage and round, and says at a
-    trial's end what they came to."""
-
-    def __init__(self) -> None:
-        self.series = Curves(*STAGES, *IDLE, "device_hours")
-
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        missing = self.series.cut(trial.trial_id, restored_iteration(trial))
-        for row in written_rows(trial, missing):
-            self._keep(trial, row)
+    """Adds the shares to each row, and says at a trial's end what the seconds of every stage came
+    to."""
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         result.update(stage_fractions(result))
-        self._keep(trial, result)
-
-    def _keep(self, trial: Any, row: Mapping[str, Any]) -> None:
-        self.series.add(
-            trial.trial_id,
-            row["training_iteration"],
-            *(row[f"time/{name}_s"] for name in (*STAGES, *IDLE)),
-            row["cost/device_hours"],
-        )
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        if is_verbose(trial) and (totals := self.totals(trial.trial_id)):
+        if is_verbose(trial) and (totals := stage_totals(trial)):
             print(f"{label(trial):<18} {_line(totals)}", flush=True)
 
-    def totals(self, trial_id: str) -> dict[str, float]:
-        """Seconds of each stage over all rounds of a trial, and its device-hours; empty before its
-        first round."""
-        rows = self.series.rows(trial_id)
-        if not rows:
-            return {}
-        names = self.series.columns[1:-1]
-        sums = {name: sum(row[i + 1] for row in rows) for i, name in enumerate(names)}
-        return {**sums, "device_hours": rows[-1][-1]}
 
-    def get_state(self) -> dict[str, Any]:
-        return self.series.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.series.set_state(state)
+def stage_totals(trial: Any) -> dict[str, float]:
+    """Seconds of each stage over all rounds that a trial has written down, and its device-hours;
+    empty before its first round."""
+    totals: dict[str, float] = {}
+    for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
+        for name in (*STAGES, *IDLE):
+            totals[name] = totals.get(name, 0.0) + row[f"time/{name}_s"]
+        totals["device_hours"] = row["cost/device_hours"]  # since the trial began
+    return totals
 
 
 def _line(totals: Mapping[str, float]) -> str:

@@ -18,7 +18,6 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
-from ray.air.constants import EXPR_RESULT_FILE
 
 from grpo_trainable.config import GRPOConfig
 
@@ -49,7 +48,6 @@ def continued_file(trial: Any, name: str) -> Path:
     if not path.exists() and not is_local(trial):
         stored = f"{trial.path}/{name}"
         if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
-            path.parent.mkdir(exist_ok=True)
             pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)
     return path
 
@@ -60,25 +58,18 @@ def restored_iteration(trial: Any) -> int:
     return 0 if result is None else int(result.metrics["training_iteration"])
 
 
-def written_rows(trial: Any, iterations: range) -> Iterator[dict[str, Any]]:
-    """The rows of these iterations that a trial has written, as far as they can be read."""
-    if iterations:
-        yield from read_rows(continued_file(trial, EXPR_RESULT_FILE), iterations)
-
-
-def read_rows(path: Path, iterations: range) -> Iterator[dict[str, Any]]:
-    """The same of a `result.json`, which need not exist."""
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a `result.json`, up to one whose writing was cut short; none if there is none."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
             try:
                 row = json.loads(line)
-                wanted = row["training_iteration"] in iterations
+                row["training_iteration"]
             except (ValueError, LookupError, TypeError):
                 return
-            if wanted:
-                yield row
+            yield row
 
 
 def config_of(trial: Any) -> GRPOConfig:
@@ -122,7 +113,7 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
 def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
     """One Parquet file a round; the same round written again replaces it."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / _part_name(iteration)
+    path = directory / f"part-{iteration:08d}.parquet"
     temporary = path.with_suffix(".tmp")
     try:
         pq.write_table(table, temporary, compression="zstd")
@@ -131,18 +122,18 @@ def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def written_parts(
-    trial: Any, kind: str, iterations: range, columns: list[str]
-) -> Iterator[tuple[int, pa.Table]]:
-    """Those of these iterations that a trial has written, each with its iteration."""
-    for iteration in iterations:
-        path = continued_file(trial, f"{kind}/{_part_name(iteration)}")
-        if path.exists():
-            yield iteration, pq.read_table(path, columns=columns)
-
-
-def _part_name(iteration: int) -> str:
-    return f"part-{iteration:08d}.parquet"
+def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
+    """What `write_part` wrote, in order. The first ones may be in a remote storage alone, where a
+    trial goes on from a checkpoint on another machine."""
+    local = sorted((trial_directory(trial) / kind).glob("part-*.parquet"))
+    if not is_local(trial):
+        storage = trial.storage.storage_filesystem
+        stored = pyarrow.fs.FileSelector(f"{trial.path}/{kind}", allow_not_found=True)
+        for file in sorted(storage.get_file_info(stored), key=lambda file: file.base_name):
+            if PART.fullmatch(file.base_name) and (not local or file.base_name < local[0].name):
+                yield pq.read_table(file.path, filesystem=storage, columns=columns)
+    for path in local:
+        yield pq.read_table(path, columns=columns)
 
 
 def cut_parts(directory: Path, last: int) -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
-from callbacks.curves import Curves
 from callbacks.details_reader import DetailsReader
 from callbacks.trial_files import (
     cut_parts,
     label,
+    read_parts,
     restored_iteration,
     trial_directory,
     write_part,
-    written_parts,
 )
 from callbacks.verbosity import is_verbose
 from grpo_trainable.details import RoundDetails
@@ -43,30 +41,22 @@ SCHEMA = pa.schema(
 
 
 class VersionLogCallback(DetailsReader):
-    """Keeps version changes in `versions/part-*.parquet`, and the histogram of realised lags.
+    """Keeps version changes in `versions/part-*.parquet`.
 
-    Prints a line for each change, and the histogram at a trial's end, where that is asked for.
+    Prints a line for each change, and the histogram of lags at a trial's end, where that is asked
+    for.
     """
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str], int] = {}  # (trial, actor) -> what it has
-        self._lags = Curves("lag", "groups")
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        last = restored_iteration(trial)
-        cut_parts(trial_directory(trial) / "versions", last)
-        missing = self._lags.cut(trial.trial_id, last)
-        columns = ["cursor", "lag", "first_use"]
-        for round_, part in written_parts(trial, "rollouts", missing, columns):
-            # A row is a response, and the responses to a prompt share their lag.
-            first = {row["cursor"]: row["lag"] for row in part.to_pylist() if row["first_use"]}
-            self._keep_lags(trial, round_, Counter(first.values()))
+        cut_parts(trial_directory(trial) / "versions", restored_iteration(trial))
         # New actors: what the old ones had says nothing of them.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
     def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        self._keep_lags(trial, iteration, details.lags)
         rows = [
             {
                 "at": change.at,
@@ -88,28 +78,20 @@ class VersionLogCallback(DetailsReader):
             if verbose:
                 print(version_line(label(trial), details.round, change, before), flush=True)
 
-    def _keep_lags(self, trial: Any, iteration: int, lags: Mapping[int, int]) -> None:
-        for lag, groups in sorted(lags.items()):
-            self._lags.add(trial.trial_id, iteration, lag, groups)
-
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        lags = self.lag_histogram(trial.trial_id)
-        if lags and is_verbose(trial):
+        if is_verbose(trial) and (lags := lag_histogram(trial)):
             groups = ", ".join(f"{lag}: {count}" for lag, count in lags.items())
             print(f"{label(trial):<18} groups by lag at first training: {groups}", flush=True)
 
-    def lag_histogram(self, trial_id: str) -> dict[int, int]:
-        """lag -> groups of a trial that were trained for the first time at it."""
-        counts: Counter[int] = Counter()
-        for _, lag, groups in self._lags.rows(trial_id):
-            counts[int(lag)] += int(groups)
-        return dict(sorted(counts.items()))
 
-    def get_state(self) -> dict[str, Any]:
-        return {"lags": self._lags.get_state()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._lags.set_state(state["lags"])
+def lag_histogram(trial: Any) -> dict[int, int]:
+    """lag -> groups that were trained for the first time at it, of all that a trial has written."""
+    counts: Counter[int] = Counter()
+    for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
+        # A row is a response, and the responses to a prompt share their lag.
+        first = {row["cursor"]: row["lag"] for row in part.to_pylist() if row["first_use"]}
+        counts.update(first.values())
+    return dict(sorted(counts.items()))
 
 
 def version_line(trial: str, round_: int, change: VersionChange, before: int | None) -> str:

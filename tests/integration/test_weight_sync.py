@@ -227,33 +227,49 @@ def test_what_was_fetched_stays_whole_though_the_learner_dies(line: Any, name: s
     assert way.ask(way.generator.submit("sync", "read")) == published
 
 
+def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
+    """SIGKILL to one of the two in the middle of the generator's load. Weights that arrive all the
+    same are whole."""
+    for round_ in range(3):  # the first ones lay out their buffers
+        handle, published = way.publish(round_)
+        started = time.monotonic()
+        assert way.ask(way.generator.submit("sync", "load", handle)) == published
+        took = time.monotonic() - started
+    process = way.process(victim)
+    handle, published = way.publish(3)
+    Timer(took / 2, process.kill).start()
+    try:
+        assert way.ask(way.generator.submit("sync", "load", handle)) == published
+        return False
+    except ActorFailed:
+        return True
+    finally:
+        process.wait(60.0)
+
+
 @pytest.mark.parametrize("name", HERE)
 def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
     line: Any, name: str
 ) -> None:
-    """64 MB, and SIGKILL after a third of the time that a sync takes, to one and to the other."""
+    """Of 64 MB. What the generator only maps stays whole without its learner."""
     way = line(name, scale=100)
-    errors = 0
+    mapped = name in ("shm", "object_store")
     for victim in ("learner", "generator"):
-        for round_ in range(3):  # the first ones lay out their buffers
-            started = time.monotonic()
-            assert way.sync(round_)
-            took = time.monotonic() - started
-        killer = Timer(took / 3, way.process(getattr(way, victim)).kill)
-        killer.start()
-        try:
-            assert way.sync(3)
-        except ActorFailed:
-            errors += 1
-        killer.join()
-        if way.choice.two_sided:  # the other is dead too, or the group is
-            way = line(name, scale=100)
-        elif victim == "learner":
-            way.replace_learner()
+        for _ in range(5):  # the kill may come too late
+            failed = load_fails_when_killed(way, getattr(way, victim))
+            if way.choice.two_sided:
+                for actor in way.actors:  # the other one too, if it is still there
+                    actor.kill()
+                way = line(name, scale=100)
+            elif victim == "learner":
+                way.replace_learner()
+            else:
+                way.replace_generator()
+            if failed or (victim == "learner" and mapped):
+                break
         else:
-            way.replace_generator()
+            pytest.fail(f"{victim} was never killed in mid-transfer")
     assert way.sync(0)
-    assert errors  # or it was in no transfer
 
 
 def test_weights_that_do_not_come_in_time_are_an_error(ray_session: None) -> None:

@@ -25,17 +25,16 @@ from trials import FakeTrial, details, held_out, row
 from callbacks import grpo_callbacks
 from callbacks.checkpoints import CheckpointFallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
-from callbacks.curves import Curves
 from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.rollouts import RolloutsCallback
-from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fractions
+from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fractions, stage_totals
 from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
 from callbacks.trial_files import cut_lines, cut_parts
 from callbacks.verbosity import set_verbose
-from callbacks.version_log import VersionLogCallback
+from callbacks.version_log import VersionLogCallback, lag_histogram
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES
 from grpo_trainable.versions import Sync, VersionChange
@@ -69,7 +68,8 @@ def report(callbacks: list[Callback], trial: FakeTrial, result: dict[str, Any]) 
 def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: Any) -> None:
     for round_ in rounds:
         evaluations = held_out(round_) if round_ % 2 == 0 else {}
-        result = row(round_, **values, **{DETAILS: details(round_, evaluations=evaluations)})
+        told = {DETAILS: details(round_, evaluations=evaluations)}
+        result = row(round_, **{"time/rollout_s": float(round_), **values, **told})
         report(callbacks, trial, result)
 
 
@@ -210,24 +210,6 @@ def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, caps
     assert caplog.records == []
 
 
-# ---- Curves ------------------------------------------------------------------------------------
-
-
-def test_curves_are_cut_to_the_iteration_a_trial_starts_from():
-    curves = Curves("kl", "k3")
-    for iteration in range(1, 6):
-        curves.add("a", iteration, iteration / 2, 0.0)
-        curves.add("b", iteration, 1.0, 1.0)
-    assert not curves.cut("a", 3)
-    assert list(curves.cut("b", 7)) == [6, 7]
-    assert list(curves.cut("unknown", 3)) == [1, 2, 3]
-    assert curves.rows("a") == [(1, 0.5, 0), (2, 1, 0), (3, 1.5, 0)]
-    assert len(curves.rows("b")) == 5
-    restored = Curves("kl", "k3")
-    restored.set_state(pickle.loads(pickle.dumps(curves.get_state())))
-    assert restored.rows("a") == curves.rows("a")
-
-
 # ---- Files that a trial goes on writing --------------------------------------------------------
 
 
@@ -292,40 +274,28 @@ def until(last: int) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("restart", [None, 4, 6])
-@pytest.mark.parametrize("snapshot", [None, 6, 2])
+@pytest.mark.parametrize("killed", [False, True])
 def test_no_round_is_there_twice_or_missing_after_a_restart(
-    tmp_path: Path, restart: int | None, snapshot: int | None
+    tmp_path: Path, restart: int | None, killed: bool
 ) -> None:
-    """`snapshot`: the last round of the callbacks' state that Tune has kept, where the driver was
-    killed."""
     trial = FakeTrial(tmp_path / "trial")
     callbacks = file_callbacks()
     start(callbacks, trial)
-    kept = snapshot or 0
-    play(callbacks, trial, range(1, kept + 1))
-    states = [pickle.loads(pickle.dumps(callback.get_state())) for callback in callbacks]
-    play(callbacks, trial, range(kept + 1, 7))
+    play(callbacks, trial, range(1, 7))
     assert rounds_on_disk(trial) == until(6)
     # Event files are read in the order of their names, which begin with the second.
     (events,) = (tmp_path / "trial").glob("events.*")
     events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
-    if snapshot is not None:  # in the middle of writing, and nothing was closed
+    if killed:  # in the middle of writing, and nothing was closed
         for name in ("result.json", "progress.csv", "trace.json", events.name):
             with (tmp_path / "trial" / name).open("ab") as file:
                 file.write(b'{"training_iter')
         callbacks = file_callbacks()
-        for callback, state in zip(callbacks, states, strict=True):
-            if state:
-                callback.set_state(state)
     start(callbacks, trial, restart)
     play(callbacks, trial, range((restart or 0) + 1, 9))
     assert rounds_on_disk(trial) == until(8)
-    (versions,) = (c for c in callbacks if isinstance(c, VersionLogCallback))
-    assert versions.lag_histogram("trial") == {0: 8}
-    (timings,) = (c for c in callbacks if isinstance(c, StageTimingsCallback))
-    assert [entry[0] for entry in timings.series.rows("trial")] == list(range(1, 9))
-    (kl,) = (c for c in callbacks if isinstance(c, KLCallback))
-    assert [entry[0] for entry in kl.curves.rows("trial")] == list(range(1, 9))
+    assert lag_histogram(trial) == {0: 8}
+    assert stage_totals(trial)["rollout"] == sum(range(1, 9))
 
 
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
@@ -337,6 +307,7 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     play(callbacks, trial, range(1, 7))
     for name in ("result.json", "progress.csv", "trace.json"):
         shutil.copy(tmp_path / "first" / name, tmp_path / "bucket" / "trial" / name)
+    shutil.copytree(tmp_path / "first" / "rollouts", tmp_path / "bucket" / "trial" / "rollouts")
     resumed = FakeTrial(tmp_path / "staging")
     resumed.path = "trial"
     resumed.storage.storage_filesystem = pyarrow.fs.SubTreeFileSystem(
@@ -344,7 +315,10 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     )
     callbacks = file_callbacks()
     start(callbacks, resumed, 4)
+    assert lag_histogram(resumed) == {0: 6}  # two of which are about to be written again
     play(callbacks, resumed, range(5, 9))
+    assert lag_histogram(resumed) == {0: 8}
+    assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
     resumed.path = resumed.local_path
     on_disk = rounds_on_disk(resumed)
     for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
@@ -450,12 +424,27 @@ def test_reason_of_a_stop_is_told(caplog, tmp_path):
     ]
 
 
-def test_curve_is_kept_and_trials_without_kl_have_none(tmp_path):
-    callback = follow([0.25, 0.5], tmp_path)
-    assert [entry[:2] for entry in callback.curves.rows("trial")] == [(1, 0.25), (2, 0.5)]
+@pytest.mark.parametrize("restart", [2, 5])
+def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
+    """Above the band from round 4 on; the driver is another one after round 6."""
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
+    nats = {round_: 2.0 if round_ < 4 else 5.0 for round_ in range(1, 9)}
+    warned = []
+    for first, last in ((1, 6), (restart + 1, 8)):
+        callbacks = file_callbacks()
+        start(callbacks, trial, first - 1 or None)
+        for round_ in range(first, last + 1):
+            play(callbacks, trial, range(round_, round_ + 1), **{"kl/reference_nats": nats[round_]})
+        warned.append([record.getMessage().split(":")[0] for record in caplog.records])
+        caplog.clear()
+    assert warned == [["sync/0, round 4"], ["sync/0, round 4"] if restart == 2 else []]
+
+
+def test_trials_without_kl_are_not_judged(tmp_path):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
     without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
-    report([callback], FakeTrial(tmp_path / "other"), without)
-    assert callback.curves.rows("other") == []
+    report([callback := KLCallback()], trial, without)
+    assert callback._nats == {}
 
 
 # ---- Stage timings -----------------------------------------------------------------------------
@@ -482,16 +471,18 @@ def test_shares_of_nothing_are_0():
 
 def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     trial, callback = FakeTrial(tmp_path / "trial"), StageTimingsCallback()
+    callbacks = [callback, ResultJsonCallback()]
+    assert stage_totals(trial) == {}
+    start(callbacks, trial)
     for round_ in (1, 2, 3):
         values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5}
         result = row(round_, **values, **{"cost/device_hours": round_ / 10})
-        report([callback], trial, result)
+        report(callbacks, trial, result)
         assert result["time/rollout_fraction"] == 1.0
-    totals = callback.totals("trial")
+    totals = stage_totals(trial)
     assert totals["rollout"] == 6.0
     assert totals["generator_idle"] == 1.5
     assert totals["device_hours"] == 0.3
-    assert callback.totals("unknown") == {}
     callback.on_trial_complete(iteration=0, trials=[], trial=trial)
     assert "rollout 6.0" in capsys.readouterr().out
 
@@ -505,6 +496,8 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         trial = FakeTrial(tmp_path / f"{on}{len(config)}", callbacks=config)
         callback = VersionLogCallback()
         start([callback], trial)
+        play([RolloutsCallback()], trial, range(1, 3))
+        capsys.readouterr()
         play([callback], trial, range(1, 3))
         out = capsys.readouterr().out.splitlines()
         callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
@@ -517,6 +510,19 @@ def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose
         told = " ".join(out[0].split()[1:])
         assert told == "sync/0 round 1 learner version 1 (weights of round 1)"
         assert "version 1 -> 2" in out[1]
+
+
+def test_lags_are_those_of_first_trainings(tmp_path):
+    """Of two groups of two responses, one is trained again in round 2; round 3 reuses both."""
+    trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
+    start([callback], trial)
+    firsts = [[True] * 4, [False, False, True, True], [False] * 4]
+    lags = [[0, 0, 0, 0], [1, 1, 2, 2], [2, 2, 3, 3]]
+    for round_, first, lag in zip((1, 2, 3), firsts, lags, strict=True):
+        columns = {name: 2 * values for name, values in details(round_).rollouts.items()}
+        rollouts = {**columns, "cursor": [7, 7, 8, 8], "lag": lag, "first_use": first}
+        callback.on_details(trial, round_, details(round_, rollouts=rollouts))
+    assert lag_histogram(trial) == {0: 2, 2: 1}
 
 
 def test_how_weights_came_is_kept_with_the_version(tmp_path):
