@@ -201,41 +201,42 @@ def test_params_json_has_every_key_in_its_own_place(finished):
         assert params["arm"] in trial.name
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_saves_every_trial_ends_everything_and_resume_goes_on(tmp_path, number):
+def test_interrupts_save_every_trial_end_everything_and_resume_goes_on(tmp_path):
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
-    process = subprocess.Popen(
-        # No checkpoint is due before the end.
-        command(*argv, "--iterations", "30", "--checkpoint-every", "1000", storage=tmp_path),
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
-    wait_for(lambda: any(len(rows(t)) > 2 for t in trial_directories(tmp_path / "cut")), 120)
-    children = psutil.Process(process.pid).children(recursive=True)
+    # No checkpoint is due before the end.
+    argv += ["--iterations", "30", "--checkpoint-every", "1000"]
+    resume = ["--resume", "must", "--name", "cut"]
+    saved_rounds = [0]
+    for number, arguments in ((signal.SIGINT, argv), (signal.SIGTERM, resume)):
+        process = subprocess.Popen(
+            command(*arguments, storage=tmp_path), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        enough = saved_rounds[-1] + 2
+        wait_for(
+            lambda n=enough: any(len(rows(t)) > n for t in trial_directories(tmp_path / "cut")), 120
+        )
+        children = psutil.Process(process.pid).children(recursive=True)
 
-    interrupted = time.monotonic()
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=25)
-    _, alive = psutil.wait_procs(children, timeout=25 - (time.monotonic() - interrupted))
+        interrupted = time.monotonic()
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=25)
+        _, alive = psutil.wait_procs(children, timeout=25 - (time.monotonic() - interrupted))
 
-    assert process.returncode == 130
-    assert not alive
-    assert "--resume must --name cut" in out
+        assert process.returncode == 130
+        assert not alive
+        assert "--resume must --name cut" in out
+        (trial,) = trial_directories(tmp_path / "cut")
+        before = len(rows(trial))
+        assert before < 30
+        saved_rounds.append(checkpoint_round(max(trial.glob("checkpoint_*"))))
+        assert saved_rounds[-1] >= before - 1  # a row may come in while the experiment ends
 
-    (trial,) = trial_directories(tmp_path / "cut")
-    before = len(rows(trial))
-    assert before < 30
-    (saved,) = trial.glob("checkpoint_*")
-    last = checkpoint_round(saved)
-    assert last >= before - 1  # a row may come in while the experiment ends
-    resumed = run("--resume", "must", "--name", "cut", storage=tmp_path)
+    resumed = run(*resume, storage=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    iterations = [row["training_iteration"] for row in rows(trial)]
-    assert iterations[-1] == 30
-    assert iterations == list(range(1, 31))
+    assert [row["training_iteration"] for row in rows(trial)] == list(range(1, 31))
     # Nothing that was saved was done again.
-    assert rows(trial)[last]["iterations_since_restore"] == 1
+    for saved in saved_rounds:
+        assert rows(trial)[saved]["iterations_since_restore"] == 1
     end = rows(trial)[-1]
     assert end["count/requested"] == end["count/trained"] == 30 * 4
 
