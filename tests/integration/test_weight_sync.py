@@ -233,13 +233,13 @@ def load_fails_when_killed(way: Line, victim: RayActor) -> bool:
     for round_ in range(3):  # the first ones lay out their buffers
         handle, published = way.publish(round_)
         started = time.monotonic()
-        assert way.ask(way.generator.submit("sync", "load", handle)) == published
+        assert way.load(handle) == published
         took = time.monotonic() - started
     process = way.process(victim)
     handle, published = way.publish(3)
     Timer(took / 2, process.kill).start()
     try:
-        assert way.ask(way.generator.submit("sync", "load", handle)) == published
+        assert way.load(handle) == published
         return False
     except ActorFailed:
         return True

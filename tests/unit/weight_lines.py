@@ -157,7 +157,11 @@ class Line:
     def sync(self, round_: int) -> bool:
         """Whether the weights arrived as they were published."""
         handle, published = self.publish(round_)
-        return self.ask(self.generator.submit("sync", "load", handle)) == published
+        return self.load(handle) == published
+
+    def load(self, handle: Any) -> str:
+        """The checksum of what the generator got."""
+        return self.ask(self.generator.submit("sync", "load", handle))
 
     def process(self, actor: RayActor) -> psutil.Process:
         return psutil.Process(self.ask(actor.submit_function("sync", os.getpid)))
