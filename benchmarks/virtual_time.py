@@ -437,7 +437,6 @@ class VirtualLearner:
             handle=(self._version, self._round),
             version=self._version,
             round=self._round,
-            checksum="",
             spans=[Span("sync", start, end)],
         )
 

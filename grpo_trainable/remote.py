@@ -85,7 +85,7 @@ class RayRuntime:
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
-        if done:
+        if done and len(by_ref) > 1:
             # Whatever else is ready by now is taken along.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]

@@ -30,12 +30,11 @@ from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import (
-    PolicyWeights,
+    LiveWeights,
     RolloutGroup,
     TrainBatch,
     checksum,
     collate,
-    storage_checksum,
 )
 from grpo_trainable.timers import Span, StageClock, now
 
@@ -43,7 +42,7 @@ from grpo_trainable.timers import Span, StageClock, now
 class WeightSender(Protocol):
     """What the learner needs of a transport."""
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any: ...
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any: ...
 
     def release(self, before_round: int) -> None: ...
 
@@ -134,7 +133,6 @@ class Published:
     handle: Any
     version: int
     round: int
-    checksum: str
     spans: list[Span]
 
 
@@ -180,7 +178,8 @@ class Learner:
         model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.policy = model.to(self._desk.device)
         self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
-        self._reference_checksum = checksum(unique_parameters(self.policy))
+        self._parameters = unique_parameters(self.policy)
+        self._reference_checksum = checksum(self._parameters)
         self.reference = None
         if config.loss.kl_coef > 0 or config.loss.kl_monitor:
             reference, _ = build_policy(config.model.preset, config.model.path, config.seed)
@@ -278,7 +277,7 @@ class Learner:
         the round `needed_from` on are still in use, or on their way."""
         with self._desk.call():
             with self._desk.clock("sync"):
-                weights = self.weights()
+                weights = self._weights()
                 self._sender.release(needed_from)
                 handle = self._sender.publish(weights, self._frozen())
             spans = self._desk.clock.take()
@@ -286,31 +285,20 @@ class Learner:
             handle=handle,
             version=weights.version,
             round=weights.round,
-            checksum=weights.checksum,
             spans=spans,
         )
 
     def _frozen(self) -> list[str]:
-        return [n for n, p in unique_parameters(self.policy).items() if not p.requires_grad]
+        return [n for n, p in self._parameters.items() if not p.requires_grad]
 
     def staged(self, round_: int) -> list[Tensor]:
         """The published snapshot of this round, for a transport that has the learner send it."""
         return cast("StagingSender", self._sender).staged(round_)
 
-    def weights(self) -> PolicyWeights:
-        """In the type in which they travel; where that is theirs, the live ones, which the next
-        gradient step changes."""
+    def _weights(self) -> LiveWeights:
         dtype = getattr(torch, self.config.transport_dtype)
-        tensors = {
-            name: parameter.detach().to(dtype)
-            for name, parameter in unique_parameters(self.policy).items()
-        }
-        return PolicyWeights(
-            version=self.version,
-            round=self.round,
-            checksum=storage_checksum(tensors),
-            tensors=tensors,
-        )
+        tensors = {name: p.detach().to(dtype) for name, p in self._parameters.items()}
+        return LiveWeights(version=self.version, round=self.round, tensors=tensors)
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """(groups, G)"""
@@ -487,13 +475,13 @@ class Learner:
 
     def state(self) -> LearnerState:
         optimizer = {}
-        for name, parameter in unique_parameters(self.policy).items():
+        for name, parameter in self._parameters.items():
             for key, value in self.optimizer.state[parameter].items():
                 optimizer[f"{name}/{key}"] = value.detach().cpu().clone()
         return LearnerState(
             policy={
                 name: parameter.detach().cpu().clone()
-                for name, parameter in unique_parameters(self.policy).items()
+                for name, parameter in self._parameters.items()
             },
             optimizer=optimizer,
             counters={
@@ -517,8 +505,8 @@ class Learner:
                 f"model.preset={self.config.model.preset}, model.path={self.config.model.path} "
                 f"give has {self._reference_checksum}"
             )
-        copy_parameters(self.policy, state.policy, source="checkpoint")
-        for name, parameter in unique_parameters(self.policy).items():
+        copy_parameters(self._parameters, state.policy, source="checkpoint")
+        for name, parameter in self._parameters.items():
             prefix = f"{name}/"
             self.optimizer.state[parameter] = {
                 key.removeprefix(prefix): _stored_like(parameter, value)

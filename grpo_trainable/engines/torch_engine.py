@@ -46,6 +46,7 @@ class TorchEngine:
         sampled so far (AReaL, arXiv 2505.24298); without, the cache stays as the older weights left
         it (PipelineRL, arXiv 2509.19128)."""
         self.model = model.requires_grad_(False)
+        self._parameters = unique_parameters(model)
         self.eos_id = eos_id
         self.pad_id = pad_id
         self.seed = seed
@@ -69,15 +70,14 @@ class TorchEngine:
         Raises:
             RuntimeError: what stands in the model afterwards has another checksum.
         """
-        adopt_parameters(self.model, weights.tensors, source=f"weights version {weights.version}")
-        parameters = unique_parameters(self.model)
+        source = f"weights version {weights.version}"
+        adopt_parameters(self._parameters, weights.tensors, source=source)
         arrived = storage_checksum(
-            {name: parameters[name].to(sent.dtype) for name, sent in weights.tensors.items()}
+            {name: self._parameters[name].to(sent.dtype) for name, sent in weights.tensors.items()}
         )
         if arrived != weights.checksum:
             raise RuntimeError(
-                f"weights version {weights.version} arrived torn: "
-                f"checksum {arrived}, published {weights.checksum}"
+                f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
             )
         self._version, self._round = weights.version, weights.round
         self._loads += 1

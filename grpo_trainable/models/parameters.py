@@ -14,35 +14,42 @@ def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters())
 
 
-def copy_parameters(model: torch.nn.Module, tensors: dict[str, Tensor], *, source: str) -> None:
-    """Copies `tensors` into the model's own storage.
+def copy_parameters(
+    parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, source: str
+) -> None:
+    """Copies `tensors` into a model's own storage.
 
     Raises:
         ValueError: names or shapes do not match exactly; nothing has been copied then.
     """
-    parameters = _matching(model, tensors, source)
+    _match(parameters, tensors, source)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
 
 
-def adopt_parameters(model: torch.nn.Module, tensors: dict[str, Tensor], *, source: str) -> None:
-    """Makes `tensors` the model's parameters: their memory becomes its, copied only where type or
+def adopt_parameters(
+    parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, source: str
+) -> None:
+    """Makes `tensors` a model's parameters: their memory becomes its, copied only where type or
     device are others, or where it is not aligned as torch's own is. Nothing is written to what
     was adopted, which may be read-only.
 
     Raises:
         ValueError: as `copy_parameters`.
     """
-    for name, parameter in _matching(model, tensors, source).items():
+    _match(parameters, tensors, source)
+    for name, parameter in parameters.items():
         tensor = tensors[name].to(device=parameter.device, dtype=parameter.dtype)
         aligned = tensor.data_ptr() % ALIGNMENT == 0
         parameter.data = tensor if aligned else tensor.clone()
 
 
-def _matching(model: torch.nn.Module, tensors: dict[str, Tensor], source: str) -> dict[str, Tensor]:
-    """The model's parameters, which have the names and shapes of `tensors`."""
-    parameters = unique_parameters(model)
+def _match(parameters: dict[str, Tensor], tensors: dict[str, Tensor], source: str) -> None:
+    """
+    Raises:
+        ValueError: names or shapes are not the same.
+    """
     if parameters.keys() != tensors.keys():
         odd = sorted(parameters.keys() ^ tensors.keys())
         raise ValueError(f"{source}: parameters do not match the model, first at {odd[0]!r}")
@@ -52,4 +59,3 @@ def _matching(model: torch.nn.Module, tensors: dict[str, Tensor], source: str) -
                 f"{source}: {name} is {tuple(tensors[name].shape)}, "
                 f"the model's is {tuple(parameter.shape)}"
             )
-    return parameters

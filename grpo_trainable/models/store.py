@@ -58,7 +58,7 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{weights_file}: not a readable safetensors file ({error})") from error
     model = TransformerLM(config)
-    copy_parameters(model, tensors, source=str(weights_file))
+    copy_parameters(unique_parameters(model), tensors, source=str(weights_file))
     return model, tokenizer
 
 

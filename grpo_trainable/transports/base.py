@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from grpo_trainable.calls import Unreached
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
 
 class TransportError(Unreached):
@@ -14,11 +15,13 @@ class TransportError(Unreached):
 
 
 class Sender(Protocol):
-    def publish(self, weights: PolicyWeights) -> Any:
-        """Takes a snapshot and returns the handle that receivers fetch it by.
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
+        """Takes a snapshot, with its checksum, and returns the handle that receivers fetch it by.
 
         The tensors given are the learner's own and change after this call; what was published
         never does, until it is released. The handle is small and travels through actor calls.
+        Receivers have those named in `frozen` already: they are in the checksum, and need not
+        travel.
         """
         ...
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import Receiver, Sender
 from grpo_trainable.transports.object_store import (
     ObjectStoreReceiver,
@@ -35,7 +35,7 @@ class FrozenApartSender:
         self._names: frozenset[str] = frozenset()
         self._frozen: StoredWeights | None = None
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Apart:
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
         """Tensors named in `frozen` are those of the last publication."""
         names = frozenset(frozen)
         if names != self._names:
@@ -43,9 +43,7 @@ class FrozenApartSender:
         if names and self._frozen is None:
             still = {name: weights.tensors[name] for name in names}
             self._frozen = self._store.publish(replace(weights, tensors=still))
-        moving = {name: t for name, t in weights.tensors.items() if name not in names}
-        handle = self._trained.publish(replace(weights, tensors=moving))
-        return Apart(trained=handle, frozen=self._frozen)
+        return Apart(trained=self._trained.publish(weights, names), frozen=self._frozen)
 
     def staged(self, round_: int) -> list[Tensor]:
         return self._trained.staged(round_)  # type: ignore[attr-defined]

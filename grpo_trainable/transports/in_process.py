@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 
-from grpo_trainable.rollout import PolicyWeights
+import torch
+
+from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
 
 
 class InProcess:
@@ -17,9 +18,14 @@ class InProcess:
     def __init__(self) -> None:
         self._newest: PolicyWeights | None = None
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> int:
-        tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-        self._newest = replace(weights, tensors=tensors)
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> int:
+        copies = {name: torch.empty_like(tensor) for name, tensor in weights.tensors.items()}
+        self._newest = PolicyWeights(
+            version=weights.version,
+            round=weights.round,
+            checksum=storage_checksum(weights.tensors, copies),
+            tensors=copies,
+        )
         return weights.version
 
     def release(self, before_round: int) -> None:

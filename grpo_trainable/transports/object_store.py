@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
 
 
@@ -51,9 +52,14 @@ class ObjectStoreSender:
     Torch tensors take three to five times as long.
     """
 
-    def publish(self, weights: PolicyWeights) -> StoredWeights:
-        arrays = {name: _as_array(tensor) for name, tensor in weights.tensors.items()}
-        return StoredWeights(ray.put((weights.version, weights.round, weights.checksum, arrays)))
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> StoredWeights:
+        checksum = storage_checksum(weights.tensors)
+        arrays = {
+            name: _as_array(tensor)
+            for name, tensor in weights.tensors.items()
+            if name not in frozen
+        }
+        return StoredWeights(ray.put((weights.version, weights.round, checksum, arrays)))
 
     def release(self, before_round: int) -> None:
         """Ray frees an object when the last reference to it and to its memory is gone."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.models.parameters import ALIGNMENT
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
 
 _one_at_a_time = Lock()  # a deposit is fetched by another thread
 S = TypeVar("S", bound="Slot")
@@ -35,6 +37,31 @@ class Place:
         return flat.as_strided(self.shape, self.stride)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where everything lies in a buffer. It is the same one round after the other, so that its
+    pickle is made once, and read once in every process."""
+
+    places: tuple[Place, ...]
+    size: int  # bytes of the buffer
+
+    def of(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The tensors in `buffer`, which is (size,) uint8, by name."""
+        return {place.name: place.of(buffer) for place in self.places}
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps((self.places, self.size))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._pickled,)
+
+
+@lru_cache(maxsize=64)
+def _unpickled(pickled: bytes) -> Layout:
+    return Layout(*pickle.loads(pickled))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """A snapshot but for its bytes: what a handle says of it."""
@@ -42,22 +69,22 @@ class Packed:
     version: int
     round: int
     checksum: str
-    places: tuple[Place, ...]
+    layout: Layout
 
     def unpacked(self, buffer: Tensor) -> PolicyWeights:
-        """`buffer`: the (bytes,) uint8 that the snapshot was packed into, or a copy."""
+        """`buffer`: the (size,) uint8 that the snapshot was packed into, or a copy."""
         return PolicyWeights(
             version=self.version,
             round=self.round,
             checksum=self.checksum,
-            tensors={place.name: place.of(buffer) for place in self.places},
+            tensors=self.layout.of(buffer),
         )
 
 
 class Slot(Protocol):
     """Memory for one snapshot, laid out for the tensors that it was made for."""
 
-    places: tuple[Place, ...]
+    layout: Layout
     round: int | None  # of what is in it; None: nothing that anybody may still read
 
 
@@ -66,7 +93,7 @@ class Slots(Generic[S]):
     in it was released, and until then, as beside a slow generator, there are more."""
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """`make(places, size, *more)`; `more` is what `take` was given besides."""
+        """`make(layout, *more)`; `more` is what `take` was given besides."""
         self._make = make
         self._slots: list[S] = []
 
@@ -76,14 +103,14 @@ class Slots(Generic[S]):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def take(self, round_: int, places: tuple[Place, ...], size: int, *more: Any) -> S:
-        """One for a snapshot of this round, of `size` bytes."""
+    def take(self, round_: int, layout: Layout, *more: Any) -> S:
+        """One for a snapshot of this round."""
         with _one_at_a_time:
             for slot in self._slots:
-                if slot.round is None and slot.places == places:
+                if slot.round is None and slot.layout == layout:
                     slot.round = round_
                     return slot
-            slot = self._make(places, size, *more)
+            slot = self._make(layout, *more)
             slot.round = round_
             self._slots.append(slot)
             return slot
@@ -102,31 +129,33 @@ class Slots(Generic[S]):
         self._slots = []
 
 
-def layout(tensors: Mapping[str, Tensor], start: int = 0) -> tuple[tuple[Place, ...], int]:
-    """Where each tensor goes from byte `start` on, by name, and where the last one ends."""
+def layout_for(
+    tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
+) -> Layout:
+    """From byte `start` on, by name, each as it is stored but for gaps."""
+    stored = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
+    return _laid_out(tuple((name, t.shape, t.stride(), t.dtype) for name, t in stored), start)
+
+
+@lru_cache(maxsize=64)
+def _laid_out(
+    stored: tuple[tuple[str, torch.Size, tuple[int, ...], torch.dtype], ...], start: int
+) -> Layout:
     places, offset = [], start
-    for name in sorted(tensors):
-        dense = torch.empty_like(tensors[name], device="meta")  # in the same order of dimensions
-        places.append(
-            Place(
-                name=name,
-                offset=offset,
-                shape=tuple(dense.shape),
-                stride=dense.stride(),
-                dtype=dense.dtype,
-            )
-        )
+    for name, shape, stride, dtype in stored:
+        dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))
+        stride = dense.stride()
+        places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
         offset += -(-dense.nbytes // ALIGNMENT) * ALIGNMENT
-    return tuple(places), offset
+    return Layout(tuple(places), offset)
 
 
-def pack(weights: PolicyWeights, views: Sequence[Tensor], places: Sequence[Place]) -> Packed:
-    """Copies the weights into `views`, one a place."""
-    for place, view in zip(places, views, strict=True):
-        view.copy_(weights.tensors[place.name])
+def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
+    """Copies the weights into `views` of a buffer that is laid out so; those that have no place
+    there are in the checksum only."""
     return Packed(
         version=weights.version,
         round=weights.round,
-        checksum=weights.checksum,
-        places=tuple(places),
+        checksum=storage_checksum(weights.tensors, copies=views),
+        layout=layout,
     )

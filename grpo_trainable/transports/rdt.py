@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another class before Python 3.11
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 from ray.util.collective.const import get_store_name
 from torch import Tensor
 
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.object_store import get_in_time
-from grpo_trainable.transports.packing import Packed, Place, Slots, layout, pack
+from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 
 ONE_SIDED = ("nixl", "cuda_ipc")
 TWO_SIDED = ("gloo", "nccl")
@@ -40,20 +40,18 @@ class DirectWeights:
 
     packed: Packed
     ref: Any
-    size: int  # bytes
 
 
 class _Buffer:
     """Memory for one snapshot; for nixl it is registered once, which takes longer than a copy."""
 
-    def __init__(
-        self, places: tuple[Place, ...], size: int, device: torch.device, register: bool
-    ) -> None:
-        self.places = places
+    def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
+        self.layout = layout
         self.round: int | None = None
-        self.bytes = torch.zeros(size, dtype=torch.uint8, device=device)  # zeros: all pages there
-        self.views = [place.of(self.bytes) for place in places]
-        self.ref: Any = None  # by which Ray knows it while it is published
+        # Zeros: all pages are there.
+        self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
+        self.views = layout.of(self.bytes)
+        self.ref: Any = None  # by which one-sided transports find it
         self._registered = register
         if register:
             experimental.register_nixl_memory(self.bytes)
@@ -78,20 +76,46 @@ class _PackingSender:
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
     def release(self, before_round: int) -> None:
-        for buffer in self._slots.release(before_round):
-            buffer.ref = None
+        self._slots.release(before_round)
 
     def close(self) -> None:
         _close(self._slots)
 
-    def _pack(self, weights: PolicyWeights) -> tuple[_Buffer, Packed]:
+    def _take(self, weights: LiveWeights, frozen: Collection[str]) -> _Buffer:
+        device = next(iter(weights.tensors.values())).device
+        layout = layout_for(weights.tensors, frozen)
+        return self._slots.take(weights.round, layout, device, self.name == "nixl")
+
+    def _fill(self, buffer: _Buffer, weights: LiveWeights) -> Packed:
+        packed = pack(weights, buffer.views, buffer.layout)
+        if buffer.bytes.is_cuda:
+            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads it on a stream of its own
+        return packed
+
+
+class OneSidedSender(_PackingSender):
+    """Receivers read a buffer as it is when they fetch, so that it needs one reference for all that
+    is ever published in it. Of a reference that comes from `ray.put` Ray 2.60 keeps what it needs
+    to fetch it, 10 KB, in every process that has heard of it, for good (issue #57962 in its code).
+    """
+
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
+        buffer = self._take(weights, frozen)
+        packed = self._fill(buffer, weights)
+        if buffer.ref is None:
+            buffer.ref = ray.put([buffer.bytes], _tensor_transport=self.name)
+        return DirectWeights(packed=packed, ref=buffer.ref)
+
+
+class TwoSidedSender(_PackingSender):
+    """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
+
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
         """
         Raises:
             TransportError: Ray still holds what was in the buffer.
         """
-        device = next(iter(weights.tensors.values())).device
-        places, size = layout(weights.tensors)
-        buffer = self._slots.take(weights.round, places, size, device, self.name == "nixl")
+        buffer = self._take(weights, frozen)
         try:
             # Everybody has fetched what was in it; Ray hears of it a moment later.
             experimental.wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
@@ -100,25 +124,7 @@ class _PackingSender:
                 f"transport={self.name}: Ray still holds a snapshot that nobody needs any more, "
                 f"after {FREED_DEADLINE_S:g} s"
             ) from error
-        packed = pack(weights, buffer.views, buffer.places)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # Ray reads it on a stream of its own
-        return buffer, packed
-
-
-class OneSidedSender(_PackingSender):
-    def publish(self, weights: PolicyWeights) -> DirectWeights:
-        buffer, packed = self._pack(weights)
-        buffer.ref = ray.put([buffer.bytes], _tensor_transport=self.name)
-        return DirectWeights(packed=packed, ref=buffer.ref, size=len(buffer.bytes))
-
-
-class TwoSidedSender(_PackingSender):
-    """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
-
-    def publish(self, weights: PolicyWeights) -> Packed:
-        _, packed = self._pack(weights)
-        return packed
+        return self._fill(buffer, weights)
 
     def staged(self, round_: int) -> list[Tensor]:
         """The snapshot of this round, to be sent."""
@@ -138,7 +144,7 @@ class NixlReceiver:
 
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
         packed, device = handle.packed, torch.device(self._device)
-        buffer = self._slots.take(packed.round, packed.places, handle.size, device, True)
+        buffer = self._slots.take(packed.round, packed.layout, device, True)
         experimental.set_target_for_ref(handle.ref, [buffer.bytes])
         get_in_time(handle.ref, self.deadline_s, self.name)
         return packed.unpacked(buffer.bytes)
@@ -157,16 +163,21 @@ class CudaIpcReceiver:
 
     def __init__(self, deadline_s: float) -> None:
         self.deadline_s = deadline_s
+        self._buffers: dict[Any, Tensor] = {}  # by reference
 
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
-        (buffer,) = get_in_time(handle.ref, self.deadline_s, self.name)
+        buffer = self._buffers.get(handle.ref)
+        if buffer is None:
+            (buffer,) = get_in_time(handle.ref, self.deadline_s, self.name)
+            self._buffers[handle.ref] = buffer
         return handle.packed.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
         """The sender's buffers are the sender's."""
 
     def close(self) -> None:
-        pass
+        """Memory goes with its last tensor."""
+        self._buffers = {}
 
 
 class TwoSidedReceiver:

@@ -12,15 +12,16 @@ import mmap
 import os
 import secrets
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
-from grpo_trainable.transports.packing import Packed, Place, Slots, layout, pack
+from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 
 HEADER = struct.Struct("=16sq")  # the slot's token; which publication is in it, or WRITING
 HEADER_BYTES = 4096
@@ -34,7 +35,6 @@ class SharedWeights:
     pid: int
     fd: int
     token: bytes
-    size: int  # bytes of the file
     publication: int
     packed: Packed
 
@@ -42,26 +42,27 @@ class SharedWeights:
 class _Slot:
     """One file, laid out for the tensors that it was made for."""
 
-    def __init__(self, places: tuple[Place, ...], size: int) -> None:
-        self.places, self.size = places, size
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
         self.token = secrets.token_bytes(16)
         self.round: int | None = None
         self.fd = -1
         try:
             self.fd = os.memfd_create("grpo-weights", os.MFD_CLOEXEC)
-            os.ftruncate(self.fd, size)
-            self._map = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            os.ftruncate(self.fd, layout.size)
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._map = mmap.mmap(self.fd, layout.size, flags=flags)
         except OSError as error:
             if self.fd >= 0:
                 os.close(self.fd)
             raise TransportError(
-                f"transport=shm: no {size:,} bytes of shared memory ({error.strerror})"
+                f"transport=shm: no {layout.size:,} bytes of shared memory ({error.strerror})"
             ) from error
-        self._views = [place.of(_bytes(self._map)) for place in places]
+        self._views = layout.of(_bytes(self._map))
 
-    def write(self, publication: int, weights: PolicyWeights) -> Packed:
+    def write(self, publication: int, weights: LiveWeights) -> Packed:
         HEADER.pack_into(self._map, 0, self.token, WRITING)
-        packed = pack(weights, self._views, self.places)
+        packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
         return packed
 
@@ -77,19 +78,19 @@ class ShmSender:
         self.slots = Slots(_Slot)
         self._publication = 0
 
-    def publish(self, weights: PolicyWeights) -> SharedWeights:
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> SharedWeights:
         """
         Raises:
             TransportError: the system gives no memory.
         """
-        slot = self.slots.take(weights.round, *layout(weights.tensors, start=HEADER_BYTES))
+        layout = layout_for(weights.tensors, frozen, start=HEADER_BYTES)
+        slot = self.slots.take(weights.round, layout)
         self._publication += 1
         return SharedWeights(
             packed=slot.write(self._publication, weights),
             pid=os.getpid(),
             fd=slot.fd,
             token=slot.token,
-            size=slot.size,
             publication=self._publication,
         )
 
@@ -146,7 +147,7 @@ def _open(handle: SharedWeights) -> mmap.mmap:
         ) from error
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        mapped = mmap.mmap(fd, handle.size, flags=flags, prot=mmap.PROT_READ)
+        mapped = mmap.mmap(fd, handle.packed.layout.size, flags=flags, prot=mmap.PROT_READ)
     except (OSError, ValueError) as error:
         raise TransportError(f"transport=shm: {path} cannot be mapped ({error})") from error
     finally:

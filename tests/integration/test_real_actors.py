@@ -18,12 +18,12 @@ from grpo_trainable.actors.generator import Deposited, Generator, ScoredUnit
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.models.parameters import copy_parameters
+from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy, read_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, collate
+from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate
 from grpo_trainable.transports import ShmReceiver, ShmSender
 from grpo_trainable.transports.shm import SharedWeights
 
@@ -44,7 +44,7 @@ class Kept(ShmSender):
         super().__init__()
         self.snapshots: dict[int, dict[str, torch.Tensor]] = {}
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> SharedWeights:
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> SharedWeights:
         self.snapshots[weights.version] = {n: t.clone() for n, t in weights.tensors.items()}
         return super().publish(weights)
 
@@ -258,7 +258,7 @@ def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[Rollo
         if config.weight_update == "in_flight":
             versions = versions[:1]
         for version in versions:
-            copy_parameters(model, kept.snapshots[version], source="snapshot")
+            copy_parameters(unique_parameters(model), kept.snapshots[version], source="snapshot")
             with torch.no_grad():
                 log_probs, _ = response_log_probs(
                     model,

@@ -25,7 +25,7 @@ from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, storage_checksum
 from grpo_trainable.transports import (
     ShmReceiver,
     ShmSender,
@@ -81,11 +81,10 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 class Live(ShmSender):
     """What no transport may do: the learner's own memory is what receivers see."""
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> Any:
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
         handle = super().publish(weights)
         (slot,) = self.slots
-        for place, view in zip(slot.places, slot._views, strict=True):
-            weights.tensors[place.name] = view
+        weights.tensors.update(slot._views)
         return handle
 
 
@@ -162,12 +161,10 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
     for round_ in range(3):
         tensors["moving"] += 1
         checksum = storage_checksum(tensors)
-        weights = PolicyWeights(
-            version=round_, round=round_, checksum=checksum, tensors=dict(tensors)
-        )
+        weights = LiveWeights(version=round_, round=round_, tensors=tensors)
         handles.append(sender.publish(weights, frozen=["still"]))
         fetched.append(receiver.fetch(handles[-1]))
-        assert storage_checksum(fetched[-1].tensors) == checksum
+        assert storage_checksum(fetched[-1].tensors) == fetched[-1].checksum == checksum
     assert len({id(handle.frozen) for handle in handles}) == 1
     # The generator counts what is another tensor than before.
     assert len({id(weights.tensors["still"]) for weights in fetched}) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
 
 
 def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
@@ -47,9 +46,14 @@ class Mailbox:
     def __init__(self) -> None:
         self.snapshots: dict[int, PolicyWeights] = {}
 
-    def publish(self, weights: PolicyWeights, frozen: Collection[str] = ()) -> int:
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> int:
         tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-        self.snapshots[weights.version] = replace(weights, tensors=tensors)
+        self.snapshots[weights.version] = PolicyWeights(
+            version=weights.version,
+            round=weights.round,
+            checksum=storage_checksum(tensors),
+            tensors=tensors,
+        )
         return weights.version
 
     def release(self, before_round: int) -> None:

@@ -302,7 +302,7 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     state = worker.state()
     other = Colocated(config, InProcess())
     other.load_state(state)
-    assert other.publish().checksum == worker.publish().checksum
+    assert all(other.state().policy[name].equal(w) for name, w in state.policy.items())
     worker.close()
     other.close()
 

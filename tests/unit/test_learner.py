@@ -110,7 +110,7 @@ def test_gradient_step_after_publish_does_not_change_published_weights(policy_pa
     again = pair.generator.load(published.handle)
     assert (again.version, again.round) == (0, 0)
     sampled_with = unique_parameters(pair.generator.engine.model)
-    assert storage_checksum(sampled_with) == published.checksum == storage_checksum(before)
+    assert storage_checksum(sampled_with) == storage_checksum(before)
 
 
 def test_generator_has_the_published_weights_bit_for_bit(policy_path: str) -> None:

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from grpo_trainable import rollout
 from grpo_trainable.rollout import (
     RolloutGroup,
     TrainBatch,
@@ -155,6 +156,41 @@ def test_storage_checksum_catches_blocks_of_another_version():
 def test_storage_checksum_catches_the_same_bytes_read_by_column():
     square = torch.arange(4.0).view(2, 2)
     assert storage_checksum({"a": square.t()}) != storage_checksum({"a": square})
+
+
+LAYOUTS = {
+    "by_row": lambda t: t,
+    "by_column": lambda t: t.t().contiguous().t(),
+    "every_other": lambda t: t.repeat_interleave(2, dim=1)[:, ::2],
+    "askew": lambda t: torch.cat((torch.zeros(1), t.flatten()))[1:].view(t.shape),
+    "of_one_row": lambda t: t[:1],
+    "empty": lambda t: t[:0],
+    "short": lambda t: t.to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("stored", LAYOUTS)
+@pytest.mark.parametrize("room", ["empty_like", "by_row"])
+def test_what_is_copied_on_the_way_has_the_checksum_that_was_taken(stored, room, monkeypatch):
+    monkeypatch.setattr(rollout, "PIECE_BYTES", 2 * rollout.BLOCK_BYTES)
+    tensor = LAYOUTS[stored](torch.randn(70, 100))
+    tensors = {"a": tensor, "left_out": torch.randn(5000)}
+    by_row = torch.empty(tensor.shape, dtype=tensor.dtype)
+    copy = torch.empty_like(tensor) if room == "empty_like" else by_row
+    before = copy.stride()
+    whole = storage_checksum(tensors)
+    assert storage_checksum(tensors, copies={"a": copy}) == whole
+    assert copy.equal(tensor)
+    assert copy.stride() == before
+    if copy.stride() == torch.empty_like(tensor).stride():
+        assert storage_checksum(tensors | {"a": copy}) == whole
+
+
+def test_storage_checksum_does_not_depend_on_the_pieces(monkeypatch):
+    tensors = {"a": torch.randn(70, 100)}
+    whole = storage_checksum(tensors)
+    monkeypatch.setattr(rollout, "PIECE_BYTES", rollout.BLOCK_BYTES)
+    assert storage_checksum(tensors) == whole
 
 
 def test_storage_checksum_is_that_of_what_is_there_not_of_where_it_lies():

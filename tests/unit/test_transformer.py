@@ -253,7 +253,7 @@ def test_copying_refuses_before_it_changes_anything():
     last = list(tensors)[-1]
     tensors[last] = tensors[last][:-1]
     with pytest.raises(ValueError, match=f"snapshot: {last} is"):
-        copy_parameters(model, tensors, source="snapshot")
+        copy_parameters(unique_parameters(model), tensors, source="snapshot")
     for name, parameter in unique_parameters(model).items():
         assert torch.equal(parameter, before[name])
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.rollout import PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
 from grpo_trainable.transports import (
     InProcess,
     ShmReceiver,
@@ -43,13 +43,8 @@ def live(scale: float = 1.0) -> dict[str, Tensor]:
     }
 
 
-def weights(tensors: dict[str, Tensor], round_: int = 0) -> PolicyWeights:
-    return PolicyWeights(
-        version=10 * round_,
-        round=round_,
-        checksum=storage_checksum(tensors),
-        tensors=tensors,
-    )
+def weights(tensors: dict[str, Tensor], round_: int = 0) -> LiveWeights:
+    return LiveWeights(version=10 * round_, round=round_, tensors=tensors)
 
 
 def assert_arrived(fetched: PolicyWeights, tensors: dict[str, Tensor]) -> None:
@@ -94,9 +89,9 @@ def test_what_is_published_does_not_change_with_the_learner(make: Any) -> None:
 def test_the_live_tensors_by_themselves_would_be_torn() -> None:
     """That the checksum sees what a transport that hands out live parameters would do."""
     tensors = live()
-    published = weights(tensors)
+    published = storage_checksum(tensors)
     tensors["by_column"][3] += 1
-    assert storage_checksum(published.tensors) != published.checksum
+    assert storage_checksum(tensors) != published
 
 
 def test_slot_is_written_again_only_when_its_round_is_released(sender: ShmSender) -> None:
@@ -208,11 +203,11 @@ KILLED_SENDER = """
 import pickle
 import time
 import torch
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.transports import ShmSender
 sender = ShmSender()
 a = {"a": torch.arange(5000.0)}
-handle = sender.publish(PolicyWeights(version=1, round=1, checksum="", tensors=a))
+handle = sender.publish(LiveWeights(version=1, round=1, tensors=a))
 print(pickle.dumps(handle).hex(), flush=True)
 time.sleep(60)
 """

@@ -18,7 +18,7 @@ from ray import cloudpickle
 from grpo_trainable.calls import OutOfBand, await_call
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, storage_checksum
 from grpo_trainable.transports import (
     Group,
     Sender,
@@ -59,9 +59,7 @@ class Restless:
         with self._publishing:
             self._asked = False
             checksum = storage_checksum(self._tensors)
-            weights = PolicyWeights(
-                version=round_, round=round_, checksum=checksum, tensors=self._tensors
-            )
+            weights = LiveWeights(version=round_, round=round_, tensors=self._tensors)
             self._sender.release(round_ - 1)  # which the generator still uses
             return self._sender.publish(weights), checksum
 
