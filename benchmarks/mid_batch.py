@@ -31,13 +31,13 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from grpo_trainable.actors.generator import Generator
+    from grpo_trainable.checksums import storage_checksum
     from grpo_trainable.config import GRPOConfig
     from grpo_trainable.models.parameters import unique_parameters
     from grpo_trainable.rollout import (
         PolicyWeights,
         Request,
         SamplingLimits,
-        storage_checksum,
     )
 
     torch.set_num_threads(args.threads)

@@ -24,6 +24,7 @@ from grpo_trainable.algo import (
     sequence_kl,
     token_ratio,
 )
+from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
@@ -33,7 +34,6 @@ from grpo_trainable.rollout import (
     LiveWeights,
     RolloutGroup,
     TrainBatch,
-    checksum,
     collate,
 )
 from grpo_trainable.timers import Span, StageClock, now

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import adopt_parameters, unique_parameters
 from grpo_trainable.models.sampling import sample_tokens, uniforms
@@ -18,7 +19,6 @@ from grpo_trainable.rollout import (
     Request,
     RolloutGroup,
     SamplingLimits,
-    storage_checksum,
 )
 
 # Rows that have ended are dropped from the batch once fewer than this share is left: copying the

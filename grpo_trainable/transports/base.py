@@ -18,10 +18,10 @@ class Sender(Protocol):
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any:
         """Takes a snapshot, with its checksum, and returns the handle that receivers fetch it by.
 
-        The tensors given are the learner's own and change after this call; what was published
-        never does, until it is released. The handle is small and travels through actor calls.
-        Receivers have those named in `frozen` already: they are in the checksum, and need not
-        travel.
+        The tensors given are the learner's own: they stay as they are during this call and change
+        after it. What was published never does, until it is released. The handle is small and
+        travels through actor calls. Receivers have the tensors named in `frozen` already: these are
+        in the checksum, and need not travel.
         """
         ...
 

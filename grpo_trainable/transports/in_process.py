@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
+from grpo_trainable.checksums import copy_with_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
 
 class InProcess:
@@ -23,7 +24,7 @@ class InProcess:
         self._newest = PolicyWeights(
             version=weights.version,
             round=weights.round,
-            checksum=storage_checksum(weights.tensors, copies),
+            checksum=copy_with_checksum(weights.tensors, copies),
             tensors=copies,
         )
         return weights.version

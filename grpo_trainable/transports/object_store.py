@@ -12,7 +12,8 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
+from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
 
 

@@ -13,8 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from grpo_trainable.checksums import copy_with_checksum
 from grpo_trainable.models.parameters import ALIGNMENT
-from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
 _one_at_a_time = Lock()  # a deposit is fetched by another thread
 S = TypeVar("S", bound="Slot")
@@ -115,15 +116,11 @@ class Slots(Generic[S]):
             self._slots.append(slot)
             return slot
 
-    def release(self, before_round: int) -> list[S]:
-        """Those that became free."""
+    def release(self, before_round: int) -> None:
         with _one_at_a_time:
-            old = [
-                slot for slot in self._slots if slot.round is not None and slot.round < before_round
-            ]
-            for slot in old:
-                slot.round = None
-            return old
+            for slot in self._slots:
+                if slot.round is not None and slot.round < before_round:
+                    slot.round = None
 
     def clear(self) -> None:
         self._slots = []
@@ -133,17 +130,20 @@ def layout_for(
     tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
 ) -> Layout:
     """From byte `start` on, by name, each as it is stored but for gaps."""
-    stored = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
-    return _laid_out(tuple((name, t.shape, t.stride(), t.dtype) for name, t in stored), start)
+    chosen = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
+    stored = tuple((name, tuple(t.shape), t.stride(), t.dtype) for name, t in chosen)
+    return _laid_out(stored, start)
 
 
 @lru_cache(maxsize=64)
 def _laid_out(
-    stored: tuple[tuple[str, torch.Size, tuple[int, ...], torch.dtype], ...], start: int
+    stored: tuple[tuple[str, tuple[int, ...], tuple[int, ...], torch.dtype], ...], start: int
 ) -> Layout:
     places, offset = [], start
     for name, shape, stride, dtype in stored:
-        dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype, device="meta"))
+        # Of a tensor with memory, though nobody touches it: of one on `meta` torch forgets how
+        # dimensions of one element or none are stored.
+        dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
         places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
         offset += -(-dense.nbytes // ALIGNMENT) * ALIGNMENT
@@ -156,6 +156,6 @@ def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> P
     return Packed(
         version=weights.version,
         round=weights.round,
-        checksum=storage_checksum(weights.tensors, copies=views),
+        checksum=copy_with_checksum(weights.tensors, views),
         layout=layout,
     )

@@ -95,8 +95,8 @@ class _PackingSender:
 
 class OneSidedSender(_PackingSender):
     """Receivers read a buffer as it is when they fetch, so that it needs one reference for all that
-    is ever published in it. Of a reference that comes from `ray.put` Ray 2.60 keeps what it needs
-    to fetch it, 10 KB, in every process that has heard of it, for good (issue #57962 in its code).
+    is ever published in it. With one a publication memory would grow: every process that borrows a
+    reference of `ray.put` keeps what Ray 2.60 needs to fetch it, 10 KB, for good (its #57962).
     """
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
@@ -157,7 +157,8 @@ class NixlReceiver:
 
 
 class CudaIpcReceiver:
-    """Sees the sender's own buffer: both are on one GPU, and nothing is copied."""
+    """Sees the sender's own buffers: both are on one GPU, and nothing is copied. Each is opened
+    once, and kept until `close`."""
 
     name = "cuda_ipc"
 

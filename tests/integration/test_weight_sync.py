@@ -21,11 +21,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from weight_lines import Line, Reader, Restless
 
 from grpo_trainable.calls import ActorFailed, ActorLost, await_call
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import LiveWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.transports import (
     ShmReceiver,
     ShmSender,

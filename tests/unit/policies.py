@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
-from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
 
 def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:

@@ -303,6 +303,7 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     other = Colocated(config, InProcess())
     other.load_state(state)
     assert all(other.state().policy[name].equal(w) for name, w in state.policy.items())
+    assert other.load(other.publish().handle).version == 1
     worker.close()
     other.close()
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
 
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
-FOUNDATION = {"config", "rollout", "algo", "models", "tasks", "installed"}
+FOUNDATION = {"config", "rollout", "checksums", "algo", "models", "tasks", "installed"}
 CLOCKS = {"timers", "metrics"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE

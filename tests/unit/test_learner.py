@@ -16,6 +16,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Drift, GradientStep, Learner
 from grpo_trainable.algo import KL_ESTIMATORS
+from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import unique_parameters
@@ -23,7 +24,7 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import RolloutGroup, TrainBatch, checksum, storage_checksum
+from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports import InProcess
 
 Weights = dict[str, Tensor]

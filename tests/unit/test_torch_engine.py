@@ -7,6 +7,7 @@ import pytest
 import torch
 from policies import sharpened
 
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.engines import torch_engine
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.kv_cache import decode, prefill
@@ -19,7 +20,6 @@ from grpo_trainable.rollout import (
     RolloutGroup,
     SamplingLimits,
     collate,
-    storage_checksum,
 )
 
 VOCAB, EOS, PAD = 50, 0, 1

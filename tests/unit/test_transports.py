@@ -17,8 +17,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.rollout import LiveWeights, PolicyWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports import (
     InProcess,
     ShmReceiver,
@@ -26,19 +27,23 @@ from grpo_trainable.transports import (
     TransportError,
     check_together,
     choose_transport,
+    rdt,
 )
 from grpo_trainable.transports.choice import Preflight
+from grpo_trainable.transports.rdt import CudaIpcReceiver, OneSidedSender
 from grpo_trainable.transports.shm import SharedWeights
 
 
 def live(scale: float = 1.0) -> dict[str, Tensor]:
-    """Of several types and layouts, one without elements, one without dimensions."""
+    """Of several types and layouts, some without elements, one without dimensions."""
     generator = torch.Generator().manual_seed(3)
     return {
         "by_row": scale * torch.randn(7, 5, generator=generator),
         "by_column": (scale * torch.randn(300, 40, generator=generator)).t(),
         "short": (scale * torch.randn(33, generator=generator)).to(torch.bfloat16),
         "empty": torch.zeros(0, 4),
+        "empty_askew": torch.zeros(5, 0, 3).permute(2, 0, 1),
+        "one_row": (scale * torch.randn(1, 77, generator=generator)).as_strided((1, 77), (1, 1)),
         "scalar": torch.tensor(float(scale)),
     }
 
@@ -71,7 +76,17 @@ def test_weights_arrive_with_their_version_round_and_layout(sender: ShmSender) -
     fetched = ShmReceiver().fetch(sender.publish(weights(tensors, round_=3)))
     assert (fetched.version, fetched.round) == (30, 3)
     assert_arrived(fetched, tensors)
-    assert fetched.tensors["by_column"].stride() == (1, 40)
+    # Or a copy would not be of bytes, and summing it takes a pass of its own.
+    for name, tensor in tensors.items():
+        assert fetched.tensors[name].stride() == tensor.stride()
+
+
+def test_layout_is_read_once_in_a_process(sender: ShmSender) -> None:
+    first, second = (
+        pickle.loads(pickle.dumps(sender.publish(weights(live(), round_=r)))) for r in range(2)
+    )
+    assert first.packed.layout is second.packed.layout
+    assert first.packed.round != second.packed.round
 
 
 @pytest.mark.parametrize("make", [InProcess, ShmSender])
@@ -119,6 +134,25 @@ def test_weights_of_another_shape_get_a_slot_of_their_own(sender: ShmSender) -> 
     second = sender.publish(weights(other, round_=1))
     assert second.fd != first.fd
     assert_arrived(ShmReceiver().fetch(second), other)
+
+
+def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever borrows a reference keeps what Ray told of it for good."""
+    put: list[list[Tensor]] = []
+
+    def number(value: list[Tensor], _tensor_transport: str) -> int:
+        put.append(value)
+        return len(put) - 1
+
+    monkeypatch.setattr(rdt.ray, "put", number)
+    monkeypatch.setattr(rdt, "get_in_time", lambda ref, *rest: put[ref])
+    sender, receiver, tensors = OneSidedSender("cuda_ipc"), CudaIpcReceiver(60.0), live()
+    for round_ in range(20):
+        for tensor in tensors.values():
+            tensor += 1
+        assert_arrived(receiver.fetch(sender.publish(weights(tensors, round_))), tensors)
+        sender.release(round_)
+    assert len(put) == 2
 
 
 # ---- Other processes -------------------------------------------------------------------------

@@ -16,9 +16,10 @@ import torch
 from ray import cloudpickle
 
 from grpo_trainable.calls import OutOfBand, await_call
+from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import LiveWeights, storage_checksum
+from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.transports import (
     Group,
     Sender,
