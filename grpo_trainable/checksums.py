@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -33,8 +34,8 @@ def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
     """16 hexadecimal digits that tell torn and mixed-up weights, at the speed of memory.
 
     CRC-32 of names, shapes, types and the order in which dimensions are stored; and CRC-32 of the
-    sums, as 64-bit integers and on the tensors' device, of every 4 KiB as they are stored. What
-    goes unseen is another order of the words within 4 KiB.
+    sums, as 64-bit integers and on the tensors' device, of every 4 KiB as they are stored, then of
+    what the last 4 KiB of each leave. What goes unseen is another order of the words within 4 KiB.
     """
     return copy_with_checksum(tensors, {})
 
@@ -47,21 +48,18 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
     little longer than the copy by itself. Sum and copy then agree whatever else is written to the
     tensor meanwhile: that nobody writes is up to the caller.
     """
-    described = summed = 0
+    described, summed = 0, _Sums()
     for name in sorted(tensors):
-        tensor = tensors[name].detach()
+        tensor, copy = tensors[name].detach(), copies.get(name)
         description, order, dense = _storage(name, tensor.shape, tensor.stride(), tensor.dtype)
         described = zlib.crc32(description, described)
-        copy = copies.get(name)
         room = None
         if copy is not None and dense and copy.stride() == tensor.stride():
             room = _bytes(copy)
         elif copy is not None:
             copy.copy_(tensor)
-        stored = _bytes(tensor if dense else tensor.permute(order).contiguous())
-        for sums in _block_sums(stored, room):
-            summed = zlib.crc32(sums.cpu().numpy(), summed)  # pyright: ignore[reportArgumentType]
-    return f"{described:08x}{summed:08x}"
+        summed.add(_bytes(tensor if dense else tensor.permute(order).contiguous()), room)
+    return f"{described:08x}{summed.crc():08x}"
 
 
 @lru_cache(maxsize=4096)
@@ -82,27 +80,40 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
-def _block_sums(stored: Tensor, room: Tensor | None) -> Iterator[Tensor]:
-    """(blocks,) int64 of one piece of the (bytes,) uint8 after the other, and the bytes that are
-    left. Each piece is copied to `room` once it has been summed."""
-    whole = len(stored) // BLOCK_BYTES * BLOCK_BYTES
-    if whole:
-        words = _words(stored[:whole])
-        # By words: torch takes longer to copy as many single bytes.
-        room_for_words = None if room is None else room[:whole].view(torch.int64)
-        step = PIECE_BYTES // 8 if stored.device.type == "cpu" else len(words)
-        for start in range(0, len(words), step):
-            piece = words[start : start + step]
-            yield piece.view(-1, BLOCK_BYTES // 8).sum(dim=1)
-            if room_for_words is not None:
-                room_for_words[start : start + step].copy_(piece)
-    if whole < len(stored):
-        yield stored[whole:]
-        if room is not None:
-            room[whole:].copy_(stored[whole:])
+def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
+    return memory.split(size) if memory.numel() > size else (memory,)
 
 
-def _words(stored: Tensor) -> Tensor:
-    """int64 of (bytes,) uint8, copied where those do not begin at a word"""
-    askew = stored.data_ptr() % 8 or stored.storage_offset() % 8
-    return (stored.clone() if askew else stored).view(torch.int64)
+class _Sums:
+    """Of blocks, and the bytes that no block is full of: gathered, to leave the device once."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []  # (blocks,) int64 each
+        self._rests: list[Tensor] = []  # (bytes,) uint8 each
+
+    def add(self, stored: Tensor, room: Tensor | None) -> None:
+        """Of (bytes,) uint8; each piece is copied to `room` once it has been summed."""
+        if stored.data_ptr() % 8 or stored.storage_offset() % 8:
+            stored = stored.clone()  # to begin at a word
+        size = PIECE_BYTES if stored.device.type == "cpu" else stored.numel()
+        targets = () if room is None else _pieces(room, size)
+        for piece, target in zip_longest(_pieces(stored, size), targets):
+            rest = piece.numel() % BLOCK_BYTES
+            if rest:
+                piece, left = piece[:-rest], piece[-rest:]
+                self._rests.append(left)
+                if target is not None:
+                    target[-rest:].copy_(left)
+                    target = target[:-rest]
+            if piece.numel():
+                words = piece.view(torch.int64)
+                self._blocks.append(words.view(-1, BLOCK_BYTES // 8).sum(dim=1))
+                if target is not None:  # by words: single bytes take torch longer
+                    target.view(torch.int64).copy_(words)
+
+    def crc(self) -> int:
+        crc = 0
+        for gathered in (self._blocks, self._rests):
+            if gathered:
+                crc = zlib.crc32(torch.cat(gathered).cpu().numpy(), crc)  # pyright: ignore[reportArgumentType]
+        return crc

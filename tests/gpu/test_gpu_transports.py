@@ -46,6 +46,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
             assert now[0] <= then[0] + 2
             assert now[2] <= 1.02 * then[2] + 2
         if not line.choice.two_sided:
+            line.generator.kill()
             line.replace_generator()  # to which all of it is new
             assert line.sync(250)
     finally:
@@ -54,13 +55,19 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
 
 
 def test_a_gpu_changes_no_bit_of_what_travels() -> None:
-    """The checksum of the same weights, taken on the CPU and on the GPU."""
-    from grpo_trainable.checksums import storage_checksum
+    """The checksum of the same weights, taken on the CPU, on the GPU, and on the way between."""
+    from grpo_trainable.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
 
     tensors = {
         "by_row": torch.randn(250, 400),
         "by_column": torch.randn(200, 300).t(),
         "short": torch.randn(5000).to(torch.bfloat16),
+        "several_pieces": torch.randn(PIECE_BYTES),
     }
     on_gpu = {name: tensor.cuda() for name, tensor in tensors.items()}
-    assert storage_checksum(on_gpu) == storage_checksum(tensors)
+    whole = storage_checksum(tensors)
+    assert storage_checksum(on_gpu) == whole
+    for device in ("cpu", "cuda"):
+        copies = {name: torch.empty_like(t, device=device) for name, t in on_gpu.items()}
+        assert copy_with_checksum(on_gpu, copies) == whole
+        assert all(torch.equal(copies[name].cpu(), t) for name, t in tensors.items())
