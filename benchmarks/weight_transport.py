@@ -5,10 +5,9 @@ syncs one after the other: from the driver's call until the weights stand, check
 generator. Between any two syncs the generator's process copies as many bytes within its memory
 (`memcpy`, one thread, warm), through a file in /dev/shm and back, copies them as a snapshot is
 copied, summed on the way, sums them by themselves, and takes an empty call of each actor, so that a
-sync and its limits see the same minute of the machine. Then the same beside a
-process that keeps one core busy, and some seconds in which nothing is asked of anybody. Each
-transport gets its turn several times. Sizes are those of whole policies: tiny, small, one of 64 MB,
-and `course`.
+sync and its limits see the same minute of the machine. Then the same beside a process that keeps
+one core busy, and some seconds in which nothing is asked of anybody. Each transport gets its turn
+several times. Sizes are those of whole policies: tiny, small, one of 64 MB, and `course`.
 
 With `--gpu` the weights are on a GPU, one for all actors (with `nccl` one each), and the limit is a
 copy within it; beside it one through the CPU's memory.
@@ -103,8 +102,9 @@ class TimedGenerator(Generator):
             os.close(fd)
             self._file.zero_()
         # By words: torch is slower than memcpy with single bytes.
-        words = [memory[:size].view(torch.int32) for memory in (*self._memory, self._file)]
-        source, target, file = words
+        source, target, file = (
+            memory[:size].view(torch.int32) for memory in (*self._memory, self._file)
+        )
         copies = layout.of(self._memory[1])
 
         def through_dev_shm() -> None:
