@@ -365,7 +365,8 @@ class ResourceSettings(_Settings):
     generator_gpus: float = _gpus(0.0)  # each
     learner_cpus: float = _number(0.95, minimum=0.01)
     learner_gpus: float = _gpus(0.0)
-    worker_cpus: float = _number(1.9, minimum=0.01)  # colocated: what the disaggregated pair gets
+    # Of a colocated worker. One core: the shipped policy trains slower on two threads.
+    worker_cpus: float = _number(0.95, minimum=0.01)
     worker_gpus: float = _gpus(0.0)
     deadline_s: float = _number(600.0, above=0)  # seconds for any one answer of an actor
 
@@ -695,6 +696,11 @@ class GRPOConfig(_Settings):
         # cores, and a placement group that does not fit waits for ever.
         return math.floor(0.95 / self.resources.num_generators * 1e4) / 1e4
 
+    @property
+    def worker_cpus(self) -> float:
+        """CPUs of a colocated worker: what the busier of its two roles computes with."""
+        return max(self.resources.worker_cpus, self.resources.generator_cpus or 0.0)
+
     def bundles(self) -> list[dict[str, float]]:
         """Resources of the trial's own process, then of each actor: worker, or learner and
         generators."""
@@ -703,7 +709,7 @@ class GRPOConfig(_Settings):
         # trial pending for ever.
         driver = {"CPU": 0.1}
         if self.placement == "colocated":
-            return [driver, _bundle(r.worker_cpus, r.worker_gpus)]
+            return [driver, _bundle(self.worker_cpus, r.worker_gpus)]
         generator = _bundle(self.generator_cpus, r.generator_gpus)
         return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
 

@@ -125,9 +125,8 @@ class GRPOTrainable(tune.Trainable):
         config = self.grpo
         r = config.resources
         if config.placement == "colocated":
-            self._actor(
-                Colocated, "worker", config, InProcess(), cpus=r.worker_cpus, gpus=r.worker_gpus
-            )
+            cpus = config.worker_cpus
+            self._actor(Colocated, "worker", config, InProcess(), cpus=cpus, gpus=r.worker_gpus)
             return
         self._actor(
             Learner,

@@ -219,8 +219,20 @@ def _costs(comparison: Comparison) -> list[Plot]:
             {arm: comparison.speed_ups(arm) for arm in comparison.arms},
             name="speed_up",
             title="Speed-up",
-            look=f"Samples a second relative to {relative} (the line at 1): longer is faster.",
+            look=f"Samples a second relative to {relative} (the line at 1), whatever an arm "
+            "reserves: longer is faster.",
             unit="times as fast",
+            form="{:.2f}x",
+            line=1.0,
+            missing=NO_WALL_CLOCK,
+        ),
+        _bars(
+            {arm: comparison.savings(arm) for arm in comparison.arms},
+            name="equal_cost",
+            title="Speed-up at equal cost",
+            look=f"Samples a device-hour relative to {relative} (the line at 1): longer is "
+            "cheaper. A device is a GPU, or a CPU core of the actors where there is no GPU.",
+            unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
             missing=NO_WALL_CLOCK,

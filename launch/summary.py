@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.timers import WallClock
@@ -11,8 +11,8 @@ from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
 HEADER = (
-    *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "device-hours"),
-    *("held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
+    *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
+    *("device-hours", "held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
 )
 
 
@@ -26,6 +26,7 @@ class TrialSummary:
     samples: float | None  # responses trained on
     wall_clock_s: float | None  # None before round 3, where it begins
     samples_per_s: float | None
+    samples_per_device_hour: float | None  # a device: a GPU, or a CPU core where there is none
     eval_s: float
     checkpoint_s: float
     device_hours: float | None
@@ -54,6 +55,9 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         samples=samples,
         wall_clock_s=wall_clock_s,
         samples_per_s=samples_per_s,
+        samples_per_device_hour=(
+            None if samples_per_s is None else 3600 * samples_per_s / trial.config.devices
+        ),
         eval_s=sum(trial.column("time/eval_s")),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
@@ -85,11 +89,16 @@ class Comparison:
 
     def speed_ups(self, arm: str) -> list[float]:
         """One a seed: its samples/s over the baseline's median."""
-        if self.baseline is None:
-            return []
-        base = median([trial.samples_per_s for trial in self.arms[self.baseline]])
-        assert base is not None
-        return [t.samples_per_s / base for t in self.arms[arm] if t.samples_per_s is not None]
+        return self._relative(arm, lambda trial: trial.samples_per_s)
+
+    def savings(self, arm: str) -> list[float]:
+        """One a seed: its samples a device-hour over the baseline's median."""
+        return self._relative(arm, lambda trial: trial.samples_per_device_hour)
+
+    def _relative(self, arm: str, rate: Callable[[TrialSummary], float | None]) -> list[float]:
+        base = median([rate(trial) for trial in self.arms.get(self.baseline or "", ())])
+        rates = [rate(trial) for trial in self.arms[arm]]
+        return [own / base for own in rates if own is not None] if base else []
 
     def rows(self) -> list[tuple[str, ...]]:
         """A cell for each name of `HEADER`."""
@@ -103,8 +112,10 @@ class Comparison:
         relative = f", relative to {self.baseline}" if self.baseline is not None else ""
         return (
             "wall-clock and device-hours run from the start of round 3, so arms of few rounds "
-            "count fewer of\ntheir samples; evaluation and checkpoints are subtracted. The "
-            f"speed-up is in samples/s{relative}."
+            "count fewer of\ntheir samples; evaluation and checkpoints are subtracted. Speed-up: "
+            f"samples a second{relative}, whatever an\narm reserves. At equal cost: samples a "
+            f"device-hour{relative}.\nA device is a GPU, or a CPU core of the actors where there "
+            "is no GPU."
         )
 
     def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
@@ -116,6 +127,7 @@ class Comparison:
             show([t.wall_clock_s for t in trials], "{:.1f}"),
             show([t.samples_per_s for t in trials], "{:.0f}"),
             show([median(self.speed_ups(arm))], "{:.2f}x"),
+            show([median(self.savings(arm))], "{:.2f}x"),
             show([t.device_hours for t in trials], "{:.4f}"),
             " -> ".join(show(values, "{:.3f}") for values in ends),
             show([t.reference_nll for t in trials], "{:.2f}"),

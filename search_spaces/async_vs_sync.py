@@ -25,6 +25,12 @@ ASYNC_VS_SYNC = SearchSpace(
     question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
     arms={
         "colocated_k1": {"placement": "colocated", **fresh(1)},
+        # As many cores as the disaggregated arms: it trains with two threads.
+        "colocated_k1_two_cores": {
+            "placement": "colocated",
+            "resources.worker_cpus": 1.9,
+            **fresh(1),
+        },
         "colocated_k2": {"placement": "colocated", **fresh(2)},
         "colocated_k4": {"placement": "colocated", **fresh(4)},
         "colocated_k8": {"placement": "colocated", **fresh(8)},

@@ -100,7 +100,7 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     page = Page(full / "report.html")
     names = [figure["id"] for figure in page.all("figure")]
 
-    assert len(page.all("img")) == len(names) == len(set(names)) == 20
+    assert len(page.all("img")) == len(names) == len(set(names)) == 21
     assert {f"{name}.png" for name in [*names, "legend"]} == set(os.listdir(full / "plots"))
     for path in (full / "plots").iterdir():
         assert path.read_bytes().startswith(PNG)

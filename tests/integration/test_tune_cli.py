@@ -58,7 +58,8 @@ def finished(tmp_path_factory):
     storage = tmp_path_factory.mktemp("storage")
     argv = ["--space", "async_vs_sync", "--name", "short", "--iterations", "4", *SMALL]
     # k=1 merges the colocated arms into one; with lag=1 fixed that arm would be refused.
-    done = run(*argv, "--set", "k=1", "--set", "eval.every=2", storage=storage)
+    merged = ("--set", "k=1", "--set", "resources.worker_cpus=0.95")
+    done = run(*argv, *merged, "--set", "eval.every=2", storage=storage)
     assert done.returncode == 0, done.stderr
     return storage / "short", done.stdout
 

@@ -156,7 +156,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 n,
                 count__trained=16.0 * k * n,
                 time__wall_clock_s=wall_clock_s,
-                cost__device_hours=wall_clock_s / 3600 * 1.9,
+                cost__device_hours=wall_clock_s / 3600 * settings.devices,
                 time__rollout_s=rollout_s,
                 time__reward_s=0.03 * k,
                 time__optimize_s=optimize_s,

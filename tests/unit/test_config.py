@@ -125,7 +125,7 @@ DEFAULTS = {
         "generator_gpus": 0.0,
         "learner_cpus": 0.95,
         "learner_gpus": 0.0,
-        "worker_cpus": 1.9,
+        "worker_cpus": 0.95,
         "worker_gpus": 0.0,
         "deadline_s": 600.0,
     },
@@ -697,6 +697,27 @@ def test_default_generators_always_fit_beside_the_learner_on_two_cores(generator
 
 def test_given_generator_cpus_are_taken_as_they_are():
     assert GRPOConfig.from_dict(nested(resources__generator_cpus=3)).generator_cpus == 3.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "training", "reserved"),
+    [(None, 0.95, 0.95), (None, 1.9, 1.9), (1.9, 0.95, 1.9), (0.95, 1.9, 1.9), (None, 0.5, 0.5)],
+)
+def test_a_colocated_worker_reserves_what_the_busier_of_its_roles_uses(
+    sampling, training, reserved
+):
+    resources = {"generator_cpus": sampling, "worker_cpus": training}
+    config = GRPOConfig.from_dict({"resources": resources})
+
+    assert config.bundles() == [{"CPU": 0.1}, {"CPU": reserved}]
+    assert config.devices == reserved
+
+
+def test_by_default_a_colocated_worker_is_one_core_with_one_thread():
+    config = GRPOConfig()
+
+    assert config.devices == 0.95
+    assert threads(config.resources.worker_cpus) == threads(config.generator_cpus) == 1
 
 
 @pytest.mark.parametrize(

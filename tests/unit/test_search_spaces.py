@@ -32,13 +32,12 @@ def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(na
 
 
 def test_async_vs_sync_has_the_arms_that_the_question_needs():
-    arms = {(t.placement, t.lag, t.k) for t in SPACE.trials({}, [0])}
+    arms = {(t.placement, t.lag, t.k, t.devices) for t in SPACE.trials({}, [0])}
 
     assert arms == {
-        *(("colocated", 0, k) for k in (1, 2, 4, 8)),
-        ("disaggregated", 0, 1),
-        ("disaggregated", 1, 1),
-        ("disaggregated", 1, 4),
+        *(("colocated", 0, k, 0.95) for k in (1, 2, 4, 8)),
+        *(("colocated", 0, 1, 1.9), ("disaggregated", 0, 1, 1.9)),
+        *(("disaggregated", 1, 1, 1.9), ("disaggregated", 1, 4, 1.9)),
     }
 
 
@@ -82,7 +81,9 @@ def test_a_fixed_key_replaces_what_the_arm_says_in_every_trial():
 def test_trials_that_a_fixed_key_makes_equal_are_merged():
     trials = SPACE.trials({"k": 1, "rounds": 8, "eval.every": 4}, [0])
 
-    assert [t.arm for t in trials] == ["colocated_k1", "sync", "async_k1"]
+    assert [t.arm for t in trials] == [
+        *("colocated_k1", "colocated_k1_two_cores", "sync", "async_k1")
+    ]
 
 
 def test_fixing_the_arm_runs_that_arm_only():

@@ -166,7 +166,7 @@ def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_pa
     header, *lines = out.splitlines()
     configs = [json.loads(line) for line in lines]
     assert status == 0
-    assert "14 trials" in header
+    assert "16 trials" in header
     assert {config["rounds"] for config in configs} == {5}
     assert {config["seed"] for config in configs} == {0, 1}
     assert not (tmp_path / "storage").exists()
