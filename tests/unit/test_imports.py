@@ -18,7 +18,7 @@ PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
 
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
 FOUNDATION = {"config", "rollout", "checksums", "algo", "models", "tasks", "installed"}
-CLOCKS = {"timers", "metrics"}
+CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls"}

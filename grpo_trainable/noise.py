@@ -1,0 +1,312 @@
+"""How much of this machine's CPU time other work took from a trial.
+
+Busy time is what the kernel does not report as idle, so it includes interrupts and the time that a
+hypervisor gave to other virtual machines (steal). What the trial's own processes and Ray's services
+used is subtracted; the rest went to others, whether or not this process can see them: inside a
+container `/proc/stat` is still the host's. Time in which a CPU quota stopped the trial counts too.
+
+The trial's own usage comes from the processes' CPU clocks, in nanoseconds; only idle time has the
+kernel's resolution of 10 ms. Other trials of the same Ray are other work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# A round is disturbed when others took more than this share of it. The kernel rounds the idle and
+# the iowait time of each core to 10 ms, which is at most 0.2 of a round of 0.1 s. One busy core
+# beside a trial that keeps both cores of a machine busy gets a third.
+DISTURBED_ABOVE = 0.2
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+# Children of the raylet that work for no trial in particular: names as the kernel cuts them. What
+# has no `ray::` name yet is a worker that starts.
+RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process and the machine, or container, in which its number counts."""
+
+    machine: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds of a process since it started."""
+
+    parent: int
+    cpu_s: float
+    reaped_s: float | None = None  # of its children that have ended; None: not read
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What others took between two readings."""
+
+    foreign_s: float  # core-seconds used by others, steal included
+    denied_s: float  # core-seconds for which a CPU quota stopped this container
+    cores: int  # that the trial may run on
+    quota: float  # cores that it may use at a time
+    seconds: float  # between the readings
+
+    @property
+    def fraction(self) -> float:
+        """Of the machine's CPU time, and of the quota's: 0 to 1."""
+        if not self.seconds:
+            return 0.0
+        share = self.foreign_s / self.cores + self.denied_s / self.quota
+        return min(1.0, share / self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The machine at one moment; each of the seconds is counted from somewhere in the past."""
+
+    at: float
+    idle_s: float  # of all cores together
+    denied_s: float
+    processes: Mapping[int, Usage]
+    own: frozenset[int]
+
+
+def place() -> Place:
+    """Where this process runs."""
+    machine = ""
+    with contextlib.suppress(OSError):  # a platform without /proc has no meter either
+        machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+        machine += os.readlink(PROC / "self/ns/pid")
+    return Place(machine, os.getpid())
+
+
+class Meter:
+    """Measures what others took from this process, `own` processes and all their descendants."""
+
+    def __init__(self, own: Iterable[int] = ()) -> None:
+        self._place = place()
+        self._own = {os.getpid(), *own}
+        self._tree = ProcessTree(self._own)
+        self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._cgroup = cpu_cgroup()
+        self._before: Reading | None = None
+
+    def add(self, other: Place) -> None:
+        """Counts another process as the trial's own; one on another machine is not seen here."""
+        if other.machine == self._place.machine:
+            self._own.add(other.pid)
+
+    def begin(self) -> None:
+        """What happened until now does not count."""
+        self._before = self._read()
+
+    def take(self) -> Disturbance | None:
+        """What others took since `begin` or the last `take`; None where it cannot be known."""
+        before, after = self._before, self._read()
+        self._before = after
+        if before is None or after is None:
+            return None
+        cores = len(self._cores)
+        return disturbance(before, after, cores, min(cores, quota_cores(self._cgroup)))
+
+    def _read(self) -> Reading | None:
+        try:
+            idle_s = idle_seconds((PROC / "stat").read_text(), self._cores)
+        except OSError:
+            return None
+        if idle_s is None:
+            return None
+        at = time.perf_counter()
+        processes, own = self._tree.read()
+        return Reading(at, idle_s, denied_seconds(self._cgroup), processes, own)
+
+
+def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Disturbance:
+    """What happened between two readings of a machine with so many cores."""
+    seconds = after.at - before.at
+    busy_s = cores * seconds - (after.idle_s - before.idle_s)
+    own_s = spent(before.processes, after.processes, after.own)
+    return Disturbance(
+        foreign_s=max(0.0, busy_s - own_s),
+        denied_s=max(0.0, after.denied_s - before.denied_s),
+        cores=cores,
+        quota=quota,
+        seconds=seconds,
+    )
+
+
+# ---- The machine -----------------------------------------------------------------------------
+
+
+def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
+    """Idle and iowait seconds since boot of these cores, from the text of `/proc/stat`. None where
+    it has no account of a core; sandboxes show zeros."""
+    fields = {line.split()[0]: line.split()[1:] for line in stat.splitlines() if line[:3] == "cpu"}
+    ticks = 0
+    for core in cores:
+        times = [int(field) for field in fields.get(f"cpu{core}", [])]
+        if not any(times):
+            return None
+        ticks += times[3] + times[4]
+    return ticks / TICKS_PER_S
+
+
+def cpu_cgroup() -> Path | None:
+    """The directory of this process's CPU controller; None without one."""
+    try:
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            root = CGROUPS / controllers
+        elif not controllers:
+            root = CGROUPS
+        else:
+            continue
+        # A container may show the host's path and mount only its own part.
+        for directory in (root / path.lstrip("/"), root):
+            if "throttled" in _text(directory / "cpu.stat"):
+                return directory
+    return None
+
+
+def denied_seconds(cgroup: Path | None) -> float:
+    """Core-seconds for which the quota has stopped processes of this group."""
+    stat = _text(cgroup / "cpu.stat") if cgroup else ""
+    for name, per_second in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+        if match := re.search(rf"^{name} (\d+)$", stat, re.MULTILINE):
+            return int(match[1]) / per_second
+    return 0.0
+
+
+def quota_cores(cgroup: Path | None) -> float:
+    """Cores that the quota of this group allows at a time; infinite without one."""
+    if cgroup is None:
+        return float("inf")
+    words = _text(cgroup / "cpu.max").split() or [
+        _text(cgroup / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    ]
+    if len(words) != 2 or not all(word.isdigit() for word in words):
+        return float("inf")  # "max", or -1
+    return int(words[0]) / int(words[1])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# ---- Processes -------------------------------------------------------------------------------
+
+
+def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable[int]) -> float:
+    """CPU seconds of the `own` processes between two readings of all processes.
+
+    Children that ended in between are known by what their parent reaped, less what they had used
+    before.
+    """
+    ended: dict[int, float] = defaultdict(float)  # by parent, what its ended children had used
+    for pid, usage in before.items():
+        if pid not in after:
+            ended[usage.parent] += usage.cpu_s + (usage.reaped_s or 0.0)
+    total = 0.0
+    for pid in own:
+        now = after[pid]
+        then = before.get(pid)
+        if then is None or then.cpu_s > now.cpu_s:  # new, or its number was given away again
+            then = Usage(now.parent, 0.0, 0.0)
+        total += now.cpu_s - then.cpu_s
+        if now.reaped_s is not None and then.reaped_s is not None:
+            total += max(0.0, now.reaped_s - then.reaped_s - ended[pid])
+    return total
+
+
+class ProcessTree:
+    """All processes, and which of them belong to `own` or to the Ray that started this one.
+
+    A process keeps the parent it had when it was first seen: one whose parent ends is still ours.
+    """
+
+    def __init__(self, own: set[int]) -> None:
+        self._own = own
+        self._parents: dict[int, int] = {}
+        self._services: dict[int, bool] = {}
+        self._raylet = os.getppid() if _name(os.getppid()) == "raylet" else None
+        session = re.search(r"session_[\w-]+", _command(self._raylet) if self._raylet else "")
+        self._session = session[0] if session else None
+
+    def read(self) -> tuple[dict[int, Usage], frozenset[int]]:
+        """CPU seconds of every process, and the numbers of ours."""
+        times = {}
+        for pid in [int(name) for name in os.listdir(PROC) if name.isdigit()]:
+            # The CPU clock of another process; see clock_getcpuclockid(3).
+            with contextlib.suppress(OSError):  # it has ended
+                times[pid] = time.clock_gettime_ns((~pid << 3) | 2) / 1e9
+        for gone in self._parents.keys() - times.keys():
+            del self._parents[gone]
+            self._services.pop(gone, None)
+        own = {pid for pid in times if self._is_own(pid)}
+        usages = {}
+        for pid, cpu_s in times.items():
+            # What the raylet reaps are workers of any trial.
+            reaped_s = _reaped_seconds(pid) if pid in own and pid != self._raylet else None
+            usages[pid] = Usage(self._parent(pid), cpu_s, reaped_s)
+        return usages, frozenset(own)
+
+    def _is_own(self, pid: int) -> bool:
+        while pid:
+            if pid in self._own:
+                return True
+            parent = self._parent(pid)
+            if parent == self._raylet:
+                name = _name(pid)
+                return name in RAY_SERVICES or not name.startswith("ray::")
+            if self._is_service(pid):
+                return True
+            pid = parent
+        return False
+
+    def _is_service(self, pid: int) -> bool:
+        """Whether it is one of Ray's own: its command line names the session."""
+        if self._session is None:
+            return False
+        if pid not in self._services:
+            self._services[pid] = self._session in _command(pid)
+        return self._services[pid]
+
+    def _parent(self, pid: int) -> int:
+        if pid not in self._parents:
+            self._parents[pid] = int(fields[1]) if (fields := _stat(pid)) else 0
+        return self._parents[pid]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of `/proc/<pid>/stat` after the name, state first; empty when it has ended."""
+    return _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
+
+
+def _reaped_seconds(pid: int) -> float:
+    fields = _stat(pid)
+    return (int(fields[13]) + int(fields[14])) / TICKS_PER_S if fields else 0.0
+
+
+def _name(pid: int) -> str:
+    return _text(PROC / str(pid) / "comm").strip()
+
+
+def _command(pid: int) -> str:
+    return _text(PROC / str(pid) / "cmdline")
