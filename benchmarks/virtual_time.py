@@ -407,6 +407,7 @@ class VirtualLearner:
             entropy_nats=2.0,
             clip_fraction=0.0,
             ratio_max=1.0,
+            bounded_tokens=0,
             ratio_counts=(0, len(groups), 0),
             lr=1e-4,
             skipped=False,

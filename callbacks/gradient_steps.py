@@ -22,6 +22,7 @@ SCHEMA = pa.schema(
         "entropy_nats": pa.float32(),
         "clip_fraction": pa.float32(),
         "ratio_max": pa.float32(),
+        "bounded_tokens": pa.int64(),  # whose ratio was held at e^20
         "lr": pa.float32(),
         # From the policy before the step, on the responses it trains on; sums over a response.
         **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},

@@ -643,12 +643,13 @@ class Pipeline:
         partial = [self._partial_rewards[group.cursor] for group in groups]
         kept = (group.cursor for group in self.buffer.groups())
         self._partial_rewards = {cursor: self._partial_rewards[cursor] for cursor in kept}
-        # A mean over a round's gradient steps; the largest ratio is the largest of all.
+        # A mean over a round's gradient steps, but for the largest ratio and the counts.
         row.update(
             {
                 "loss/policy": _mean([step.loss for step in steps]),
                 "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
                 "loss/ratio_max": max(step.ratio_max for step in steps),
+                "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
                 "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
                 "optim/grad_norm": _mean([step.grad_norm for step in steps]),
                 "optim/lr": steps[-1].lr,

@@ -17,6 +17,7 @@ from grpo_trainable.algo import (
     KL_ESTIMATORS,
     LOSSES,
     aggregate,
+    bounded_tokens,
     clipped_tokens,
     importance_weight,
     loss_denominator,
@@ -75,6 +76,7 @@ class GradientStep:
     entropy_nats: float  # mean per response token
     clip_fraction: float  # of response tokens
     ratio_max: float
+    bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
@@ -117,7 +119,7 @@ class Updated:
             "step": list(range(1, len(steps) + 1)),
             "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
         }
-        for name in (*names, "ratio_max", "lr", "skipped"):
+        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
             columns[name] = [getattr(step, name) for step in steps]
         for other in KL_TO:
             drifts = [step.kl.get(other) for step in steps]
@@ -347,6 +349,7 @@ class Learner:
         loss = entropy = clipped = 0.0
         seen = torch.zeros_like(batch.behaviour_log_probs)
         ratio_max = []
+        bounded = 0
         ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
         for rows in _microbatches(batch, config.optim.microbatch):
             micro = batch.rows(rows)
@@ -379,6 +382,7 @@ class Learner:
                 clipped += float(masked_sum(was_clipped.expand_as(mask).float(), mask))
                 ratio = token_ratio(log_probs, old, mask)
                 ratio_max.append(ratio.max())
+                bounded += int(bounded_tokens(log_probs, old, mask).sum())
                 ratio_counts += _count_ratios(ratio[mask])
                 seen[rows, : mask.shape[1]] = log_probs
         grad_norm = float(
@@ -392,6 +396,7 @@ class Learner:
             entropy_nats=entropy / max(tokens, 1),
             clip_fraction=clipped / max(tokens, 1),
             ratio_max=float(torch.stack(ratio_max).max()),  # NaN if one is
+            bounded_tokens=bounded,
             ratio_counts=tuple(ratio_counts.tolist()),
             lr=lr,
             skipped=skipped,

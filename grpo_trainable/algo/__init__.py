@@ -9,9 +9,6 @@ from grpo_trainable.algo.losses import (
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
-    importance_weight,
-    sequence_ratio,
-    token_ratio,
 )
 from grpo_trainable.algo.masking import (
     masked_mean,
@@ -20,14 +17,25 @@ from grpo_trainable.algo.masking import (
     masked_sum,
     zero_off_mask,
 )
+from grpo_trainable.algo.ratios import (
+    LOG_RATIO_MAX,
+    bounded_log_ratio,
+    bounded_tokens,
+    importance_weight,
+    sequence_ratio,
+    token_ratio,
+)
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
     "KL_ESTIMATORS",
+    "LOG_RATIO_MAX",
     "LOSSES",
     "aggregate",
+    "bounded_log_ratio",
+    "bounded_tokens",
     "clipped_tokens",
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo.masking import zero_off_mask
+from grpo_trainable.algo.ratios import bounded_log_ratio
 
 
 class KLEstimator(Protocol):
@@ -29,10 +30,13 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """e^(−d) − 1 + d per token: unbiased, never negative."""
-    d = k1(log_probs, ref_log_probs, mask)
+    """e^(−d) − 1 + d per token: unbiased, never negative; of d < −20 as of −20, which exp can hold.
+
+    Its gradient there is that of −20 (`ratios.bounded_log_ratio`).
+    """
+    minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
     # exp(-d) - 1 loses every digit of a small d; the two policies are close most of the time.
-    return torch.expm1(-d) + d
+    return torch.expm1(minus_d) - minus_d
 
 
 KL_ESTIMATORS: dict[str, KLEstimator] = {"k1": k1, "k2": k2, "k3": k3}

@@ -14,7 +14,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_trainable.algo.masking import masked_row_mean, zero_off_mask
+from grpo_trainable.algo.masking import zero_off_mask
+from grpo_trainable.algo.ratios import bounded_log_ratio, sequence_ratio, token_ratio
 
 _T = TypeVar("_T")
 
@@ -33,28 +34,6 @@ class TokenLoss(Protocol):
         clip_low: float,
         clip_high: float,
     ) -> Tensor: ...
-
-
-def token_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """ρ of each token, (B, S); 1 off the mask."""
-    return zero_off_mask(log_probs - old_log_probs, mask).exp()
-
-
-def importance_weight(
-    start_log_probs: Tensor, behaviour_log_probs: Tensor, mask: Tensor, cap: float
-) -> Tensor:
-    """min(p/b, cap) of each token, (B, S); 1 off the mask.
-
-    p is the policy at the start of the round, b the one that sampled. Truncated importance sampling
-    (Yao et al. 2025), decoupled from the ratio that is clipped as in AReaL (arXiv 2505.24298): the
-    ratio is then π_θ / p, and the loss of a token is multiplied by this constant.
-    """
-    return token_ratio(start_log_probs, behaviour_log_probs, mask).clamp(max=cap)
-
-
-def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """exp(mean over the response of log ρ), (B, 1); 1 for an empty row (arXiv 2507.18071)."""
-    return masked_row_mean(log_probs - old_log_probs, mask).exp().unsqueeze(-1)
 
 
 def _clipped_surrogate(
@@ -176,10 +155,10 @@ def compute_grpo_clip_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """−min(ρA, clip(ρ)A) per token, (B, S), and `clipped`, 1.0 where the clipped term was taken.
 
-    A is (B, 1), ρ = exp(policy_log_probs − old_log_probs), clipped to [1 − cliprange,
-    1 + cliprange]. DeepSeekMath, arXiv 2402.03300.
+    A is (B, 1), ρ = exp(policy_log_probs − old_log_probs), at most e^20 (`ratios`), clipped to
+    [1 − cliprange, 1 + cliprange]. DeepSeekMath, arXiv 2402.03300.
     """
-    ratio = torch.exp(policy_log_probs - old_log_probs)
+    ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
     loss = _clipped_surrogate(ratio, advantages, cliprange, cliprange)
     return loss, {"clipped": _clip_is_active(ratio, advantages, cliprange, cliprange).float()}
 

@@ -72,6 +72,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
             entropy_nats=2.0,
             clip_fraction=0.25,
             ratio_max=1.5,
+            bounded_tokens=0,
             ratio_counts=(),
             lr=1e-4,
             skipped=skipped,

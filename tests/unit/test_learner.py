@@ -575,6 +575,21 @@ def test_step_that_is_not_finite_changes_nothing_and_is_counted(
     assert not equal(pair.weights(), before)
 
 
+def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2)
+    pair.sync()
+    groups = pair.rollouts()
+    # A token of the best response and one of the worst, sampled with a probability of e^-100.
+    unlikely = groups[0].behaviour_log_probs.clone()
+    for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
+        unlikely[row, 0] -= 100
+    updated = pair.learner.update([with_first(groups, behaviour_log_probs=unlikely)])
+    assert updated.skipped_steps == 0
+    assert all(math.isfinite(step.grad_norm) for step in updated.steps)
+    assert [step.ratio_max for step in updated.steps] == pytest.approx([math.exp(20)] * 2, rel=1e-4)
+    assert updated.step_columns()["bounded_tokens"] == [2, 2]
+
+
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_trial(policy_path: str) -> None:
     pair = Pair(policy_path, optim={"max_skipped_steps": 2})
     pair.sync()

@@ -124,6 +124,7 @@ def gradient_steps(round_: int) -> dict[str, list[Any]]:
         "step": [1, 2],
         "version": [2 * round_ - 2, 2 * round_ - 1],
         "skipped": [False, False],
+        "bounded_tokens": [0, 3],
         **{name: [0.25, 0.75] for name in names},
         **kl,
     }
