@@ -265,7 +265,8 @@ class RolloutSettings(_Settings):
     SECTION: ClassVar[str] = "rollout"
 
     prompts: int = _integer(16, minimum=1)  # of one rollout batch
-    unit_prompts: int | None = _integer(None, minimum=1)  # prompts generated together; None: all
+    # Prompts sampled together. None: the generators share a round out evenly; one takes it whole.
+    unit_prompts: int | None = _integer(None, minimum=1)
     group_size: int = _integer(4, minimum=1)  # responses to one prompt
     min_new_tokens: int = _integer(1, minimum=1)  # no end-of-text before it
     max_new_tokens: int = _integer(60, minimum=1)
@@ -544,9 +545,20 @@ class GRPOConfig(_Settings):
             f"must be <= rollout.max_new_tokens={self.rollout.max_new_tokens}",
         )
         yield (
-            self.unit_prompts > self.rollout.prompts,
+            (self.rollout.unit_prompts or 1) > self.rollout.prompts,
             "rollout.unit_prompts",
             f"must be <= rollout.prompts={self.rollout.prompts}",
+        )
+        yield (
+            self.resources.num_generators > self.units_at_once,
+            "resources.num_generators",
+            f"only {self.units_at_once} can sample at a time, one unit each; set it to "
+            f"{self.units_at_once}, "
+            + (
+                "or raise rollout.prompts"
+                if self.unit_prompts == 1
+                else "or rollout.unit_prompts to none, which shares a round out"
+            ),
         )
 
         yield (
@@ -659,13 +671,38 @@ class GRPOConfig(_Settings):
     @property
     def prompts_per_round(self) -> int:
         """Prompts of all rollout batches of one round."""
-        return self.rollout.prompts * (self.k if self.k_mode == "fresh_batches" else 1)
+        return self.rollout.prompts * self.batches_per_round
+
+    @property
+    def batches_per_round(self) -> int:
+        """Rollout batches that a round trains on for the first time."""
+        return self.k if self.k_mode == "fresh_batches" else 1
+
+    @property
+    def units(self) -> list[slice]:
+        """The units of a rollout batch: which of its prompts one call of a generator samples.
+
+        By default each generator gets as many units of a round as any other, in sizes that differ
+        by at most one prompt. So none idles at lag 0, where nothing else is under way; at any lag
+        a batch that is shared out is there sooner, so that it is trained on with newer weights.
+        """
+        prompts, given = self.rollout.prompts, self.rollout.unit_prompts
+        if given is not None:
+            return [slice(i, min(i + given, prompts)) for i in range(0, prompts, given)]
+        generators = self.resources.num_generators
+        parts = min(generators // math.gcd(generators, self.batches_per_round), prompts)
+        return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
 
     @property
     def unit_prompts(self) -> int:
-        """Prompts that one call of a generator samples together."""
-        given = self.rollout.unit_prompts
-        return self.rollout.prompts if given is None else given
+        """Prompts of the largest unit."""
+        return max(unit.stop - unit.start for unit in self.units)
+
+    @property
+    def units_at_once(self) -> int:
+        """Units that can be under way at the same time, of the rounds that the gate admits."""
+        rounds = min(self.lag + 1, self.rounds)
+        return rounds * self.batches_per_round * len(self.units)
 
     @property
     def in_mid_batch(self) -> bool:

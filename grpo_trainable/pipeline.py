@@ -147,10 +147,10 @@ class _Round:
 class Pipeline:
     """Decides what runs when.
 
-    Units are numbered: unit u is a fixed slice of `unit_prompts` prompts, the same in every run,
-    whoever samples it. A unit is outstanding from its dispatch until its groups arrive. Unit 0
-    begins at a cursor and a round that are 0 unless the trial went on from a state of which other
-    settings had numbered the units.
+    Units are numbered: unit u is a fixed slice of a rollout batch (`GRPOConfig.units`), the same in
+    every run, whoever samples it. A unit is outstanding from its dispatch until its groups arrive.
+    Unit 0 begins at a cursor and a round that are 0 unless the trial went on from a state of which
+    other settings had numbered the units.
     """
 
     def __init__(
@@ -170,6 +170,7 @@ class Pipeline:
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.buffer = ReplayBuffer(config.buffer_sampling, config.buffer.fresh_fraction)
         self.counts = Counts()
+        self._units = config.units  # of one rollout batch
         self.evaluation: Evaluation | None = None
         self._requests = requests
         self._generators = [_Generator(actor=actor) for actor in generators]
@@ -386,15 +387,11 @@ class Pipeline:
 
     @property
     def _batches_per_round(self) -> int:
-        return self.config.prompts_per_round // self.config.rollout.prompts
-
-    @property
-    def _units_per_batch(self) -> int:
-        return math.ceil(self.config.rollout.prompts / self.config.unit_prompts)
+        return self.config.batches_per_round
 
     @property
     def _units_per_round(self) -> int:
-        return self._batches_per_round * self._units_per_batch
+        return self._batches_per_round * len(self._units)
 
     def _round_of(self, unit: int) -> int:
         return self._first_round + unit // self._units_per_round
@@ -404,9 +401,8 @@ class Pipeline:
         return range(first, first + self.config.rollout.prompts)
 
     def _cursors(self, unit: int) -> range:
-        batch, place = divmod(unit, self._units_per_batch)
-        size = self.config.unit_prompts
-        return self._batch_cursors(batch)[place * size : (place + 1) * size]
+        batch, place = divmod(unit, len(self._units))
+        return self._batch_cursors(batch)[self._units[place]]
 
     def _arrived(self, round_: int) -> bool:
         """Whether every group of a round was sampled, or dropped on the way."""
@@ -759,7 +755,11 @@ class Pipeline:
         config = self.config.to_dict()
         keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
                 "buffer_sampling", "buffer")  # fmt: skip
-        return {"batches_per_round": self._batches_per_round, **{key: config[key] for key in keys}}
+        return {
+            "batches_per_round": self._batches_per_round,
+            "units_per_batch": len(self._units),
+            **{key: config[key] for key in keys},
+        }
 
 
 def _least_busy(generators: Sequence[_Generator]) -> _Generator:

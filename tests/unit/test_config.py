@@ -481,6 +481,16 @@ APART = {"placement": "disaggregated"}
             "rollout.unit_prompts=17: must be <= rollout.prompts=16",
         ),
         (
+            APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
+            "resources.num_generators=3: only 2 can sample at a time, one unit each; set it to 2, "
+            "or rollout.unit_prompts to none, which shares a round out",
+        ),
+        (
+            APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
+            "resources.num_generators=5: only 4 can sample at a time, one unit each; set it to 4, "
+            "or raise rollout.prompts",
+        ),
+        (
             nested(optim__epochs=2, k=2),
             "optim.epochs=2: needs k_mode=minibatches, got same_batch",
         ),
@@ -565,6 +575,12 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(k=8, k_mode="fresh_batches"),
         nested(rollout__min_new_tokens=60),
         nested(rollout__unit_prompts=16),
+        APART | nested(rollout__unit_prompts=8, resources__num_generators=2),
+        APART | nested(lag=2, rollout__unit_prompts=16, resources__num_generators=3),
+        APART
+        | nested(k=4, k_mode="fresh_batches", rollout__unit_prompts=16)
+        | nested(resources__num_generators=4),
+        APART | nested(resources__num_generators=16),
         nested(callbacks__kl_stop=3, callbacks__kl_band=[0, 9]),
         nested(resources__worker_gpus=0.5),
         nested(task__train_file="t", task__eval_file="e"),
@@ -681,14 +697,60 @@ def test_clip_high_is_the_clip_unless_given_or_dapo(loss, clip_high):
     assert LossSettings(**loss).clip_high == loss.get("clip_high")
 
 
-def test_unit_is_the_whole_batch_unless_given():
-    assert GRPOConfig().unit_prompts == 16
-    assert GRPOConfig.from_dict(nested(rollout__unit_prompts=4)).unit_prompts == 4
+def test_one_generator_samples_a_batch_as_one_unit_unless_given():
+    assert GRPOConfig().units == [slice(0, 16)]
+    assert GRPOConfig.from_dict(nested(k=4, k_mode="fresh_batches")).units == [slice(0, 16)]
+    given_units = GRPOConfig.from_dict(nested(rollout__unit_prompts=6)).units
+    assert given_units == [slice(0, 6), slice(6, 12), slice(12, 16)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "batches", "generators", "sizes"),
+    [
+        (16, 1, 2, [8, 8]),
+        (16, 1, 3, [5, 5, 6]),
+        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # units of ceil(16 / 7) would leave one idle
+        (16, 4, 2, [16]),  # two batches each
+        (16, 3, 2, [8, 8]),  # three units each
+        (16, 2, 4, [8, 8]),
+        (1, 4, 4, [1]),
+    ],
+)
+def test_generators_share_a_round_evenly_by_default(prompts, batches, generators, sizes):
+    config = GRPOConfig.from_dict(
+        APART
+        | nested(rollout__prompts=prompts, resources__num_generators=generators)
+        | nested(k=batches, k_mode="fresh_batches")
+    )
+    assert [unit.stop - unit.start for unit in config.units] == sizes
+
+
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12), st.none() | st.integers(1, 40))
+def test_units_cover_a_batch_and_every_generator_has_one(prompts, batches, generators, given_unit):
+    data = APART | nested(
+        k=batches,
+        k_mode="fresh_batches",
+        rollout__prompts=prompts,
+        rollout__unit_prompts=given_unit,
+        resources__num_generators=generators,
+    )
+    config = config_or_line(data)
+    if isinstance(config, str):
+        assert generators > batches * prompts or given_unit is not None
+        return
+    covered = [i for unit in config.units for i in range(prompts)[unit]]
+    assert covered == list(range(prompts))
+    assert batches * len(config.units) >= generators
+    assert config.unit_prompts == (
+        min(given_unit, prompts) if given_unit else math.ceil(prompts / len(config.units))
+    )
 
 
 @given(st.integers(1, 90))
 def test_default_generators_always_fit_beside_the_learner_on_two_cores(generators):
-    config = GRPOConfig.from_dict(APART | nested(resources__num_generators=generators))
+    config = GRPOConfig.from_dict(
+        APART | nested(resources__num_generators=generators, rollout__prompts=90)
+    )
     # Ray counts resources in ten-thousandths, rounded.
     units = [round(cpus * 1e4) for cpus in (0.1, 0.95, *[config.generator_cpus] * generators)]
     assert sum(units) <= 2 * 10_000

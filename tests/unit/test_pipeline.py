@@ -50,7 +50,7 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
     prompts = draw(st.integers(1, 5))
     k = draw(st.integers(1, min(3, prompts) if k_mode == "minibatches" else 3))
     colocated = lag == 0 and draw(st.booleans())
-    return config_of(
+    config = config_of(
         placement="colocated" if colocated else "disaggregated",
         weight_update="between_batches"
         if colocated
@@ -61,9 +61,9 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
         rounds=draw(st.integers(1, 6)),
         rollout={"prompts": prompts, "unit_prompts": draw(st.integers(1, prompts))},
         eval={"every": draw(st.integers(1, 7)), "prompts": draw(st.integers(1, 5))},
-        resources={"num_generators": 1 if colocated else draw(st.integers(1, 3))},
         task={"max_error_rate": 1.0},
     )
+    return config if colocated else config_with_generators(config, draw(st.integers(1, 3)))
 
 
 speeds = st.fixed_dictionaries(
@@ -185,10 +185,34 @@ def test_synchronous_results_depend_on_neither_generators_nor_speeds(
         assert history(several) == history(alone)
 
 
+@pytest.mark.parametrize("generators", [2, 3, 5])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_every_generator_samples_in_every_synchronous_round_by_default(
+    generators: int, batches: int
+) -> None:
+    config = config_of(
+        rounds=3,
+        k=batches,
+        k_mode="fresh_batches",
+        rollout={"prompts": 7},
+        resources={"num_generators": generators},
+        eval={"every": 3},
+    )
+    w = world(config)
+    w.run(3)
+    # Before the first round who still evaluates is passed over.
+    later = [call for call in w.of_stream("train") if call.weights_round > 0]
+    calls = Counter((call.actor, call.weights_round) for call in later)
+    assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in (1, 2)}
+    assert len(set(calls.values())) == 1  # each has as many units
+    assert trained_cursors(w) == all_cursors(config)
+
+
 def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
+    """As many generators, or as many as there are units for."""
     data = config.to_dict()
     data["placement"] = "disaggregated"
-    data["resources"]["num_generators"] = count
+    data["resources"]["num_generators"] = min(count, config.units_at_once)
     return GRPOConfig.from_dict(data)
 
 
@@ -704,7 +728,7 @@ def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
     config = config_of(
         rounds=4,
         eval={"every": 2, "prompts": 9},
-        rollout={"unit_prompts": 1},
+        rollout={"prompts": 3, "unit_prompts": 1},
         resources={"num_generators": 3},
     )
     w = world(config, durations=long_tailed_durations(1, {"eval": 20}), seed=1)
