@@ -23,7 +23,7 @@ from torch import Tensor
 
 from grpo_trainable.rollout import RolloutGroup
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 WORLD_SIZE = 1  # learners that write
 MANIFEST = "manifest.json"
 STATE = "state.json"

@@ -360,6 +360,9 @@ class ResourceSettings(_Settings):
 
     num_generators: int = _integer(1, minimum=1)
     num_learners: int = _integer(1, minimum=1)
+    # Who makes the pass of the frozen reference, where something asks for it: with lag >= 1 a
+    # generator that waits for the learner has the time for it.
+    reference: str = _choice("learner", "generator")
     # Each; None: 0.95 / num_generators. A colocated worker samples with as many threads as these
     # buy, since a small policy decodes fastest on one, and trains with worker_cpus' threads.
     generator_cpus: float | None = _number(None, minimum=0.01)
@@ -465,6 +468,16 @@ class GRPOConfig(_Settings):
         gpus = (self.resources.generator_gpus, self.resources.learner_gpus)
 
         yield self.lag > 0 and colocated, "lag", needs_disaggregated
+        yield (
+            self.resources.reference == "generator" and colocated,
+            "resources.reference",
+            needs_disaggregated,
+        )
+        yield (
+            self.resources.reference == "generator" and self.reference_role is None,
+            "resources.reference",
+            "needs loss.kl_monitor=true or loss.kl_coef > 0: nothing asks for a reference",
+        )
         yield (
             self.weight_update != "between_batches" and colocated,
             "weight_update",
@@ -709,6 +722,12 @@ class GRPOConfig(_Settings):
         """Whether generators take new weights in the middle of a batch. At lag 0 none is under way
         when weights come."""
         return self.weight_update != "between_batches" and self.lag > 0
+
+    @property
+    def reference_role(self) -> str | None:
+        """Who keeps the frozen reference: learner or generator; None where nothing asks for it."""
+        asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
+        return self.resources.reference if asked else None
 
     @property
     def max_age(self) -> int:

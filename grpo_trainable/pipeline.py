@@ -758,6 +758,7 @@ class Pipeline:
         return {
             "batches_per_round": self._batches_per_round,
             "units_per_batch": len(self._units),
+            "reference": self.config.reference_role,  # whether groups bring its log-probs
             **{key: config[key] for key in keys},
         }
 

@@ -55,6 +55,8 @@ class RolloutGroup:
     finished: Tensor  # (G,) bool, ended with end-of-text rather than by length
     token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
+    reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where
+    #                                            the learner makes the pass of the reference
     uses: int = 0  # gradient-step batches it has been in
 
     @property
@@ -155,30 +157,22 @@ def collate(
     A row is its prompt followed by its response up to the last token of the mask. Position s
     predicts token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
     """
-    rows = []
-    for group, group_advantages in zip(groups, advantages, strict=True):
-        for g in range(len(group.response_ids)):
-            sampled = group.response_mask[g].nonzero()
-            length = int(sampled[-1]) + 1 if len(sampled) else 0
-            rows.append((group, g, length, group_advantages[g]))
-    width = max(len(group.prompt_ids) + length for group, _, length, _ in rows) - 1
-
-    shape = (len(rows), width)
+    places = _places(groups)
+    shape = _shape(places)
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
     target_ids = torch.full(shape, pad_id, dtype=torch.int64)
     response_mask = torch.zeros(shape, dtype=torch.bool)
     behaviour_log_probs = torch.zeros(shape, dtype=torch.float32)
     row_advantages = torch.zeros(shape, dtype=torch.float32)
-    for b, (group, g, length, advantage) in enumerate(rows):
+    for b, place in enumerate(places):
+        group, g, here, length = groups[place.group], place.response, place.here, place.length
         ids = torch.cat((group.prompt_ids, group.response_ids[g, :length]))
-        start = len(group.prompt_ids) - 1  # the position that predicts the first response token
-        here = slice(start, start + length)
         input_ids[b, : len(ids) - 1] = ids[:-1]
         target_ids[b, : len(ids) - 1] = ids[1:]
         mask = group.response_mask[g, :length]
         response_mask[b, here] = mask
         behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
-        row_advantages[b, here] = advantage.to(torch.float32) * mask
+        row_advantages[b, here] = advantages[place.group][g].to(torch.float32) * mask
     return TrainBatch(
         input_ids=input_ids,
         target_ids=target_ids,
@@ -186,3 +180,49 @@ def collate(
         behaviour_log_probs=behaviour_log_probs,
         advantages=row_advantages,
     )
+
+
+def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
+    """`values`, (G, R) for each group, where `collate` puts the tokens: (B, S), 0 elsewhere."""
+    places = _places(groups)
+    rows = torch.zeros(_shape(places), dtype=values[0].dtype)
+    for b, place in enumerate(places):
+        rows[b, place.here] = values[place.group][place.response, : place.length]
+    return rows
+
+
+def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
+    """The inverse of `as_rows`: `rows` (B, S) as a (G, R) tensor for each group."""
+    values = [torch.zeros(group.response_ids.shape, dtype=rows.dtype) for group in groups]
+    for b, place in enumerate(_places(groups)):
+        values[place.group][place.response, : place.length] = rows[b, place.here]
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a response stands in a batch: `here` are the positions that predict its tokens."""
+
+    group: int
+    response: int
+    here: slice
+
+    @property
+    def length(self) -> int:
+        return self.here.stop - self.here.start
+
+
+def _places(groups: Sequence[RolloutGroup]) -> list[_Place]:
+    """One for each row of a batch, in the order of the groups and of their responses."""
+    places = []
+    for i, group in enumerate(groups):
+        start = len(group.prompt_ids) - 1  # predicts the first response token
+        for g, mask in enumerate(group.response_mask):
+            sampled = mask.nonzero()
+            length = int(sampled[-1]) + 1 if len(sampled) else 0
+            places.append(_Place(i, g, slice(start, start + length)))
+    return places
+
+
+def _shape(places: Sequence[_Place]) -> tuple[int, int]:
+    return len(places), max(place.here.stop for place in places)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
@@ -115,6 +116,8 @@ class Generator:
             seed=config.seed,
             recompute=config.weight_update == "interrupt_recompute",
         )
+        here = config.reference_role == "generator"
+        self._reference = Reference(config, self._desk.device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer: Scorer = (
@@ -178,6 +181,9 @@ class Generator:
         with self._desk.call():
             with self._desk.clock(rollout):
                 groups = self.engine.generate(requests, self.between_tokens)
+            if self._reference is not None and stream == "train":
+                with self._desk.clock("reference"):
+                    groups = self._reference.annotate(groups)
             with self._desk.clock(reward):
                 scores = self._score(stream, groups)
             return self._unit(groups, scores)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.log_probs import LogProbs, Reference, microbatches
 from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.algo import (
     ADVANTAGES,
@@ -29,12 +30,12 @@ from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import (
     LiveWeights,
     RolloutGroup,
     TrainBatch,
+    as_rows,
     collate,
 )
 from grpo_trainable.timers import Span, StageClock, now
@@ -150,8 +151,8 @@ class LearnerState:
 class Learner:
     """Takes k gradient steps a round and publishes snapshots of the policy.
 
-    The reference is the policy as built from the config, before any training; it exists only
-    while something asks for it (`loss.kl_coef` or `loss.kl_monitor`).
+    It keeps the reference only while something asks for it (`loss.kl_coef` or `loss.kl_monitor`)
+    and the generators do not (`resources.reference`).
     """
 
     def __init__(
@@ -179,13 +180,12 @@ class Learner:
         self.config = config
         model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.policy = model.to(self._desk.device)
-        self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
+        self._pad_id = tokenizer.pad_id
+        self._log_probs = LogProbs(config, tokenizer.eos_id)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
-        self.reference = None
-        if config.loss.kl_coef > 0 or config.loss.kl_monitor:
-            reference, _ = build_policy(config.model.preset, config.model.path, config.seed)
-            self.reference = reference.to(self._desk.device).requires_grad_(False)
+        here = config.reference_role == "learner"
+        self.reference = Reference(config, self._desk.device) if here else None
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(),
             lr=config.optim.lr,
@@ -222,9 +222,10 @@ class Learner:
             # The reference runs before the first gradient step: with k > 1 the later steps reuse
             # its answer.
             with clock("reference"):
-                references: list[Tensor | None] = [None] * len(batches)
-                if self.reference is not None:
-                    references = [self._no_grad_log_probs(self.reference, b) for b in batches]
+                references = [
+                    self._reference_log_probs(groups, batch)
+                    for groups, batch in zip(rollout_batches, batches, strict=True)
+                ]
                 nll = self._reference_nll(batches, references)
                 start = self._start_log_probs(batches, plan)
             with clock("optimize"):
@@ -249,7 +250,9 @@ class Learner:
                 policy: list[Tensor] = []
                 kl = {}
                 if monitor:
-                    policy = [self._no_grad_log_probs(self.policy, batch) for batch in batches]
+                    policy = [
+                        self._log_probs.without_gradient(self.policy, batch) for batch in batches
+                    ]
                     others = {
                         "reference": references,
                         "previous": [start[b] for b in range(len(batches))],
@@ -351,10 +354,10 @@ class Learner:
         ratio_max = []
         bounded = 0
         ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
-        for rows in _microbatches(batch, config.optim.microbatch):
+        for rows in microbatches(batch, config.optim.microbatch):
             micro = batch.rows(rows)
             mask, advantages = micro.response_mask, micro.advantages
-            log_probs, token_entropy = self._log_probs(self.policy, micro)
+            log_probs, token_entropy = self._log_probs.with_entropy(self.policy, micro)
             old, cap = micro.behaviour_log_probs, config.loss.importance_cap
             weight = None
             if cap is not None:
@@ -430,26 +433,19 @@ class Learner:
             return config.optim.lr * (1 - done)
         return config.optim.lr * (1 + math.cos(math.pi * done)) / 2
 
-    def _log_probs(self, model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy (B, S) under the law that responses are sampled from."""
-        return response_log_probs(
-            model,
-            batch.input_ids,
-            batch.target_ids,
-            batch.response_mask,
-            temperature=self.config.rollout.temperature,
-            min_new_tokens=self.config.rollout.min_new_tokens,
-            eos_id=self._eos_id,
-        )
-
-    @torch.no_grad()
-    def _no_grad_log_probs(self, model: Any, batch: TrainBatch) -> Tensor:
-        """(B, S), by the microbatches of a gradient step."""
-        log_probs = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in _microbatches(batch, self.config.optim.microbatch):
-            micro = batch.rows(rows)
-            log_probs[rows, : micro.input_ids.shape[1]] = self._log_probs(model, micro)[0]
-        return log_probs
+    def _reference_log_probs(
+        self, groups: Sequence[RolloutGroup], batch: TrainBatch
+    ) -> Tensor | None:
+        """(B, S); None without a reference."""
+        match self.config.reference_role:
+            case None:
+                return None
+            case "learner":
+                assert self.reference is not None
+                return self.reference.log_probs(batch)
+        known = [group.reference_log_probs for group in groups]
+        assert all(values is not None for values in known), "a generator made no reference pass"
+        return as_rows(groups, cast("list[Tensor]", known)).to(self._desk.device)
 
     def _start_log_probs(
         self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
@@ -465,12 +461,12 @@ class Learner:
             needed = [b for b in range(len(batches)) if b != covered]
         else:
             needed = []
-        return {b: self._no_grad_log_probs(self.policy, batches[b]) for b in needed}
+        return {b: self._log_probs.without_gradient(self.policy, batches[b]) for b in needed}
 
     def _reference_nll(
         self, batches: Sequence[TrainBatch], references: Sequence[Tensor | None]
     ) -> float | None:
-        if self.reference is None:
+        if self.config.reference_role is None:
             return None
         tokens = sum(int(batch.response_mask.sum()) for batch in batches)
         total = sum(float(log_probs.sum()) for log_probs in references if log_probs is not None)
@@ -525,14 +521,6 @@ class Learner:
 
     def close(self) -> None:
         self._sender.close()
-
-
-def _microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
-    """Rows of each microbatch, long rows with long ones: padding is wasted work."""
-    position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
-    lengths = (batch.response_mask * position).amax(dim=1)
-    order = torch.sort(lengths, stable=True).indices
-    yield from order.split(size)
 
 
 def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from policies import Mailbox
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator, ScoredUnit
 from grpo_trainable.actors.learner import Learner
+from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
@@ -105,6 +106,39 @@ def test_the_same_unit_gives_the_same_bits_in_any_generator() -> None:
         assert a.response_ids.equal(b.response_ids)
         assert a.behaviour_log_probs.equal(b.behaviour_log_probs)
         assert a.rewards.equal(b.rewards)
+
+
+def test_a_generator_with_the_reference_measures_what_is_trained_on_and_nothing_else() -> None:
+    config = config_of(placement="disaggregated", resources={"reference": "generator"})
+    unit = sample(config, "train", [3, 4])
+    assert [span.stage for span in unit.spans] == ["rollout", "reference", "reward"]
+    for group in unit.groups:
+        # Before any training the reference is the policy that sampled.
+        assert group.reference_log_probs is not None
+        assert torch.allclose(group.reference_log_probs, group.behaviour_log_probs, atol=1e-4)
+        assert not group.reference_log_probs[~group.response_mask].any()
+    held_out = sample(config, "eval", [0])
+    assert [group.reference_log_probs for group in held_out.groups] == [None]
+    assert [group.reference_log_probs for group in sample(config_of(), "train", [3]).groups] == [
+        None
+    ]
+
+
+def test_the_reference_stays_what_it_was_when_new_weights_are_loaded() -> None:
+    config = config_of(placement="disaggregated", resources={"reference": "generator"})
+    transport = InProcess()
+    learner, generator = Learner(config, transport), Generator(config, transport)
+    requests = requests_of(config, "train", [3, 4])
+    first = generator.generate(requests).groups
+    with torch.no_grad():
+        learner.policy.embedding.weight.mul_(1.5)
+    generator.load(learner.publish().handle)
+    moved = generator.generate(requests).groups
+    assert not moved[0].behaviour_log_probs.equal(first[0].behaviour_log_probs)
+    (again,) = Reference(config, torch.device("cpu")).annotate(moved[:1])
+    expected = again.reference_log_probs
+    assert torch.allclose(moved[0].reference_log_probs, expected, atol=1e-4)
+    assert not torch.allclose(moved[0].behaviour_log_probs, expected, atol=1e-2)
 
 
 def test_spans_are_what_the_generator_did_in_order() -> None:

@@ -170,7 +170,7 @@ def test_sampled_log_probs_are_those_the_learner_computes(policy_path: str) -> N
     pair = Pair(policy_path)
     pair.sync()
     batch = collated(pair.learner, pair.rollouts())
-    log_probs, _ = pair.learner._log_probs(pair.learner.policy, batch)
+    log_probs, _ = pair.learner._log_probs.with_entropy(pair.learner.policy, batch)
     assert (log_probs - batch.behaviour_log_probs).abs().max() < 1e-4
 
 
@@ -259,7 +259,7 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     differences = []
 
     def spy(batch: TrainBatch, reference: Tensor, *start: Any) -> tuple[GradientStep, Tensor]:
-        expected, _ = pair.learner._log_probs(pair.learner.reference, batch)
+        expected, _ = pair.learner._log_probs.with_entropy(pair.learner.reference.model, batch)
         differences.append(float((expected - reference).abs().max()))
         return step(batch, reference, *start)
 
@@ -308,8 +308,8 @@ def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
                     parameter.mul_(1.05)
             if coefficient == 0.0:
                 batch = collated(pair.learner, groups)
-                policy, _ = pair.learner._log_probs(pair.learner.policy, batch)
-                reference, _ = pair.learner._log_probs(pair.learner.reference, batch)
+                policy, _ = pair.learner._log_probs.with_entropy(pair.learner.policy, batch)
+                reference, _ = pair.learner._log_probs.with_entropy(pair.learner.reference.model, batch)
                 d = policy.detach().double() - reference.double()
                 token_kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
                 mask = batch.response_mask
@@ -335,13 +335,13 @@ def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) ->
 def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) -> None:
     pair = Pair(policy_path)
     pair.sync()
-    frozen = checksum(unique_parameters(pair.learner.reference))
+    frozen = checksum(unique_parameters(pair.learner.reference.model))
     groups = pair.rollouts()
     # In the first round the reference is the policy that sampled.
     sampled = torch.cat([g.behaviour_log_probs[g.response_mask] for g in groups])
     nll = pair.learner.update([groups]).reference_nll_nats
     assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
-    assert checksum(unique_parameters(pair.learner.reference)) == frozen
+    assert checksum(unique_parameters(pair.learner.reference.model)) == frozen
 
 
 # ---- KL ------------------------------------------------------------------------------------------
@@ -386,7 +386,7 @@ def test_kl_after_a_round_equals_a_plain_recomputation(
         before = naive_log_probs(pair.learner.policy, groups, pair.config)
         updated = pair.learner.update(batches)
         after = naive_log_probs(pair.learner.policy, groups, pair.config)
-        reference = naive_log_probs(pair.learner.reference, groups, pair.config)
+        reference = naive_log_probs(pair.learner.reference.model, groups, pair.config)
         sampled = torch.cat([g.behaviour_log_probs.double().sum(dim=1) for g in groups])
 
         others = {"reference": reference, "previous": before, "behaviour": sampled}
@@ -400,6 +400,45 @@ def test_kl_after_a_round_equals_a_plain_recomputation(
         assert figures.advantages.shape == after.shape
         # The second round starts away from the reference.
         assert updated.kl["reference"].k3 >= updated.kl["previous"].k3 > 0
+
+
+AT_THE_GENERATOR = {"placement": "disaggregated", "resources": {"reference": "generator"}}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_pass_of_the_reference_in_the_generator_measures_and_trains_the_same(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    mode = {**mode, "loss": {**mode.get("loss", {}), "kl_coef": 0.1}}
+    here, there = Pair(policy_path, **mode), Pair(policy_path, **mode, **AT_THE_GENERATOR)
+    assert there.learner.reference is None
+    for _ in range(2):
+        results = []
+        for pair in (here, there):
+            pair.sync()
+            count = 2 if mode.get("k_mode") == "fresh_batches" else 1
+            results.append(pair.learner.update([pair.rollouts() for _ in range(count)]))
+        ours, theirs = results
+        assert theirs.reference_nll_nats == pytest.approx(ours.reference_nll_nats, abs=1e-5)
+        for name, drift in ours.kl.items():
+            assert theirs.kl[name].k1 == pytest.approx(drift.k1, rel=1e-3, abs=1e-4)
+            assert theirs.kl[name].k3 == pytest.approx(drift.k3, rel=1e-3, abs=1e-4)
+        losses = [[step.loss for step in each.steps] for each in results]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
+        assert theirs.responses.reference_log_probs == pytest.approx(
+            ours.responses.reference_log_probs, abs=1e-3
+        )
+    assert distance(here.weights(), there.weights()) < 1e-3
+
+
+def test_a_group_without_the_log_probs_of_its_reference_is_never_trained_on(
+    policy_path: str,
+) -> None:
+    pair = Pair(policy_path, **AT_THE_GENERATOR)
+    pair.sync()
+    groups = [replace(group, reference_log_probs=None) for group in pair.rollouts()]
+    with pytest.raises(AssertionError, match="no reference pass"):
+        pair.learner.update([groups])
 
 
 def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> None:
@@ -441,7 +480,7 @@ def test_stale_tokens_weigh_what_the_cap_allows(policy_path: str) -> None:
     for _ in range(3):
         pair.learner.update([pair.rollouts()])
     batch = collated(pair.learner, stale)
-    start = pair.learner._no_grad_log_probs(pair.learner.policy, batch)
+    start = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
     mask = batch.response_mask
     weight = (start - batch.behaviour_log_probs).exp().clamp(max=1.05)
     assert ((weight == 1.05) & mask).any()

@@ -5,9 +5,14 @@ import pickle
 
 import torch
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from grpo_trainable.rollout import (
     RolloutGroup,
     TrainBatch,
+    as_rows,
+    by_group,
     collate,
 )
 
@@ -72,6 +77,37 @@ def test_collate_keeps_the_row_of_an_empty_response():
     assert batch.input_ids.tolist() == [[5, 6, 8], [5, PAD, PAD]]
     assert batch.response_mask.int().tolist() == [[0, 1, 1], [0, 0, 0]]
     assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
+
+
+def test_values_of_tokens_stand_where_collate_puts_the_tokens():
+    groups = [
+        group([5, 6, 7], [[8, 9, 2], [8, 2, 0]], [[1, 0, 1], [1, 1, 0]]),
+        group([4], [[3, 2]], [[1, 1]]),
+    ]
+    values = [torch.tensor([[0.1, 0.0, 0.3], [0.4, 0.5, 0.0]]), torch.tensor([[0.7, 0.8]])]
+    rows = torch.tensor([[0, 0, 0.1, 0, 0.3], [0, 0, 0.4, 0.5, 0], [0.7, 0.8, 0, 0, 0]])
+    assert torch.equal(as_rows(groups, values), rows)
+    for back, value in zip(by_group(groups, rows), values, strict=True):
+        assert torch.equal(back, value)
+
+
+@given(st.data())
+def test_rows_of_groups_and_back_are_the_same_values(data: st.DataObject):
+    groups = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        shape = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)))
+        bits = st.lists(st.booleans(), min_size=shape[1], max_size=shape[1])
+        mask = [data.draw(bits) for _ in range(shape[0])]
+        prompt = [7] * data.draw(st.integers(2, 4))
+        groups.append(group(prompt, torch.ones(shape, dtype=torch.int64).tolist(), mask))
+    values = [torch.randn(g.response_ids.shape) * g.response_mask for g in groups]
+
+    rows = as_rows(groups, values)
+
+    batch = collate(groups, [torch.ones(len(g.response_ids)) for g in groups], PAD)
+    assert rows.shape == batch.response_mask.shape
+    assert not rows[~batch.response_mask].any()
+    assert all(map(torch.equal, by_group(groups, rows), values))
 
 
 def test_rows_cuts_trailing_padding_only():

@@ -1,0 +1,81 @@
+"""Log-probs of what was sampled under a policy, and the frozen reference that is asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.scoring import response_log_probs
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
+
+
+def microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
+    """Rows of each microbatch, long rows with long ones: padding is wasted work."""
+    position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
+    lengths = (batch.response_mask * position).amax(dim=1)
+    order = torch.sort(lengths, stable=True).indices
+    yield from order.split(size)
+
+
+class LogProbs:
+    """Log-probs under the law that a config's responses are sampled from."""
+
+    def __init__(self, config: GRPOConfig, eos_id: int) -> None:
+        self._config = config
+        self._eos_id = eos_id
+
+    def with_entropy(self, model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
+        return response_log_probs(
+            model,
+            batch.input_ids,
+            batch.target_ids,
+            batch.response_mask,
+            temperature=self._config.rollout.temperature,
+            min_new_tokens=self._config.rollout.min_new_tokens,
+            eos_id=self._eos_id,
+        )
+
+    @torch.no_grad()
+    def without_gradient(self, model: Any, batch: TrainBatch) -> Tensor:
+        """(B, S), by the microbatches of a gradient step."""
+        log_probs = torch.zeros_like(batch.behaviour_log_probs)
+        for rows in microbatches(batch, self._config.optim.microbatch):
+            micro = batch.rows(rows)
+            log_probs[rows, : micro.input_ids.shape[1]] = self.with_entropy(model, micro)[0]
+        return log_probs
+
+
+class Reference:
+    """The policy as built from the config, before any training; never trained."""
+
+    def __init__(self, config: GRPOConfig, device: torch.device) -> None:
+        model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
+        self.model = model.to(device).requires_grad_(False)
+        self._device = device
+        self._pad_id = tokenizer.pad_id
+        self._log_probs = LogProbs(config, tokenizer.eos_id)
+
+    def log_probs(self, batch: TrainBatch) -> Tensor:
+        """(B, S), in nats; 0 off the mask."""
+        return self._log_probs.without_gradient(self.model, batch)
+
+    def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+        """The groups of one unit with their `reference_log_probs`.
+
+        They run through the model together, so the same unit gives the same bits wherever and
+        whenever it is sampled.
+        """
+        no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
+        batch = collate(groups, no_advantages, self._pad_id).to(self._device)
+        values = by_group(groups, self.log_probs(batch).cpu())
+        return [
+            replace(group, reference_log_probs=value)
+            for group, value in zip(groups, values, strict=True)
+        ]
