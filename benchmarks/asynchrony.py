@@ -12,6 +12,9 @@ asynchronous run has nothing left to sample. Reported: the speed-up over each ot
 repeat, and how much of the bound that its own stages set it the asynchronous run reaches, which is
 max(generator, learner) / wall-clock, where the generator's part is rollout + reward and the
 learner's optimize + reference + sync.
+
+`async, reference in generator` is the same asynchronous run with `resources.reference=generator`,
+where the workload measures a KL; its `reference` adds up both sides.
 """
 
 from __future__ import annotations
@@ -38,14 +41,17 @@ def colocated(sampling: str, training: str) -> tuple[str, list[str]]:
 
 # Label -> the arm of async_vs_sync and what is set. n+m: threads for sampling + for training.
 ASYNC = "async"
+MOVED = "async, reference in generator"
 ARMS: dict[str, tuple[str, list[str]]] = {
     ASYNC: ("async_k1", []),
+    MOVED: ("async_k1", ["resources.reference=generator"]),
     "sync": ("sync", []),
     "colocated 1+1": colocated(ONE_THREAD, ONE_THREAD),
     "colocated 1+2": colocated(ONE_THREAD, TWO_THREADS),
     "colocated 2+1": colocated(TWO_THREADS, ONE_THREAD),
     "colocated 2+2": colocated(TWO_THREADS, TWO_THREADS),
 }
+NO_KL = "loss.kl_monitor=false"
 # The small preset has random weights, which never end a response: all have one length.
 WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, what is set
     "tiny": (20, ["rollout.prompts=40", "rollout.unit_prompts=4"]),
@@ -53,7 +59,7 @@ WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, what is set
         16,
         [
             *("model.preset=small", "rollout.prompts=16", "rollout.unit_prompts=2"),
-            *("rollout.min_new_tokens=48", "rollout.max_new_tokens=48", "loss.kl_monitor=false"),
+            *("rollout.min_new_tokens=48", "rollout.max_new_tokens=48", NO_KL),
         ],
     ),
     "default": (24, []),
@@ -84,9 +90,10 @@ def main() -> None:
     for workload in args.workloads:
         rounds, settings = WORKLOADS[workload]
         print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")
-        runs: dict[str, list[dict[str, float]]] = {label: [] for label in args.arms}
+        labels = [label for label in args.arms if label != MOVED or NO_KL not in settings]
+        runs: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
         for repeat in range(args.repeats):
-            for label in args.arms:
+            for label in labels:
                 arm, resources = ARMS[label]
                 rows = run_trial(arm, seed=args.seed + repeat, options=options(workload, resources))
                 runs[label].append(summarise(rows))
@@ -144,7 +151,7 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def show(label: str, run: dict[str, float]) -> str:
     return (
-        f"{label:<13} {run['wall_clock_s']:.3f} s a round; generator {run['generator_s']:.3f} s, "
+        f"{label:<29} {run['wall_clock_s']:.3f} s a round; generator {run['generator_s']:.3f} s, "
         f"learner {run['learner_s']:.3f} s, other {run['other_share']:.1%} of the step"
     )
 

@@ -23,7 +23,7 @@ from grpo_trainable.trainable import GRPOTrainable
 ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
     "sync": trial_config(arm="sync"),
-    "async": trial_config(arm="async", lag=1),
+    "async": trial_config(arm="async", lag=1, resources={"reference": "generator"}),
     "mid-batch": trial_config(arm="mid-batch", lag=1, weight_update="interrupt_recompute"),
     "replay": trial_config(
         arm="replay",

@@ -309,7 +309,9 @@ def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
             if coefficient == 0.0:
                 batch = collated(pair.learner, groups)
                 policy, _ = pair.learner._log_probs.with_entropy(pair.learner.policy, batch)
-                reference, _ = pair.learner._log_probs.with_entropy(pair.learner.reference.model, batch)
+                reference, _ = pair.learner._log_probs.with_entropy(
+                    pair.learner.reference.model, batch
+                )
                 d = policy.detach().double() - reference.double()
                 token_kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
                 mask = batch.response_mask

@@ -4,7 +4,6 @@ import dataclasses
 import pickle
 
 import torch
-
 from hypothesis import given
 from hypothesis import strategies as st
 
