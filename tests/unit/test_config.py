@@ -121,6 +121,7 @@ DEFAULTS = {
     "resources": {
         "num_generators": 1,
         "num_learners": 1,
+        "reference": "learner",
         "generator_cpus": None,
         "generator_gpus": 0.0,
         "learner_cpus": 0.95,

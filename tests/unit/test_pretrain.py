@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_files(one_layer: None, tmp_path: Path):
 
 
 def test_a_corpus_of_ones_own_is_learned(one_layer: None, tmp_path: Path):
-    lines = [{"prompt": f"Count to {n}", "response": "one two three " * 3} for n in range(40)]
+    lines = [{"prompt": f"Count to {n % 5}", "response": "one two three " * 3} for n in range(40)]
     corpus = write_corpus(tmp_path / "corpus.jsonl", lines)
     argv = ["--corpus", str(corpus), "--out", str(tmp_path / "out"), "--batch-size", "8"]
     assert pretrain.main([*argv, "--steps", "60", "--lr", "0.03"]) == 0
