@@ -22,10 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
-from launch import EXPERIMENT_FILE
+from launch import EXPERIMENT_FILE, experiment_files
 from search_spaces import SPACES
 
 EXAMPLES = 4  # held-out prompts that are shown before and after
+
+REPORT_FILES = ("report.html", "report.json", "plots")  # writing them refuses links
 
 MAX_ROUND = 1 << 31
 MAX_SECONDS = 1 << 40  # since 1970; above it is no time
@@ -74,6 +76,7 @@ class TrialRecord:
     done: bool
     error: str | None  # the last line of error.txt; a retried trial may be done all the same
     error_at: float | None  # seconds since 1970
+    has_trace: bool
     problems: Sequence[str]  # what could not be read, in one line each
 
     @property
@@ -164,20 +167,22 @@ def read_experiment(directory: Path) -> ExperimentRecord:
     if not directory.is_dir():
         raise ExperimentError(f"{directory}: is not a directory")
     try:
-        entries = sorted(directory.iterdir())
+        entries = experiment_files.entries(directory)
     except OSError as error:
         raise ExperimentError(f"{directory}: cannot be read ({error.strerror})") from None
     if not entries:
         raise ExperimentError(f"{directory}: is empty")
     problems: list[str] = []
-    description = _read_object(directory / EXPERIMENT_FILE, problems)
+    description = _read_object(directory, (EXPERIMENT_FILE,), problems)
     trials = []
-    for path in entries:
-        if path.is_dir() and ((path / "params.json").exists() or (path / "result.json").exists()):
-            trial = _read_trial(path, problems)
+    for name, kind in entries.items():
+        if kind == "directory":
+            trial = _read_trial(directory / name, problems)
             if trial is not None:
                 trials.append(trial)
-    if not (directory / EXPERIMENT_FILE).exists() and not trials:
+        elif kind == "link" and name not in (EXPERIMENT_FILE, *REPORT_FILES):
+            problems.append(f"{directory.name}/{name} is a link; not followed")
+    if EXPERIMENT_FILE not in entries and not trials:
         raise ExperimentError(
             f"{directory}: is no experiment: it has neither {EXPERIMENT_FILE} nor a trial"
         )
@@ -209,9 +214,16 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
-    """None when it is not known what was run."""
+    """None when it is no trial's directory, or when it is not known what was run."""
     own: list[str] = []
-    params = _read_object(directory / "params.json", own)
+    try:
+        entries = experiment_files.entries(directory.parent, directory.name)
+    except OSError as error:
+        problems.append(f"{directory.name} cannot be read ({error.strerror})")
+        return None
+    if not {"params.json", "result.json"} & entries.keys():
+        return None
+    params = _read_object(directory.parent, (directory.name, "params.json"), own)
     try:
         if own:
             raise ConfigError(own[0])
@@ -220,6 +232,10 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         problems.append(f"{directory.name}: left out, its config cannot be used ({error})")
         return None
     rows, done = _read_rows(directory, own)
+    content = _content(directory.parent, (directory.name, "error.txt"), own)
+    error = None if content is None else content.decode("utf-8", errors="replace")
+    if entries.get("trace.json") == "link":
+        own.append(f"{directory.name}/trace.json is a link; not followed")
     return TrialRecord(
         name=directory.name,
         directory=directory,
@@ -228,21 +244,40 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         arm=config.arm,
         rows=rows,
         done=done,
-        error=_last_line(directory / "error.txt"),
-        error_at=_last_failure(directory / "error.txt"),
+        error=None if error is None else _last_line(error),
+        error_at=None if error is None else _last_failure(error),
+        has_trace=entries.get("trace.json") == "file",
         problems=own,
     )
 
 
-def _read_object(path: Path, problems: list[str]) -> dict[str, Any]:
-    """A JSON object; empty, and a problem named, when there is none."""
-    where = f"{path.parent.name}/{path.name}"
+def _content(
+    root: Path, names: Sequence[str], problems: list[str], *, needed: bool = False
+) -> bytes | None:
+    """A file's; None when it cannot be had, which is a problem unless it need not be there."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return experiment_files.read(root, *names)
     except FileNotFoundError:
-        problems.append(f"{where} is missing")
+        problems += [f"{_where(root, names)} is missing"] if needed else []
+    except OSError as error:
+        problems.append(f"{_where(root, names)} cannot be read ({error.strerror})")
+    return None
+
+
+def _where(root: Path, names: Sequence[str]) -> str:
+    """As a problem names a file: without the experiment where its trial says enough."""
+    return "/".join(names if len(names) > 1 else [root.name, *names])
+
+
+def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    """A JSON object; empty, and a problem named, when there is none."""
+    content = _content(root, names, problems, needed=True)
+    if content is None:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    where = _where(root, names)
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         problems.append(f"{where} cannot be read ({_one_line(error)})")
         return {}
     if not isinstance(value, dict):
@@ -258,13 +293,8 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     replaces the rows before it of its own and of later rounds.
     """
     where = f"{directory.name}/result.json"
-    try:
-        lines = (directory / "result.json").read_bytes().splitlines()
-    except FileNotFoundError:
-        return [], False
-    except OSError as error:
-        problems.append(f"{where} cannot be read ({error.strerror})")
-        return [], False
+    content = _content(directory.parent, (directory.name, "result.json"), problems)
+    lines = [] if content is None else content.splitlines()
     rows: list[dict[str, float]] = []
     not_finite: dict[str, str] = {}
     done = False
@@ -297,21 +327,17 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     return rows, done
 
 
-def _last_line(path: Path) -> str | None:
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return None
+def _last_line(error: str) -> str:
+    lines = error.strip().splitlines()
     return lines[-1].strip() if lines else "(error.txt is empty)"
 
 
-def _last_failure(path: Path) -> float | None:
+def _last_failure(error: str) -> float | None:
     """When Tune says that the last failure occurred."""
+    times = re.findall(r"^Failure # \d+ \(occurred at ([\d_-]+)\)", error, re.MULTILINE)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-        times = re.findall(r"^Failure # \d+ \(occurred at ([\d_-]+)\)", text, re.MULTILINE)
         return time.mktime(time.strptime(times[-1], "%Y-%m-%d_%H-%M-%S"))
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError):
         return None
 
 
@@ -325,20 +351,31 @@ def _one_line(error: Exception) -> str:
 def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
     """The parts of one kind up to the trial's last row as one table, and what was damaged."""
     schema, tables, damaged = SCHEMAS[kind], [], []
-    for path in sorted((trial.directory / kind).glob("part-*.parquet")):
-        number = re.fullmatch(r"part-(\d+)\.parquet", path.name)
+    root = trial.directory.parent
+    try:
+        names = list(experiment_files.entries(root, trial.name, kind))
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        names, damaged = [], [f"{trial.name}/{kind} cannot be read ({error.strerror})"]
+    for name in names:
+        number = re.fullmatch(r"part-(\d+)\.parquet", name)
         if number is None or int(number[1]) > trial.round:
             continue  # of a round that was cut off, or that a resumed trial has yet to repeat
+        content = _content(root, (trial.name, kind, name), damaged)
+        if content is None:
+            continue
         try:
             # Not `read_table`: it takes a directory called `a=b` for a column.
-            table = pq.ParquetFile(path).read(columns=schema.names, use_threads=False)
+            file = pq.ParquetFile(pa.BufferReader(content))
+            table = file.read(columns=schema.names, use_threads=False)
             table = table.select(schema.names).cast(schema)
             table.validate(full=True)  # texts that are no UTF-8 would raise only when looked at
             tables.append(table)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             reason = _one_line(error)
             reason = reason if len(reason) <= 120 else reason[:119] + "…"
-            damaged.append(f"{trial.name}/{kind}/{path.name} is damaged, skipped ({reason})")
+            damaged.append(f"{trial.name}/{kind}/{name} is damaged, skipped ({reason})")
     return pa.concat_tables(tables) if tables else schema.empty_table(), damaged
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
 from grpo_trainable.config import GRPOConfig, flatten, shown
+from launch import experiment_files
 from launch.answers import Answer, answer
 from launch.experiment import (
     ExperimentError,
@@ -130,31 +131,21 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         }
         legend = plots.render_legend(list(comparison.arms), plots.LIGHT)
     try:
-        (directory / "plots").mkdir(exist_ok=True)
+        experiment_files.make_directory(directory, "plots")
         for plot in drawn:
-            _write(directory / "plots" / f"{plot.name}.png", images[f"{plot.name}-light"])
-        _write(directory / "plots" / "legend.png", legend)
+            content = images[f"{plot.name}-light"]
+            experiment_files.write(directory, "plots", f"{plot.name}.png", content=content)
+        experiment_files.write(directory, "plots", "legend.png", content=legend)
         # Of an earlier report that could draw more.
-        names = {plot.name for section in sections for plot in section.plots}
-        for path in (directory / "plots").glob("*.png"):
-            if path.stem in names - {plot.name for plot in drawn}:
-                path.unlink()
+        not_drawn = {f"{p.name}.png" for section in sections for p in section.plots if p.missing}
+        for name in not_drawn & experiment_files.entries(directory, "plots").keys():
+            experiment_files.remove(directory, "plots", name)
         page = render_page(experiment, comparison, files, sections, images, damaged)
-        path = directory / "report.html"
-        _write(path, page.encode("utf-8", errors="replace"))
+        content = page.encode("utf-8", errors="replace")
+        experiment_files.write(directory, "report.html", content=content)
     except OSError as error:
         raise ReportError(f"{directory}: cannot write there ({error.strerror})") from None
-    return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing: a reader may have the page open, and the disk may be full."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return directory / "report.html"
 
 
 # ---- The page --------------------------------------------------------------------------------
@@ -492,7 +483,7 @@ def _files_section(experiment: ExperimentRecord) -> str:
     listed = "\n".join(
         f"<p>{_text(title)}:</p><pre>{_text(shlex.join(words))}</pre>" for title, words in commands
     )
-    traces = [t.name for t in experiment.trials if (t.directory / "trace.json").exists()]
+    traces = [trial.name for trial in experiment.trials if trial.has_trace]
     links = "".join(
         f'<li><a href="{_text(quote(os.fsencode(name)))}/trace.json" download>'
         f"{_text(name)}/trace.json</a></li>"

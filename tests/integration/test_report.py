@@ -351,6 +351,97 @@ def test_names_of_arms_and_directories_are_text_too(tmp_path):
     assert "%3Ci%3Ex-0-abc_00000/trace.json" in links
 
 
+# ---- Links and special files -----------------------------------------------------------------
+
+SECRET = "kingfisher"
+
+
+def test_links_are_named_on_the_page_and_what_they_lead_to_is_not(experiment, tmp_path):
+    """Every file that the report reads, once as a link out of the experiment."""
+    outside = write_experiment(tmp_path / "outside", space=SECRET)
+    trial = write_trial(outside, {**config("sync"), "arm": SECRET}, [row(1, eval__round=1)])
+    (trial / "error.txt").write_text(SECRET)
+    (trial / "trace.json").write_text(SECRET)
+    for round_ in (0, 1):
+        write_part(trial, "evaluations", 1 + round_, [evaluation(round_, 0, SECRET, 1.0)])
+
+    inside = write_trial(experiment, config(), [row(1, eval__round=1)])
+    parts = write_part(inside, "evaluations", 1, [evaluation(0, 0, "own", 1.0)])
+    links = {
+        experiment / "experiment.json": outside / "experiment.json",
+        experiment / "whole-trial": trial,
+        inside / "error.txt": trial / "error.txt",
+        inside / "trace.json": trial / "trace.json",
+        inside / "rollouts": trial / "evaluations",
+        parts: trial / "evaluations" / "part-00000001.parquet",
+    }
+    for arm, name in (("async_k1", "params.json"), ("async_k4", "result.json")):
+        other = write_trial(experiment, config(arm), [row(1)])
+        links[other / name] = trial / name
+    for path, target in links.items():
+        path.unlink(missing_ok=True)
+        path.symlink_to(target)
+    page, heard = write(experiment)
+
+    assert SECRET not in (experiment / "report.html").read_text()
+    assert len(heard) == len(links)
+    for path in links:
+        assert any(f"{path.name} is a link" in warning for warning in heard), path
+    for warning in heard:
+        assert warning in page.words
+    assert "trace.json" not in [link["href"] for link in page.all("a")]
+
+
+def test_nothing_outside_the_experiment_is_written(experiment, tmp_path, capsys):
+    write_trial(experiment, config(), [row(1)])
+    write(experiment)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "reward_train.png").write_text("a picture of somebody else")
+    (outside / "page").write_text("a page of somebody else")
+    for place, target, named in (
+        (experiment / "plots" / "reward_train.png", outside / "reward_train.png", "reward_train"),
+        (experiment / "report.html", outside / "page", "report.html is a link"),
+        (experiment / "plots", outside, "plots is a link"),
+    ):
+        place.rename(tmp_path / "aside")
+        place.symlink_to(target)
+        assert named in refused(capsys, str(experiment))
+        place.unlink()
+        (tmp_path / "aside").rename(place)
+
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {
+        "reward_train.png": "a picture of somebody else",
+        "page": "a page of somebody else",
+    }
+
+
+def test_an_experiment_that_is_itself_reached_through_a_link_is_reported_on(experiment, tmp_path):
+    write_trial(experiment, config(), [row(1)])
+    (tmp_path / "results").symlink_to(tmp_path)
+    _, heard = write(tmp_path / "results" / "three_seeds")
+
+    assert heard == []
+    assert (experiment / "report.html").is_file()
+
+
+def test_special_files_neither_stop_the_report_nor_keep_it_waiting(experiment, tmp_path):
+    write_trial(experiment, config(), [row(1)])
+    trial = write_trial(experiment, config("sync"), [])
+    os.mkfifo(trial / "result.json")
+    os.mkfifo(trial / "rollouts")
+    (trial / "error.txt").mkdir()
+    done = run(experiment, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    for text in (
+        "result.json cannot be read (result.json is no regular file)",
+        "rollouts cannot be read (rollouts is no directory)",
+        "error.txt cannot be read (error.txt is no regular file)",
+    ):
+        assert text in done.stderr
+
+
 # ---- The command -----------------------------------------------------------------------------
 
 

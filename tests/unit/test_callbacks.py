@@ -32,7 +32,7 @@ from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fraction
 from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts
+from callbacks.trial_files import cut_lines, cut_parts, read_rows
 from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback, lag_histogram
 from grpo_trainable.details import DETAILS
@@ -296,6 +296,28 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     assert rounds_on_disk(trial) == until(8)
     assert lag_histogram(trial) == {0: 8}
     assert stage_totals(trial)["rollout"] == sum(range(1, 9))
+
+
+def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path):
+    first = FakeTrial(tmp_path / "first")
+    callbacks = file_callbacks()
+    start(callbacks, first)
+    play(callbacks, first, range(1, 5))
+    names = ("result.json", "progress.csv", "trace.json")
+    before = {name: (tmp_path / "first" / name).read_bytes() for name in names}
+    copy = FakeTrial(tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    for name in names:
+        (tmp_path / "copy" / name).symlink_to(tmp_path / "first" / name)
+    callbacks = file_callbacks()
+    start(callbacks, copy, 2)
+    play(callbacks, copy, range(3, 6))
+
+    assert {name: (tmp_path / "first" / name).read_bytes() for name in names} == before
+    assert not any((tmp_path / "copy" / name).is_symlink() for name in names)
+    assert [row["training_iteration"] for row in read_rows(tmp_path / "copy" / "result.json")] == [
+        *(1, 2, 3, 4, 5)
+    ]
 
 
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
