@@ -17,7 +17,7 @@ from callbacks.survivor import Survivor
 from callbacks.trial_files import config_of, label
 from grpo_trainable.details import DETAILS, RoundDetails
 
-BAR_WIDTH = 24
+BAR_WIDTH = 20
 COLOURS = {
     "rollout": "blue",
     "reward": "cyan",
@@ -112,6 +112,7 @@ def progress_line(result: Mapping[str, Any], rounds: int) -> str:
     return (
         f"round {result['training_iteration']}/{rounds} · "
         f"held-out {result['reward/eval_mean']:.3f} · train {result['reward/train_mean']:.3f} · "
+        f"{result['response/length_mean']:.0f} tokens a response · "
         f"{result['throughput/samples_per_s']:.0f} samples/s · lag {result['lag/max']:.0f} · {kl}"
         f"{shares} · {_seconds_left(result, rounds):.0f} s left"
     )
@@ -127,7 +128,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
     table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
     table.add_column("arm/seed", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name in ("round", "held-out", "samples/s", "lag", "KL"):
+    for name in ("round", "held-out", "tokens", "samples/s", "lag", "KL"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("shares of a round", no_wrap=True, width=BAR_WIDTH)
     table.add_column("left", justify="right", no_wrap=True)
@@ -147,6 +148,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
             Text(state, style="bold red" if state == "failed" else "green"),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
+            f"{row['response/length_mean']:.0f}",
             f"{row['throughput/samples_per_s']:.0f}",
             f"{row['lag/max']:.0f}",
             f"{row['kl/reference_nats']:.2f}" if "kl/reference_nats" in row else "",

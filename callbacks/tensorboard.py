@@ -22,7 +22,7 @@ from torch.utils.tensorboard import summary
 from callbacks.rollouts import EVALUATIONS
 from callbacks.stage_timings import STAGES
 from callbacks.survivor import Survivor
-from callbacks.trial_files import KEPT_BYTES, close, restored_iteration, trial_directory
+from callbacks.trial_files import KEPT_BYTES, close, detach, restored_iteration, trial_directory
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 
@@ -33,6 +33,8 @@ BINS = 30  # of a histogram, evenly from its least to its greatest value
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "reward": {
         "held-out and train": ["Multiline", ["reward/eval_mean", "reward/train_mean"]],
+        # A reward can be won by responses of another length.
+        "tokens a response": ["Multiline", ["response/length_mean"]],
         "format and answer": ["Multiline", ["reward/format_mean", "reward/answer_mean"]],
     },
     "KL, nats per response": {
@@ -68,6 +70,7 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
             self._files.pop(trial).close()
         last, directory = restored_iteration(trial), trial_directory(trial)
         for path in directory.glob("events.out.tfevents.*"):
+            detach(path)
             cut_events(path, last)
         # The purge hides what could not be cut: files that only a remote storage has.
         self._files[trial] = EventFile(directory, purge_step=last + 1)

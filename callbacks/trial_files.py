@@ -43,18 +43,23 @@ def trial_directory(trial: Any) -> Path:
 
 def continued_file(trial: Any, name: str) -> Path:
     """A file that a trial goes on writing: as it is in the trial's directory, else as a remote
-    storage has it. It need not exist. A link is replaced by a copy of what it leads to, as in a
-    copied experiment that shares its files: going on must not cut or lengthen another's file."""
+    storage has it. It need not exist."""
     path, storage = trial_directory(trial) / name, trial.storage.storage_filesystem
     if not path.exists() and not is_local(trial):
         stored = f"{trial.path}/{name}"
         if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
             pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)
+    detach(path)
+    return path
+
+
+def detach(path: Path) -> None:
+    """Replaces a link by a copy of what it leads to. An experiment may have been copied as links:
+    going on with the copy must not cut or lengthen the files of the original."""
     if path.is_symlink():
-        own = path.with_name(f".{name}.tmp")
+        own = path.with_name(f".{path.name}.tmp")
         own.write_bytes(path.read_bytes() if path.exists() else b"")
         os.replace(own, path)
-    return path
 
 
 def restored_iteration(trial: Any) -> int:

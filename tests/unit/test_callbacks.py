@@ -303,7 +303,8 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path):
     callbacks = file_callbacks()
     start(callbacks, first)
     play(callbacks, first, range(1, 5))
-    names = ("result.json", "progress.csv", "trace.json")
+    (events,) = (path.name for path in (tmp_path / "first").glob("events.*"))
+    names = ("result.json", "progress.csv", "trace.json", events)
     before = {name: (tmp_path / "first" / name).read_bytes() for name in names}
     copy = FakeTrial(tmp_path / "copy")
     (tmp_path / "copy").mkdir()
@@ -315,9 +316,8 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path):
 
     assert {name: (tmp_path / "first" / name).read_bytes() for name in names} == before
     assert not any((tmp_path / "copy" / name).is_symlink() for name in names)
-    assert [row["training_iteration"] for row in read_rows(tmp_path / "copy" / "result.json")] == [
-        *(1, 2, 3, 4, 5)
-    ]
+    rows = read_rows(tmp_path / "copy" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
 def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
@@ -655,12 +655,13 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     for round_ in range(1, 6):
         evaluated = float(round_ // 2 * 2)
         values = {"eval/round": evaluated, "reward/eval_mean": 0.5, "kl/reference_nats": 1.25}
-        report([callback], trial, row(round_, **values))
+        report([callback], trial, row(round_, **values, **{"response/length_mean": 12.4}))
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[1] for line in lines] == ["started", "round", "round", "round", "done"]
     assert "round 4/8 · held-out 0.500" in lines[3]
     assert "KL 1.25" in lines[3]
+    assert "12 tokens a response" in lines[3]
     assert "8 s left" in lines[3]
     assert "(1 of 1 trials)" in lines[4]
 
@@ -688,12 +689,14 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
-    latest = {t.trial_id: row(3, **{"time/rollout_s": 1.0, "lag/max": 2.0}) for t in trials[:21]}
+    values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9}
+    latest = {t.trial_id: row(3, **values) for t in trials[:21]}
     text = rendered(live_table(trials, latest))
     assert "21 of 30 trials done, 8 waiting, 6 not shown" in text
     assert "sync/21" in text  # it runs, and has no row yet
     assert "starting" in text
     assert "failed" in text
+    assert "0.000 → 0.000      39" in text
     assert "sync/22" not in text
     assert "█" * BAR_WIDTH in text
 
