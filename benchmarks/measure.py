@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_trainable.noise import Meter
+
 if TYPE_CHECKING:
     from grpo_trainable.engines.torch_engine import TorchEngine
     from grpo_trainable.rollout import Request
@@ -129,13 +131,6 @@ def resident_mb() -> dict[str, float]:
     }
 
 
-def _busy_core_seconds() -> float:
-    """Seconds all cores have worked since boot, those stolen by other virtual machines included."""
-    numbers = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, numbers)
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
 def measured(
     work: Callable[[], object], *, flop: int, tokens: int, threads: int, repeats: int
 ) -> dict[str, Any]:
@@ -145,10 +140,11 @@ def measured(
     repeated(work, repeats=0, warm_up=warm_up)
     memory = resident_mb()
     peaks = machine_peaks()
-    start, busy = time.perf_counter(), _busy_core_seconds() - time.process_time()
+    meter = Meter()
+    meter.begin()
     timing = repeated(work, repeats=repeats, warm_up=1)
-    others = _busy_core_seconds() - time.process_time() - busy
-    others_cores = max(0.0, others / (time.perf_counter() - start))
+    others = meter.take()
+    assert others is not None, "this machine does not tell what its cores do"
     median = statistics.median(timing.wall_s)
     floor = flop / peaks["matmul_gflop_per_s"] / 1e9
     return {
@@ -167,7 +163,7 @@ def measured(
         "floor_s": floor,
         "share_of_floor": floor / median,
         "share_of_floor_best": floor / min(timing.wall_s),
-        "cores_used_by_others": others_cores,
+        "cores_used_by_others": others.foreign_s / others.seconds,
         "warm_up": warm_up + 1,
         "repeats": repeats,
         **memory,

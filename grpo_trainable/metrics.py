@@ -36,7 +36,7 @@ NAMES = frozenset(
         *("reward/eval_mean", "reward/eval_first", "eval/round"),
         *(f"time/{stage}_s" for stage in STAGES),
         *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
-        *("time/generator_idle_s", "time/learner_idle_s"),
+        *("time/generator_idle_s", "time/learner_idle_s", "time/disturbed_fraction"),
         *FRACTIONS,
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),

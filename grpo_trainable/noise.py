@@ -60,6 +60,7 @@ class Disturbance:
     cores: int  # that the trial may run on
     quota: float  # cores that it may use at a time
     seconds: float  # between the readings
+    culprit: int | None = None  # the process that used most of it; None: several, or out of sight
 
     @property
     def fraction(self) -> float:
@@ -68,6 +69,15 @@ class Disturbance:
             return 0.0
         share = self.foreign_s / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
+
+    def note(self, round_: int) -> str:
+        """What the user of a disturbed round should hear, in one line."""
+        name = name_of(self.culprit) if self.culprit else ""
+        most = f", most of it process {self.culprit} ({name})" if name else ""
+        return (
+            f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
+            f"{most}; the speed of disturbed rounds does not count (time/disturbed_fraction)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,8 @@ class Meter:
 
     def __init__(self, own: Iterable[int] = ()) -> None:
         self._place = place()
-        self._own = {os.getpid(), *own}
-        self._tree = ProcessTree(self._own)
+        self.own = {os.getpid(), *own}  # descendants not counted
+        self._tree = ProcessTree(self.own)
         self._cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._cgroup = cpu_cgroup()
         self._before: Reading | None = None
@@ -104,10 +114,10 @@ class Meter:
     def add(self, other: Place) -> None:
         """Counts another process as the trial's own; one on another machine is not seen here."""
         if other.machine == self._place.machine:
-            self._own.add(other.pid)
+            self.own.add(other.pid)
 
     def begin(self) -> None:
-        """What happened until now does not count."""
+        """Starts a measurement: what happened until now does not count."""
         self._before = self._read()
 
     def take(self) -> Disturbance | None:
@@ -136,12 +146,14 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
     seconds = after.at - before.at
     busy_s = cores * seconds - (after.idle_s - before.idle_s)
     own_s = spent(before.processes, after.processes, after.own)
+    foreign_s = max(0.0, busy_s - own_s)
     return Disturbance(
-        foreign_s=max(0.0, busy_s - own_s),
+        foreign_s=foreign_s,
         denied_s=max(0.0, after.denied_s - before.denied_s),
         cores=cores,
         quota=quota,
         seconds=seconds,
+        culprit=culprit(before.processes, after, foreign_s / 2),
     )
 
 
@@ -226,13 +238,28 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
     total = 0.0
     for pid in own:
         now = after[pid]
-        then = before.get(pid)
-        if then is None or then.cpu_s > now.cpu_s:  # new, or its number was given away again
-            then = Usage(now.parent, 0.0, 0.0)
+        then = _earlier(before, pid, now)
         total += now.cpu_s - then.cpu_s
         if now.reaped_s is not None and then.reaped_s is not None:
             total += max(0.0, now.reaped_s - then.reaped_s - ended[pid])
     return total
+
+
+def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int | None:
+    """The process of others that used most CPU time, if that was more than `above_s`."""
+    most, found = above_s, None
+    for pid in after.processes.keys() - after.own:
+        now = after.processes[pid]
+        used = now.cpu_s - _earlier(before, pid, now).cpu_s
+        if used > most:
+            most, found = used, pid
+    return found
+
+
+def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
+    """The same process before; nothing when it is new or its number was given away again."""
+    then = before.get(pid)
+    return then if then is not None and then.cpu_s <= now.cpu_s else Usage(now.parent, 0.0, 0.0)
 
 
 class ProcessTree:
@@ -245,7 +272,7 @@ class ProcessTree:
         self._own = own
         self._parents: dict[int, int] = {}
         self._services: dict[int, bool] = {}
-        self._raylet = os.getppid() if _name(os.getppid()) == "raylet" else None
+        self._raylet = os.getppid() if name_of(os.getppid()) == "raylet" else None
         session = re.search(r"session_[\w-]+", _command(self._raylet) if self._raylet else "")
         self._session = session[0] if session else None
 
@@ -273,7 +300,7 @@ class ProcessTree:
                 return True
             parent = self._parent(pid)
             if parent == self._raylet:
-                name = _name(pid)
+                name = name_of(pid)
                 return name in RAY_SERVICES or not name.startswith("ray::")
             if self._is_service(pid):
                 return True
@@ -304,7 +331,8 @@ def _reaped_seconds(pid: int) -> float:
     return (int(fields[13]) + int(fields[14])) / TICKS_PER_S if fields else 0.0
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
+    """The name of a process, at most 15 characters; empty when it has ended."""
     return _text(PROC / str(pid) / "comm").strip()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 import ray.util
+from ray._private import state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -79,6 +80,16 @@ class RayActor:
 
     def kill(self) -> None:
         ray.kill(self.handle)  # pyright: ignore[reportArgumentType]
+
+
+def driver_pid() -> int | None:
+    """The process that started this job; None when it runs on another machine."""
+    job = ray.get_runtime_context().get_job_id()
+    for entry in state.jobs():
+        here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
+        if entry["JobID"] == job and here:
+            return entry["DriverPid"]
+    return None
 
 
 class RayRuntime:

@@ -42,9 +42,10 @@ from grpo_trainable.details import (
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.noise import DISTURBED_ABOVE, Meter, place
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.remote import RayActor, RayRuntime
+from grpo_trainable.remote import RayActor, RayCall, RayRuntime, driver_pid
 from grpo_trainable.timers import Span, WallClock, now
 from grpo_trainable.transports import (
     Group,
@@ -83,6 +84,8 @@ class GRPOTrainable(tune.Trainable):
         self._group: Group | None = None
         self.grpo = GRPOConfig.from_dict(config)
         self._runtime = RayRuntime()
+        self._meter = Meter(filter(None, [driver_pid()]))
+        self._places: list[RayCall] = []  # of actors that have not said yet where they run
         self._transport = choose_transport(self.grpo, reserved_nodes())
         logger.info("transport=%s: %s", self._transport.name, self._transport.why)
         try:
@@ -119,6 +122,7 @@ class GRPOTrainable(tune.Trainable):
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # since the last round
         self._started = False
+        self._disturbed = False  # whether the user has heard of it
 
     def _start_actors(self) -> None:
         """The learner, or a colocated worker, first."""
@@ -199,6 +203,7 @@ class GRPOTrainable(tune.Trainable):
             direct=self._transport.direct,
         )
         self._actors.append(actor)
+        self._places.append(actor.submit_function("place", place))
         return actor
 
     def step(self) -> dict[str, Any]:
@@ -206,12 +211,14 @@ class GRPOTrainable(tune.Trainable):
             # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
             self.pipeline.start(self._set_up_transport())
             self._started = True
+            self._place_actors()
+            self._meter.begin()
         if self.pipeline.ended:
             # Restored from its last checkpoint, before Tune knew that it was the last: nothing
             # follows, and the last row stands.
             return {RESULT_DUPLICATE: True, "done": True}
         report = self.pipeline.run_round()
-        row = {**report.metrics, **self._time_and_cost(report)}
+        row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
@@ -226,6 +233,24 @@ class GRPOTrainable(tune.Trainable):
     def _extra(self, report: RoundReport) -> dict[str, Any]:
         """What a row holds that is no metric."""
         return {}
+
+    def _disturbance(self, round_: int) -> dict[str, float]:
+        """What others took of this machine since the round before; empty where nobody can say."""
+        self._place_actors()
+        taken = self._meter.take()
+        if taken is None:
+            return {}
+        if taken.fraction > DISTURBED_ABOVE and not self._disturbed:
+            self._disturbed = True
+            self._notes.append(taken.note(round_))
+        return {"time/disturbed_fraction": taken.fraction}
+
+    def _place_actors(self) -> None:
+        """Lets the meter know the processes of actors that have started meanwhile."""
+        for call in self._runtime.wait(self._places, 0.0) if self._places else []:
+            self._places.remove(call)
+            with contextlib.suppress(ActorFailed):  # it has ended, which others notice
+                self._meter.add(self._runtime.result(call))
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         eval_s = report.metrics["time/eval_s"]

@@ -104,6 +104,7 @@ def test_result_json_has_every_metric_as_a_finite_float(
         assert row.keys() >= names
         odd = {n: row[n] for n in names if type(row[n]) is not float or not math.isfinite(row[n])}
         assert not odd
+        assert 0 <= row["time/disturbed_fraction"] <= 1
 
 
 def test_lag_is_bounded_and_reached(results: dict[str, tune.Result]) -> None:
@@ -303,6 +304,7 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
     assert len(actor_processes()) == 2
+    assert actor_processes().keys() <= running._meter.own  # the generator that came later as well
 
 
 def test_dead_generator_costs_an_asynchronous_run_no_prompt(trainable: Any) -> None:

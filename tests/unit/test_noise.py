@@ -141,6 +141,29 @@ def test_own_cpu_time_by_hand(before, after, expected):
     assert spent({**before, **others}, {**after, 99: Usage(1, 200.0)}, {7}) == expected
 
 
+@pytest.mark.parametrize(("used_s", "found"), [(0.6, 8), (0.4, None)])
+def test_the_process_that_took_more_than_half_is_the_culprit(used_s, found):
+    # One core for one second: 0.9 s of others, of which process 9 took a little.
+    before = Reading(0.0, 0.0, 0.0, {7: Usage(1, 5.0), 8: Usage(1, 9.0)}, frozenset({7}))
+    used = {7: Usage(1, 5.1), 8: Usage(1, 9.0 + used_s), 9: Usage(1, 0.05)}
+    got = disturbance(before, Reading(1.0, 0.0, 0.0, used, frozenset({7})), cores=1, quota=1)
+    assert got.foreign_s == pytest.approx(0.9)
+    assert got.culprit == found
+
+
+def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
+    monkeypatch.setattr(noise, "PROC", tmp_path)
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8/comm").write_text("pip\n")
+    fields = {"denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
+    assert Disturbance(0.86, **fields, culprit=8).note(12) == (
+        "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
+        "the speed of disturbed rounds does not count (time/disturbed_fraction)"
+    )
+    for unknown in (None, 9):
+        assert "round 12; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
+
+
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 
 

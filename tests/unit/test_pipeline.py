@@ -408,6 +408,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
         assert row.pop("requested") == sum(row.values())
         assert report.metrics["lag/max"] <= config.lag
         assert report.metrics["buffer/age_max"] <= config.max_age
+        assert report.metrics["version/gap_max"] <= config.max_age * config.k
         # Only what a later round may use again is kept.
         used = report.metrics["buffer/size"] - report.metrics["count/waiting"]
         assert used <= (config.buffer_capacity - 1) * config.prompts_per_round
