@@ -18,10 +18,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from product import RESULTS, ROOT, blobs, git, is_dirty, measurements, product_files
 
 from grpo_trainable.noise import Meter
 
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
     from grpo_trainable.engines.torch_engine import TorchEngine
     from grpo_trainable.rollout import Request
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+STARTED = time.time()
 THREADS = (1, 2)
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
@@ -212,21 +213,15 @@ def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Command, commit, hardware, versions, seed: what a figure needs to be checked."""
+    """Command, commit, hardware, versions, seed, and git's hash of every product file behind it:
+    what a figure needs to be checked, and to be known as out of date."""
     import torch
 
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(ROOT), *words], stdout=subprocess.PIPE, text=True, check=True
-        ).stdout.strip()
-
-    # What a benchmark writes does not change what it measures.
-    written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
-    changed = git("status", "--porcelain", "--", ".", *written)
+    product = blobs(product_files(Path(sys.argv[0])))
     return {
         "command": shlex.join(["python", *sys.argv]),
-        "commit": git("rev-parse", "HEAD"),
-        "dirty": bool(changed),
+        "commit": git("rev-parse", "HEAD").strip(),
+        "dirty": is_dirty() or touched(product),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hardware": {
             "cpu": _cpu_model(),
@@ -248,7 +243,14 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
             "new_tokens": NEW_TOKENS,
             "prompt_lengths": prompt_lengths(args.seed),
         },
+        "product": product,
     }
+
+
+def touched(files: Iterable[str]) -> bool:
+    """Whether one of these files was written or removed since this process began to measure."""
+    paths = [ROOT / name for name in files]
+    return any(not path.is_file() or path.stat().st_mtime > STARTED for path in paths)
 
 
 def _cpu_model() -> str:
@@ -259,6 +261,11 @@ def _cpu_model() -> str:
 
 
 def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
+    """Writes a result as JSON. One whose product was changed while it ran is marked as dirty."""
+    if touched(result.get("product", ())):
+        result = {**result, "dirty": True}
+    if any(measurement.get("dirty") for measurement in measurements(result).values()):
+        print(f"{path.name}: measured from files that are not committed; not to be committed")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     if not quiet:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import RESULTS, ROOT, provenance, write
+from product import blobs_at
 
 from launch.answers import Answer, answer
 from launch.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
@@ -75,6 +76,17 @@ def run(space: str, args: argparse.Namespace) -> None:
 def commits_file(space: str, args: argparse.Namespace) -> Path:
     """Of the code that the trials ran, a line each time that the command began or went on."""
     return args.storage / f"{space}.commits"
+
+
+def as_run(origin: Mapping[str, Any], commits: Sequence[str]) -> dict[str, Any]:
+    """What the trials' commits say of the product, in place of what the working tree says now. The
+    first one counts: a file that changed after it may have changed a figure."""
+    if not commits:
+        return {}
+    return {
+        "dirty": origin["dirty"] or any(" " in commit for commit in commits),
+        "product": blobs_at(commits[0].split()[0], origin["product"]),
+    }
 
 
 # ---- What is kept ----------------------------------------------------------------------------
@@ -341,12 +353,14 @@ def main() -> None:
         result = summarise(experiment, files, found)
         print(align([found.header, *found.rows()]))
         print(*found.said, sep="\n")
-        commits = commits_file(space, args)
+        file = commits_file(space, args)
+        commits = file.read_text().splitlines() if file.exists() else []
         described = {
             "workload": {"space": space, **experiment.description},
-            "trials_commits": commits.read_text().splitlines() if commits.exists() else [],
+            "trials_commits": commits,
         }
-        write(RESULTS / f"off_policy_{space}.json", {**origin, **described, **result})
+        result = {**origin, **as_run(origin, commits), **described, **result}
+        write(RESULTS / f"off_policy_{space}.json", result)
         draw(space, result)
         if PAGE.exists():
             fill(PAGE, space, markdown(space, result))

@@ -6,7 +6,7 @@ over each rollout batch (evaluated after 56 steps and after 64, and judged by th
 `grpo_clip`, which has the ratio to the weights that sampled, and with `reinforce_with_baseline`,
 which takes the same rollouts for fresh; at the default learning rate and at one higher. A trial
 that fails, as when its loss is no number any more, is a result too. The JSON is written after every
-trial, and the same command goes on with what it has.
+trial, and the same command goes on with what it has unless the product has changed since.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def main() -> None:
     parser.add_argument("--lrs", nargs="+", type=float, default=list(LRS), help="learning rates")
     parser.add_argument("--out", type=Path, default=RESULTS / "staleness.json", help="JSON file")
     args = parser.parse_args()
-    trials = json.loads(args.out.read_text())["trials"] if args.out.exists() else []
     origin = provenance(args)
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    trials = kept["trials"] if kept.get("product") == origin["product"] else []
     workload = {"settings": STALENESS, "losses": LOSSES, "lrs": args.lrs, "bound": BOUND}
     for seed in range(args.seed, args.seed + args.seeds):
         for staleness in STALENESS:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib.metadata
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from benchmarks.product import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
@@ -54,24 +54,6 @@ def sources() -> dict[str, str]:
 
 def is_package(module: str) -> bool:
     return (ROOT / Path(*module.split("."))).is_dir()
-
-
-def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
-    """Dotted names a source imports anywhere in it, functions and type-checking blocks included."""
-    parents = module.split(".") if package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = parents[: len(parents) - node.level + 1] if node.level else []
-            prefix = ".".join([*base, *([node.module] if node.module else [])])
-            # `from grpo_trainable import rollout` names a module as its last part.
-            yield from (f"{prefix}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            first = node.args[0] if node.args else None
-            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
-                yield str(first.value)
 
 
 def violations(module: str, source: str, *, package: bool = False) -> list[str]:

@@ -1,0 +1,131 @@
+"""The product's files that a result rests on, and which content they had when it was measured."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
+
+# What a trial runs. The modules of `launch` that make table and report come after it.
+TRIAL = ("grpo_trainable", "callbacks", "search_spaces", "launch/tune.py")
+RUNS_TRIALS = '"launch" / "tune.py"'  # in the source of what starts it
+ASSETS = "grpo_trainable/assets"
+
+# It loads nothing by itself: the names it hands out are imported by those who ask for them.
+LAZY = "grpo_trainable/__init__.py"
+
+
+def git(*words: str, text: str = "") -> str:
+    """What git prints, run in the repository with `text` as its input."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def product_files(script: Path) -> list[str]:
+    """The product's files, relative to the repository, that a benchmark runs.
+
+    These are the files it imports, directly or not, read from the sources; everything that a trial
+    needs when it starts trials; and the assets when one of the files reads them.
+    """
+    found: set[Path] = set()
+    waiting = [script.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        if path != ROOT / LAZY:
+            waiting += imported_files(path)
+    found.discard(Path(__file__).resolve())  # it names what it looks for
+    sources = [path.read_text(encoding="utf-8") for path in found]
+    folders = TRIAL if any(RUNS_TRIALS in source for source in sources) else ()
+    if any('"assets"' in source for source in sources):
+        folders = (*folders, ASSETS)
+    names = {str(path.relative_to(ROOT)) for path in found if path.is_relative_to(ROOT)}
+    names |= set(git("ls-files", "--", *folders).splitlines()) if folders else set()
+    return sorted(filter(is_product, names))
+
+
+def is_product(name: str) -> bool:
+    return name.split("/")[0] in PACKAGES
+
+
+def imported_files(path: Path) -> list[Path]:
+    """The files of this repository that a module imports, the packages around them included."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    package = path.name == "__init__.py"
+    names = imported(module.removesuffix(".__init__"), path.read_text("utf-8"), package=package)
+    files = []
+    for name in names:
+        parts = name.split(".")
+        for folder in (ROOT, path.parent):  # benchmarks import their neighbours by bare names
+            for length in range(1, len(parts) + 1):
+                base = folder.joinpath(*parts[:length])
+                files += [base.with_suffix(".py"), base / "__init__.py"]
+    return [file for file in files if file.is_file()]
+
+
+def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
+    """Dotted names a source imports anywhere in it, functions and type-checking blocks included."""
+    parents = module.split(".") if package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            # `from grpo_trainable import rollout` names a module as its last part.
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            first = node.args[0] if node.args else None
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield str(first.value)
+
+
+def blobs(files: Iterable[str]) -> dict[str, str]:
+    """Git's hash of each file as it is now, committed or not; files that are gone are left out."""
+    there = [name for name in files if (ROOT / name).is_file()]
+    hashes = git("hash-object", "--stdin-paths", text="".join(f"{name}\n" for name in there))
+    return dict(zip(there, hashes.split(), strict=True))
+
+
+def blobs_at(commit: str, files: Iterable[str]) -> dict[str, str]:
+    """Git's hash of each file in a commit; files that it does not have are left out."""
+    found = {}
+    for line in git("ls-tree", "-r", commit, "--", *files).splitlines():
+        about, _, name = line.partition("\t")
+        found[name] = about.split()[2]
+    return found
+
+
+def is_dirty() -> bool:
+    """Whether something is not committed. What a benchmark writes changes nothing it measures."""
+    written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
+    return bool(git("status", "--porcelain", "--", ".", *written).strip())
+
+
+def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The parts of a result that were measured by one command each, by name ("": the whole)."""
+    if "command" in result:
+        return {"": result}
+    return {name: part for name, part in result.items() if isinstance(part, dict)}
+
+
+def violations(measurement: dict[str, Any]) -> list[str]:
+    """Why a measurement cannot be repeated from what it says of its origin."""
+    found = []
+    if len(measurement.get("commit", "")) != 40:
+        found.append("no commit")
+    if measurement.get("dirty") is not False:
+        found.append("dirty tree")
+    if not measurement.get("product"):
+        found.append("no digest of the product")
+    return found

@@ -1,0 +1,104 @@
+"""Which results rest on product files that have changed since they were measured?
+
+Compares what each JSON in benchmarks/results/ says of the product's files with the working tree.
+Says nothing when nothing has changed. A result without such a record is listed as unknown.
+
+A change that was shown to be bit-equal and as fast does not make a result stale once it is
+acknowledged: `--equal BEFORE..AFTER --reason "…"` notes the product files that the commits changed
+in benchmarks/equal.json, which is committed with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from product import RESULTS, ROOT, blobs, blobs_at, git, is_product, measurements
+
+EQUAL = ROOT / "benchmarks" / "equal.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--fail", action="store_true", help="exit status 1 when one is listed")
+    parser.add_argument("--equal", metavar="BEFORE..AFTER", help="commits to acknowledge")
+    parser.add_argument("--reason", help="what showed that they change no figure")
+    args = parser.parse_args()
+    if args.equal is not None:
+        before, _, after = args.equal.partition("..")
+        if not (before and after and args.reason):
+            parser.error("--equal: needs BEFORE..AFTER and a --reason")
+        acknowledge(before, after, args.reason)
+        return 0
+    lines = [
+        line
+        for path in sorted(RESULTS.glob("*.json"))
+        for line in stale(path, acknowledged(read_equal()))
+    ]
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return 1 if lines and args.fail else 0
+
+
+def stale(path: Path, equal: set[tuple[str, str, str]]) -> list[str]:
+    """Lines about one result: what changed under it, part by part."""
+    lines = []
+    for part, measurement in measurements(json.loads(path.read_text())).items():
+        label = f"{path.name} {part}".rstrip()
+        recorded = measurement.get("product")
+        if not recorded:
+            lines.append(f"{label}: unknown, it does not say which product files it rests on")
+        elif found := changed(recorded, blobs(recorded), equal):
+            commit = measurement["commit"][:7]
+            lines.append(f"{label}: {len(found)} of {len(recorded)} files changed since {commit}")
+            lines += [f"    {name}" for name in found]
+    return lines
+
+
+def changed(
+    recorded: Mapping[str, str], now: Mapping[str, str], equal: set[tuple[str, str, str]]
+) -> list[str]:
+    """Files that differ from what was recorded and are not known to be equal. `equal`: (file,
+    before, after), which may follow each other."""
+    return [
+        name for name, blob in recorded.items() if now.get(name) not in equals(name, blob, equal)
+    ]
+
+
+def equals(name: str, blob: str, equal: set[tuple[str, str, str]]) -> set[str]:
+    """The contents of a file that are as good as this one."""
+    reached, waiting = set(), {blob}
+    while waiting:
+        reached |= waiting
+        waiting = {new for file, old, new in equal if file == name and old in waiting} - reached
+    return reached
+
+
+def read_equal() -> list[dict[str, Any]]:
+    return json.loads(EQUAL.read_text()) if EQUAL.exists() else []
+
+
+def acknowledged(entries: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+    return {(name, *pair) for entry in entries for name, pair in entry["files"].items()}
+
+
+def acknowledge(before: str, after: str, reason: str) -> None:
+    """Notes every product file that differs between two commits as equal."""
+    first, last = (git("rev-parse", "--verify", name).strip() for name in (before, after))
+    names = list(filter(is_product, git("diff", "--name-only", first, last).splitlines()))
+    old, new = (blobs_at(commit, names) for commit in (first, last))
+    pairs = {name: [old[name], new[name]] for name in names if name in old and name in new}
+    if not pairs:
+        sys.exit(f"--equal {before}..{after}: no product file differs")
+    entry = {"before": first, "after": last, "reason": reason, "files": pairs}
+    EQUAL.write_text(json.dumps([*read_equal(), entry], indent=1) + "\n")
+    print(f"{len(pairs)} files noted in {EQUAL.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
