@@ -31,13 +31,14 @@ bench: $(READY)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
 	$(BIN)/python benchmarks/mid_batch.py $(ARGS)
 
-# Whole trials and weights on their way: two hours.
+# Whole trials and weights on their way: two and a half hours on a machine that does nothing else.
 bench-trials: $(READY)
 	$(BIN)/python benchmarks/asynchrony.py $(ARGS)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 	$(BIN)/python benchmarks/logging_overhead.py
 	$(BIN)/python benchmarks/weight_transport.py
 	$(BIN)/python benchmarks/sync_share.py
+	$(BIN)/python benchmarks/disturbed.py
 
 # Everything that can break, broken: an hour and a half.
 bench-faults: $(READY)
