@@ -45,6 +45,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "seconds of each stage": ["Multiline", [f"time/{stage}_s" for stage in STAGES]],
         "shares of the work": ["Multiline", [f"time/{stage}_fraction" for stage in STAGES]],
         "waiting": ["Multiline", ["time/generator_idle_s", "time/learner_idle_s"]],
+        "share of the machine that other work took": ["Multiline", ["time/disturbed_fraction"]],
     },
     "lag and versions": {
         "lag at first training, rounds": ["Multiline", ["lag/max", "lag/mean"]],
