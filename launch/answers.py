@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
-from launch.summary import Comparison, late_mean, median, show, summarise_trial
+from launch.summary import Comparison, median, show, summarise_trial
 
 Value = Callable[[TrialRecord, TrialFiles], float | None]
 
@@ -70,7 +70,7 @@ def _milliseconds(name: str) -> Value:
 
 
 def _late(name: str) -> Value:
-    return lambda trial, files: late_mean(trial, name)
+    return lambda trial, files: trial.late_mean(name)
 
 
 def _samples_per_s(trial: TrialRecord, files: TrialFiles) -> float | None:

@@ -45,6 +45,8 @@ SCHEMAS = {
             "prompt": pa.string(),
             "response": pa.string(),
             "reward": pa.float32(),
+            "finished": pa.bool_(),
+            "tokens": pa.int32(),
         }
     ),
     "steps": pa.schema(
@@ -120,6 +122,15 @@ class TrialRecord:
     def last(self, name: str) -> float | None:
         """A metric in the last row."""
         return self.rows[-1].get(name) if self.rows else None
+
+    def late_mean(self, name: str) -> float | None:
+        """Over the last rounds, an eighth of all that the trial is to have, so that arms of few and
+        large rounds are judged by as many samples as the others: 8 rounds of 64, 1 of 8."""
+        late = self.round - max(1, self.config.rounds // 8)
+        values = [
+            row[name] for row in self.rows if row["training_iteration"] > late and name in row
+        ]
+        return statistics.fmean(values) if values else None
 
     def evaluated(self) -> Iterator[tuple[int, float, Mapping[str, float]]]:
         """(round, held-out reward, row) where it was measured; round 0 has an empty row.

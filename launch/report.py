@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
 from grpo_trainable.config import GRPOConfig, flatten, shown
-from launch import experiment_files
+from launch import changes, experiment_files
 from launch.answers import Answer, answer
 from launch.experiment import (
     ExperimentError,
@@ -35,7 +35,7 @@ from launch.experiment import (
     read_experiment,
     read_files,
 )
-from launch.summary import HEADER, Comparison, compare
+from launch.summary import HEADER, Comparison, compare, ends
 from search_spaces import SPACES
 
 if TYPE_CHECKING:
@@ -162,10 +162,11 @@ def render_page(
     """The whole HTML document. `images` by plot and theme: "speed_up-dark"."""
     name = experiment.directory.name
     parts = [
-        _head(experiment, name),
+        _head(experiment, name, comparison),
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _answer_section(answer(experiment, comparison, files)),
+        _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
         _examples_section(experiment, files),
         _settings_section(experiment),
@@ -185,7 +186,7 @@ def render_page(
     )
 
 
-def _head(experiment: ExperimentRecord, name: str) -> str:
+def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> str:
     space = SPACES.get(str(experiment.description.get("space")))
     question = space.question if space else f"experiment {name}"
     trials = experiment.trials
@@ -212,7 +213,19 @@ def _head(experiment: ExperimentRecord, name: str) -> str:
     state = "good" if done == len(trials) else "bad"
     return (
         f"<header>\n<h1>{_text(question[:1].upper() + question[1:])}</h1>\n"
-        f'<p class="facts">{line}</p>\n<p class="status {state}">{_text(size)}</p>\n</header>'
+        f'<p class="facts">{line}</p>\n<p class="status {state}">{_text(size)}</p>\n'
+        f"{_warning(comparison)}</header>"
+    )
+
+
+def _warning(comparison: Comparison) -> str:
+    """On the first screen: a reward that rose may not mean what it seems to."""
+    moved = any(change.moved for own in comparison.changes.values() for change in own)
+    if not moved:
+        return ""
+    return (
+        '<p class="status bad">Beside the reward <a href="#changes">something changed that it did '
+        f"not ask for</a>: {_text(changes.moved_in(comparison.changes))}</p>\n"
     )
 
 
@@ -283,6 +296,37 @@ def _answer_section(found: Answer | None) -> str:
         f'<section id="answer">\n<h2>What was asked</h2>\n<ul>{said}</ul>\n'
         f"{_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{_text(found.note)}</p>\n</section>'
+    )
+
+
+def _changes_section(comparison: Comparison) -> str:
+    """What moved by more than its threshold, and all quantities folded below."""
+    said = []
+    for arm, own in comparison.changes.items():
+        moved = [sentence for change in own for sentence in change.sentences()]
+        missing = changes.not_known(own)
+        moved += [f"not known in every trial: {', '.join(missing)}"] if missing else []
+        told = "; ".join(moved) or "nothing beyond the thresholds"
+        said.append(f"<li><b>{_text(arm)}</b>: {_text(told).replace('-&gt;', '→')}.</li>")
+    quantities = changes.QUANTITIES
+    rows = [
+        (arm, *(ends(c.before, c.after, c.quantity.form) for c in own))
+        for arm, own in comparison.changes.items()
+    ]
+    rows.append(("named beyond", *(quantity.shown_threshold for quantity in quantities)))
+    explained = [
+        (q.title, f"{q.measured}.", q.shown_threshold, f"{q.because}.") for q in quantities
+    ]
+    return (
+        '<section id="changes">\n<h2>What changed that the reward did not ask for</h2>\n'
+        "<p>A reward can be won by another kind of text than the one it was meant for. Named is "
+        "every quantity that moved, from before training to now, by more than its threshold, "
+        "whichever way and in whichever seed.</p>\n"
+        f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
+        f"</summary>\n{_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
+        f"{_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
+        '<p class="note">Words are runs of letters and digits in lower case; where a language is '
+        "written without spaces, a run is a phrase.</p></details>\n</section>"
     )
 
 

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.timers import WallClock
+from launch import changes
+from launch.changes import Change
 from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
-    *("device-hours", "held-out reward", "reference NLL", "largest lag", "eval s", "checkpoint s"),
+    *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
+    *("eval s", "checkpoint s"),
 )
 
 
@@ -63,17 +66,9 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         device_hours=trial.last("cost/device_hours"),
         first=trial.last("reward/eval_first"),
         last=trial.last("reward/eval_mean"),
-        reference_nll=late_mean(trial, "response/reference_nll_nats"),
+        reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
     )
-
-
-def late_mean(trial: TrialRecord, name: str) -> float | None:
-    """Over the last rounds, an eighth of all that the trial is to have, so that arms of few and
-    large rounds are judged by as many samples as the others: 8 rounds of 64, 1 of 8."""
-    late = trial.round - max(1, trial.config.rounds // 8)
-    values = [row[name] for row in trial.rows if row["training_iteration"] > late and name in row]
-    return statistics.fmean(values) if values else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +77,7 @@ class Comparison:
 
     arms: Mapping[str, Sequence[TrialSummary]]
     baseline: str | None  # the arm that speed-ups are relative to; None when none can be
+    changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
 
     @property
     def seeds(self) -> int:
@@ -115,11 +111,12 @@ class Comparison:
             "count fewer of\ntheir samples; evaluation and checkpoints are subtracted. Speed-up: "
             f"samples a second{relative}, whatever an\narm reserves. At equal cost: samples a "
             f"device-hour{relative}.\nA device is a GPU, or a CPU core of the actors where there "
-            "is no GPU."
+            "is no GPU. Tokens a response: the held-out\nresponses before training and at the "
+            "latest evaluation."
         )
 
     def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
-        ends = ([t.first for t in trials], [t.last for t in trials])
+        length = next(c for c in self.changes[arm] if c.quantity is changes.LENGTH)
         return (
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
@@ -129,7 +126,8 @@ class Comparison:
             show([median(self.speed_ups(arm))], "{:.2f}x"),
             show([median(self.savings(arm))], "{:.2f}x"),
             show([t.device_hours for t in trials], "{:.4f}"),
-            " -> ".join(show(values, "{:.3f}") for values in ends),
+            ends([t.first for t in trials], [t.last for t in trials], "{:.3f}"),
+            ends(length.before, length.after, length.quantity.form),
             show([t.reference_nll for t in trials], "{:.2f}"),
             show([t.largest_lag for t in trials], "{:.0f}"),
             show([t.eval_s for t in trials], "{:.1f}"),
@@ -146,7 +144,8 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
             arms.setdefault(summary.arm, []).append(summary)
     timed = [arm for arm in arms if median([t.samples_per_s for t in arms[arm]])]
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
-    return Comparison(arms=arms, baseline=baseline)
+    moved = {arm: changes.of_arm([t for t in trials if t.arm == arm and t.rows]) for arm in arms}
+    return Comparison(arms=arms, baseline=baseline, changes=moved)
 
 
 def table(trials: Sequence[TrialRecord]) -> str:
@@ -156,7 +155,8 @@ def table(trials: Sequence[TrialRecord]) -> str:
         return "no trial has finished a round"
     note = comparison.note()
     lines = [*([note] if note else []), align([HEADER, *comparison.rows()]), comparison.footnote()]
-    return "\n".join(lines)
+    moved = f"what changed that the reward did not ask for: {changes.moved_in(comparison.changes)}"
+    return "\n".join([*lines, f"{moved}; the report says more."])
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -175,6 +175,12 @@ def show(values: Sequence[float | None], form: str) -> str:
     )
     between = " to " if low[0] in "+-" else "-"
     return middle if low == high else f"{middle} ({low}{between}{high})"
+
+
+def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
+    """`0.366 -> 0.911 (0.902-0.915)`."""
+    first, last = show(before, form), show(after, form)
+    return "-" if first == last == "-" else f"{first} -> {last}"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

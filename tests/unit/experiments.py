@@ -101,7 +101,15 @@ def rollout(round_: int, cursor: int, *, lag: int = 0, first_use: bool = True) -
 
 
 def evaluation(
-    round_: int, cursor: int, response: str, reward: float, *, prompt: str = "", index: int = 0
+    round_: int,
+    cursor: int,
+    response: str,
+    reward: float,
+    *,
+    prompt: str = "",
+    index: int = 0,
+    tokens: int = 20,
+    finished: bool = True,
 ) -> dict[str, Any]:
     return {
         "round": round_,
@@ -110,6 +118,8 @@ def evaluation(
         "prompt": prompt or f"prompt {cursor}",
         "response": response,
         "reward": reward,
+        "tokens": tokens,
+        "finished": finished,
     }
 
 
@@ -183,6 +193,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 kl__behaviour_nats=0.1 * k * (1 + lag) + wave(n, 0.04),
                 kl__behaviour_k3_nats=0.1 * k * (1 + lag),
                 loss__clip_fraction=0.01 * k,
+                policy__entropy_nats=1.1 - 0.3 * n / rounds,
                 response__length_mean=38 - 8 * n / rounds + wave(n, 1),
                 response__reference_nll_nats=1.2 + 0.3 * n / rounds + wave(n, 0.03),
             )

@@ -327,13 +327,13 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     assert text.startswith("medians over 3 seeds, (least to most)\n")
     assert by_arm["colocated_k1"] == [
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
-        *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "0", "1.0", "0.0"),
+        *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
     ]
     # 128 samples in 2 s are 64/s, against the median of 32/s: twice as fast, on twice the cores.
     assert by_arm["async_k1"][1:9] == [
         *("4", "256", "2.0", "64", "2.00x", "1.00x", "0.5000", "0.300 -> 0.500"),
     ]
-    assert by_arm["async_k1"][10] == "1"
+    assert by_arm["async_k1"][11] == "1"
     assert "samples a second, relative to colocated_k1, whatever" in text
     assert "samples a device-hour, relative to colocated_k1." in text
 
@@ -343,7 +343,7 @@ def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
     rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
     write_trial(experiment, config(rounds=16), rows)
 
-    assert cells(table(read_experiment(experiment).trials))["colocated_k1"][9] == "2.00"
+    assert cells(table(read_experiment(experiment).trials))["colocated_k1"][10] == "2.00"
 
 
 def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):

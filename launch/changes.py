@@ -1,0 +1,317 @@
+"""What changed that the reward did not ask for: the text before training, and at the end.
+
+A reward can be won by another kind of text than the one it was meant for: one sentence in place of
+four, the same sentence every time, a loop. None of that shows in the reward. Each quantity here is
+measured at both ends, and named when it moved by more than its threshold, whichever way: whether
+that is harmless is for the reader to say.
+
+Words are runs of letters and digits in lower case, so no language is presupposed; where words are
+written without spaces between them, a run is a phrase, and n-grams are longer than they seem.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.experiment import TrialRecord, read_parts
+
+REPEATED_WORDS = 4  # of an n-gram that is looked for again in the same response
+WORDING_WORDS = 3  # of an n-gram that is looked for again in all responses
+
+Ngram = tuple[str, ...]
+Values = Mapping[str, float]  # by the name of the quantity; what is not known is left out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """Something that is measured before training and at the end."""
+
+    name: str  # in files
+    title: str  # in tables
+    measured: str  # how
+    form: str  # of a value
+    unit: str  # behind it in a sentence; empty for shares
+    fell: str  # what a sentence says
+    rose: str
+    threshold: float  # of the change, either way
+    relative: bool  # whether the threshold is a share of the value before
+    because: str  # why the threshold is there
+
+    def change(self, before: float, after: float) -> float:
+        """What is held against the threshold."""
+        # At the ninth decimal: 0.4 - 0.3 is more than 0.1.
+        if not self.relative:
+            return round(after - before, 9)
+        return round(after / before - 1, 9) if before else math.inf if after else 0.0
+
+    def shown_change(self, change: float) -> str:
+        """`-68 %`, `+0.12`, and of a share `+12 points`."""
+        if self.relative:
+            return f"{100 * change:+.0f} %" if math.isfinite(change) else "from nothing"
+        return f"{100 * change:+.1f} points" if "%" in self.form else f"{change:+.2f}"
+
+    @property
+    def shown_threshold(self) -> str:
+        """`± 25 %`."""
+        size = 100 * self.threshold if self.relative or "%" in self.form else self.threshold
+        unit = "%" if self.relative else "points" if "%" in self.form else self.unit
+        return f"± {size:g} {unit}"
+
+
+LENGTH = Quantity(
+    name="response_tokens",
+    title="tokens a response",
+    measured="mean length of the held-out responses",
+    form="{:.1f}",
+    unit="tokens",
+    fell="responses became shorter",
+    rose="responses became longer",
+    threshold=0.25,
+    relative=True,
+    because="a text of four sentences has lost or gained one",
+)
+TRUNCATED = Quantity(
+    name="truncated_share",
+    title="cut off",
+    measured="share of the held-out responses that rollout.max_new_tokens ended",
+    form="{:.0%}",
+    unit="",
+    fell="fewer responses are cut off by the token limit",
+    rose="more responses are cut off by the token limit",
+    threshold=0.10,
+    relative=False,
+    because="one response in ten ends in another way",
+)
+ENTROPY = Quantity(
+    name="entropy_nats",
+    title="entropy, nats a token",
+    measured="policy/entropy_nats of round 1 and of the last eighth of the rounds",
+    form="{:.2f}",
+    unit="nats a token",
+    fell="the policy chooses among fewer tokens (entropy)",
+    rose="the policy chooses among more tokens (entropy)",
+    threshold=0.50,
+    relative=True,
+    because="learning sharpens every policy; half of its choice is more than that",
+)
+REPEATED = Quantity(
+    name="repeated_4grams_share",
+    title="repeated 4-grams",
+    measured="1 - distinct / all runs of four words of a response, the mean over the held-out "
+    "responses that have four words",
+    form="{:.1%}",
+    unit="",
+    fell="responses repeat themselves less (4-grams)",
+    rose="responses repeat themselves more (4-grams)",
+    threshold=0.05,
+    relative=False,
+    because="text hardly repeats four words within a few sentences, a loop does nothing else",
+)
+DISTINCT = Quantity(
+    name="distinct_responses_share",
+    title="distinct responses",
+    measured="share of the held-out responses left when equal ones are counted once, blanks aside",
+    form="{:.0%}",
+    unit="",
+    fell="fewer responses are distinct",
+    rose="more responses are distinct",
+    threshold=0.10,
+    relative=False,
+    because="one response in ten is a copy of another",
+)
+WORDING = Quantity(
+    name="distinct_3grams_share",
+    title="distinct 3-grams",
+    measured="distinct / all runs of three words in the held-out responses together, up to as "
+    "many runs as both ends have",
+    form="{:.0%}",
+    unit="",
+    fell="responses are worded more alike (3-grams)",
+    rose="responses are worded less alike (3-grams)",
+    threshold=0.15,
+    relative=False,
+    because="texts of one kind share phrases; a template shares all but a word",
+)
+NLL = Quantity(
+    name="reference_nll_nats",
+    title="reference NLL",
+    measured="response/reference_nll_nats of round 1 and of the last eighth of the rounds",
+    form="{:.2f}",
+    unit="nats a token",
+    fell="the first policy finds the text more likely (reference NLL)",
+    rose="the first policy finds the text less likely (reference NLL)",
+    threshold=0.3,
+    relative=False,
+    because="every token is a third less likely (e^-0.3 = 0.74), or as much more",
+)
+QUANTITIES = (LENGTH, TRUNCATED, ENTROPY, REPEATED, DISTINCT, WORDING, NLL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One quantity of one arm; `before` and `after` have an entry a seed, None where not known."""
+
+    quantity: Quantity
+    before: Sequence[float | None]
+    after: Sequence[float | None]
+
+    @property
+    def name(self) -> str:
+        return self.quantity.name
+
+    @property
+    def threshold(self) -> float:
+        return self.quantity.threshold
+
+    @property
+    def known(self) -> list[tuple[float, float]]:
+        """Both ends of the seeds that have both."""
+        pairs = zip(self.before, self.after, strict=True)
+        return [(b, a) for b, a in pairs if b is not None and a is not None]
+
+    @property
+    def moved(self) -> bool:
+        """Whether any seed moved by more than the threshold: one of five that collapses counts."""
+        return any(self._beyond(sign) for sign in (-1, 1))
+
+    def sentences(self) -> Iterator[str]:
+        """`responses became shorter, 38.9 -> 12.4 tokens (-68 %)`: medians over the seeds that
+        moved so; seeds that moved either way get a sentence each."""
+        quantity = self.quantity
+        for sign, said in ((-1, quantity.fell), (1, quantity.rose)):
+            moved = self._beyond(sign)
+            if not moved:
+                continue
+            before, after = (statistics.median(end) for end in zip(*moved, strict=True))
+            ends = " -> ".join(quantity.form.format(end) for end in (before, after))
+            unit = f" {quantity.unit}" if quantity.unit else ""
+            by = quantity.shown_change(quantity.change(before, after))
+            seeds = f" in {len(moved)} of {len(self.before)} seeds" if len(self.before) > 1 else ""
+            yield f"{said}, {ends}{unit} ({by}){seeds}"
+
+    def _beyond(self, sign: int) -> list[tuple[float, float]]:
+        change = self.quantity.change
+        return [pair for pair in self.known if sign * change(*pair) > self.threshold]
+
+
+def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
+    """A change for each of `QUANTITIES`, over the trials of one arm; reads their evaluations."""
+    ends = [of_trial(trial) for trial in trials]
+    return [
+        Change(
+            quantity=quantity,
+            before=[before.get(quantity.name) for before, _ in ends],
+            after=[after.get(quantity.name) for _, after in ends],
+        )
+        for quantity in QUANTITIES
+    ]
+
+
+def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
+    """Before training, and by now."""
+    before, after = measure(*_held_out(trial))
+    for quantity, metric in (
+        (ENTROPY, "policy/entropy_nats"),
+        (NLL, "response/reference_nll_nats"),
+    ):
+        # Its responses are those of the first policy, whatever the lag.
+        first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
+        late = trial.late_mean(metric)
+        before |= {quantity.name: first[metric]} if metric in first else {}
+        after |= {} if late is None else {quantity.name: late}
+    return before, after
+
+
+def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
+    """Which quantities moved in which arm, in one line."""
+    moved = {
+        arm: [change.quantity.title for change in own if change.moved]
+        for arm, own in changes.items()
+    }
+    named = [f"{arm} ({', '.join(titles)})" for arm, titles in moved.items() if titles]
+    unknown = [arm for arm, own in changes.items() if not_known(own)]
+    missing = [f"not everything is known of {', '.join(unknown)}"] if unknown else []
+    return "; ".join([*(named or ["nothing beyond the thresholds"]), *missing])
+
+
+def not_known(changes: Sequence[Change]) -> list[str]:
+    """The quantities of an arm that lack an end in some of its seeds."""
+    return [change.quantity.title for change in changes if len(change.known) < len(change.before)]
+
+
+# ---- Measures --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Response:
+    text: str
+    tokens: int
+    finished: bool  # by itself, not by the limit
+
+
+def measure(
+    before: Sequence[Response], after: Sequence[Response]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """What the responses themselves tell, at both ends; nothing at an end without responses."""
+    first, last = _of_responses(before), _of_responses(after)
+    runs_before, runs_after = _runs(before), _runs(after)
+    # Of twice as many runs more are repeated, however varied the wording is.
+    equal = min(len(runs_before), len(runs_after))
+    if equal:
+        first[WORDING.name] = len(set(runs_before[:equal])) / equal
+        last[WORDING.name] = len(set(runs_after[:equal])) / equal
+    return first, last
+
+
+def _runs(responses: Sequence[Response]) -> list[Ngram]:
+    return [run for r in responses for run in ngrams(words(r.text), WORDING_WORDS)]
+
+
+def _of_responses(responses: Sequence[Response]) -> dict[str, float]:
+    if not responses:
+        return {}
+    shares = [repeated_share(words(response.text)) for response in responses]
+    repeated = [share for share in shares if share is not None]
+    distinct = {" ".join(response.text.split()) for response in responses}
+    return {
+        LENGTH.name: statistics.fmean(response.tokens for response in responses),
+        TRUNCATED.name: statistics.fmean(not response.finished for response in responses),
+        DISTINCT.name: len(distinct) / len(responses),
+        **({REPEATED.name: statistics.fmean(repeated)} if repeated else {}),
+    }
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def ngrams(words: Sequence[str], length: int) -> list[Ngram]:
+    """Every run of so many words that follow each other."""
+    return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+
+
+def repeated_share(words: Sequence[str]) -> float | None:
+    """1 - distinct / all 4-grams; None where there are fewer than four words."""
+    runs = ngrams(words, REPEATED_WORDS)
+    return 1 - len(set(runs)) / len(runs) if runs else None
+
+
+def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
+    """The responses before training, and those of the latest evaluation after it began."""
+    table, _ = read_parts(trial, "evaluations")  # the report names damaged parts
+    by_round: dict[int, list[Mapping[str, Any]]] = {}
+    for row in table.to_pylist():
+        if None not in row.values():
+            by_round.setdefault(row["round"], []).append(row)
+    latest = max(by_round, default=0)
+    return _responses(by_round.get(0, ())), _responses(by_round[latest] if latest else ())
+
+
+def _responses(rows: Iterable[Mapping[str, Any]]) -> list[Response]:
+    ordered = sorted(rows, key=lambda row: (row["cursor"], row["response_index"]))
+    return [Response(row["response"], row["tokens"], row["finished"]) for row in ordered]

@@ -1,0 +1,288 @@
+"""What changed that the reward did not ask for is measured and named."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from experiments import config, evaluation, row, write_experiment, write_part, write_trial
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.changes import (
+    DISTINCT,
+    ENTROPY,
+    LENGTH,
+    NLL,
+    QUANTITIES,
+    REPEATED,
+    TRUNCATED,
+    WORDING,
+    Change,
+    Response,
+    measure,
+    moved_in,
+    ngrams,
+    not_known,
+    of_arm,
+    repeated_share,
+    words,
+)
+from launch.experiment import read_experiment
+from launch.summary import compare, table
+
+STORY = "The dog ran to the park. It saw a red ball there. Then it went home to sleep."
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return write_experiment(tmp_path / "three_seeds")
+
+
+def write_ends(
+    experiment, before, after, arm="colocated_k1", seed=0, *, tokens=(20, 20), **metrics
+):
+    """A trial of two rounds with held-out responses, tokens and metrics of both ends."""
+    rows = [
+        row(n, eval__round=2.0 * (n > 1), **{name: ends[n - 1] for name, ends in metrics.items()})
+        for n in (1, 2)
+    ]
+    trial = write_trial(experiment, config(arm, seed, rounds=2), rows)
+    for part, round_, texts, length in ((1, 0, before, tokens[0]), (2, 2, after, tokens[1])):
+        responses = [
+            evaluation(round_, cursor, text, 1.0, tokens=length)
+            for cursor, text in enumerate(texts)
+        ]
+        write_part(trial, "evaluations", part, responses)
+    return trial
+
+
+def arm(experiment, name="colocated_k1"):
+    return {c.name: c for c in of_arm(read_experiment(experiment).arms[name])}
+
+
+def said(found):
+    return [sentence for change in found.values() for sentence in change.sentences()]
+
+
+# ---- Measures by hand ------------------------------------------------------------------------
+
+
+def test_words_are_runs_of_letters_and_digits_in_lower_case():
+    assert words("It's 3 dogs,\nÉté-DOGS!") == ["it", "s", "3", "dogs", "été", "dogs"]
+    assert words(" .,! ") == []
+
+
+def test_ngrams_are_every_run_of_words():
+    assert ngrams(["a", "b", "c"], 2) == [("a", "b"), ("b", "c")]
+    assert ngrams(["a"], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("a b c d e f g", 0.0),  # abcd bcde cdef defg
+        ("a b c d a b c d", 0.2),  # abcd bcda cdab dabc abcd: 4 of 5 are distinct
+        ("A b. C d, a B c D", 0.2),
+        ("go go go go go go", 2 / 3),  # gggg three times
+        ("a b c d", 0.0),
+        ("a b c", None),
+        ("", None),
+    ],
+)
+def test_repeated_4grams_by_hand(text, share):
+    assert repeated_share(words(text)) == (None if share is None else pytest.approx(share))
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=30))
+def test_repeated_share_is_a_share(letters):
+    share = repeated_share(letters)
+    assert (share is None) == (len(letters) < 4)
+    assert share is None or 0 <= share < 1
+
+
+def test_responses_are_measured_by_hand():
+    before = [
+        Response("a b c d a b c d", 10, True),
+        Response("a b c", 4, False),
+        Response(" a  b\nc ", 4, True),  # the same but for blanks
+        Response("x y z w", 6, True),
+    ]
+    after = [Response("a b c", 3, True)]
+    first, last = measure(before, after)
+
+    assert first == {
+        LENGTH.name: 6.0,
+        TRUNCATED.name: 0.25,
+        REPEATED.name: pytest.approx(0.1),  # of 0.2 and 0
+        DISTINCT.name: 0.75,
+        WORDING.name: 1.0,  # of the first run alone: the other end has no more
+    }
+    # Three words make no 4-gram.
+    assert last == {LENGTH.name: 3.0, TRUNCATED.name: 0.0, DISTINCT.name: 1.0, WORDING.name: 1.0}
+    assert measure([], after) == ({}, {k: v for k, v in last.items() if k != WORDING.name})
+
+
+def test_wording_is_compared_over_equally_many_runs():
+    same = [Response("once upon a time", 4, True)] * 4  # two runs each, 8 in all
+    varied = [Response(f"once upon a {name}", 4, True) for name in ("dog", "cat")]
+    first, last = measure(same, varied)
+    assert first[WORDING.name] == 0.5  # of its first four, two distinct
+    assert last[WORDING.name] == 0.75
+
+
+# ---- Thresholds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda quantity: quantity.name)
+def test_a_change_at_its_threshold_is_not_named_and_one_beyond_is(quantity):
+    before = 0.4
+    step = quantity.threshold * (before if quantity.relative else 1)
+    for sign, word in ((1, quantity.rose), (-1, quantity.fell)):
+        at = Change(quantity=quantity, before=[before], after=[before + sign * step])
+        beyond = Change(quantity=quantity, before=[before], after=[before + 1.001 * sign * step])
+        assert not at.moved
+        assert list(at.sentences()) == []
+        assert beyond.moved
+        (sentence,) = beyond.sentences()
+        assert sentence.startswith(word)
+
+
+def test_a_threshold_is_not_passed_by_rounding():
+    assert 0.4 - 0.3 > 0.1
+    assert not Change(quantity=TRUNCATED, before=[0.3], after=[0.4]).moved
+
+
+def test_something_from_nothing_is_a_change_and_nothing_from_nothing_is_none():
+    assert LENGTH.change(0.0, 5.0) == math.inf
+    assert not Change(quantity=LENGTH, before=[0.0], after=[0.0]).moved
+    (sentence,) = Change(quantity=LENGTH, before=[0.0], after=[5.0]).sentences()
+    assert sentence == "responses became longer, 0.0 -> 5.0 tokens (from nothing)"
+
+
+def test_sentences_have_both_ends_the_change_and_the_seeds_that_moved():
+    assert list(Change(quantity=LENGTH, before=[38.9], after=[12.4]).sentences()) == [
+        "responses became shorter, 38.9 -> 12.4 tokens (-68 %)"
+    ]
+    # Seed 0 collapsed, seed 1 grew, seed 2 stayed, of seed 3 nothing is known.
+    several = Change(quantity=LENGTH, before=[40, 40, 40, 40], after=[10, 60, 39, None])
+    assert list(several.sentences()) == [
+        "responses became shorter, 40.0 -> 10.0 tokens (-75 %) in 1 of 4 seeds",
+        "responses became longer, 40.0 -> 60.0 tokens (+50 %) in 1 of 4 seeds",
+    ]
+    assert several.moved
+    assert list(Change(quantity=DISTINCT, before=[1.0], after=[0.6]).sentences()) == [
+        "fewer responses are distinct, 100% -> 60% (-40.0 points)"
+    ]
+    assert list(Change(quantity=NLL, before=[0.9], after=[1.3]).sentences()) == [
+        "the first policy finds the text less likely (reference NLL), "
+        "0.90 -> 1.30 nats a token (+0.40)"
+    ]
+
+
+def test_thresholds_are_shown_in_the_units_of_the_change():
+    assert LENGTH.shown_threshold == "± 25 %"
+    assert TRUNCATED.shown_threshold == "± 10 points"
+    assert ENTROPY.shown_threshold == "± 50 %"
+    assert NLL.shown_threshold == "± 0.3 nats a token"
+
+
+# ---- Experiments -----------------------------------------------------------------------------
+
+
+def stories(number=8):
+    return [f"{STORY} {i}" for i in range(number)]
+
+
+def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment):
+    short = [f"The dog found a lamp {i}." for i in range(8)]
+    write_ends(experiment, stories(), short, tokens=(39, 12))
+    write_ends(experiment, stories(), stories(), "async_k1", tokens=(39, 38))
+    found = arm(experiment)
+
+    assert found["response_tokens"].moved
+    assert "responses became shorter, 39.0 -> 12.0 tokens (-69 %)" in said(found)
+    assert said(arm(experiment, "async_k1")) == []
+    trials = read_experiment(experiment).trials
+    lines = table(trials).splitlines()
+    assert lines[-1].startswith(
+        "what changed that the reward did not ask for: colocated_k1 (tokens a response"
+    )
+    assert "async_k1 (" not in lines[-1]
+    assert "39.0 -> 12.0" in next(line for line in lines if line.startswith("colocated_k1"))
+    assert "39.0 -> 38.0" in next(line for line in lines if line.startswith("async_k1"))
+
+
+def test_loops_copies_truncation_entropy_and_nll_are_named(experiment):
+    loop = "and then it ran and then it ran and then it ran"
+    trial = write_ends(
+        experiment,
+        stories(),
+        [loop] * 8,
+        policy__entropy_nats=(1.2, 0.5),
+        response__reference_nll_nats=(0.9, 1.3),
+    )
+    write_part(
+        trial,
+        "evaluations",
+        2,
+        [evaluation(2, cursor, loop, 1.0, finished=cursor > 3) for cursor in range(8)],
+    )
+    found = arm(experiment)
+
+    assert {name for name, change in found.items() if change.moved} == {
+        *("truncated_share", "entropy_nats", "repeated_4grams_share"),
+        *("distinct_responses_share", "distinct_3grams_share", "reference_nll_nats"),
+    }
+    assert found["truncated_share"].after == [0.5]
+    assert found["distinct_responses_share"].after == [0.125]
+    # Twelve words have nine 4-grams, of which the first four differ.
+    assert found["repeated_4grams_share"].after == [pytest.approx(1 - 4 / 9)]
+
+
+def test_text_is_that_of_round_0_and_of_the_latest_evaluation_alone(experiment):
+    trial = write_ends(experiment, stories(), stories(), tokens=(40, 20))
+    between = [evaluation(1, cursor, "x", 0.0, tokens=1) for cursor in range(8)]
+    ends = [evaluation(0, cursor, "y", 0.0, tokens=40) for cursor in range(8)]
+    write_part(trial, "evaluations", 1, [*between, *ends])
+    length = arm(experiment)["response_tokens"]
+    assert (length.before, length.after) == ([40.0], [20.0])
+
+
+def test_rows_are_those_of_round_1_and_of_the_last_eighth(experiment):
+    rows = [
+        row(n, response__reference_nll_nats={1: 0.9, 15: 2.0, 16: 1.0}.get(n, 9.0))
+        for n in range(1, 17)
+    ]
+    write_trial(experiment, config(rounds=16), rows)
+    nll = arm(experiment)["reference_nll_nats"]
+    assert (nll.before, nll.after) == ([0.9], [1.5])
+
+
+def test_a_row_that_is_not_the_first_does_not_stand_for_the_start(experiment):
+    rows = [row(n, response__reference_nll_nats=0.9) for n in (2, 3)]
+    write_trial(experiment, config(rounds=3), rows)
+    assert arm(experiment)["reference_nll_nats"].before == [None]
+
+
+def test_what_is_not_known_is_said_and_no_change(experiment):
+    write_trial(experiment, config(rounds=2), [row(n, policy__entropy_nats=1.0) for n in (1, 2)])
+    comparison = compare(read_experiment(experiment).trials)
+    found = comparison.changes["colocated_k1"]
+
+    assert not_known(found) == [q.title for q in QUANTITIES if q is not ENTROPY]
+    assert moved_in(comparison.changes) == (
+        "nothing beyond the thresholds; not everything is known of colocated_k1"
+    )
+    text = table(read_experiment(experiment).trials)
+    assert "not everything is known of colocated_k1; the report says more." in text
+
+
+def test_seeds_are_judged_one_by_one(experiment):
+    for seed, length in enumerate((20, 20, 5)):
+        write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
+    found = arm(experiment)
+    assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75 %) in 1 of 3 seeds"]
+    assert moved_in({"a": list(found.values()), "b": []}) == (
+        "a (tokens a response); not everything is known of a"  # entropy and NLL: no row has them
+    )
