@@ -225,6 +225,53 @@ def test_no_two_arms_look_alike():
     assert len(looks) == 64
 
 
+# ---- What changed that the reward did not ask for --------------------------------------------
+
+
+def write_lengths(directory: Path, arm: str, after: int, *, cut: int = 0) -> None:
+    """A trial whose held-out responses have 39 tokens at first; `cut` of 10 are cut off later."""
+    metrics = {"policy/entropy_nats": 1.1, "response/reference_nll_nats": 0.9}
+    rows = [{**row(n, eval__round=2.0 * (n > 1)), **metrics} for n in (1, 2)]
+    trial = write_trial(directory, config(arm, rounds=2), rows)
+    for part, round_, tokens in ((1, 0, 39), (2, 2, after)):
+        text = "The dog saw a lamp. It was very happy in the park."
+        responses = [
+            evaluation(
+                round_, i, f"{text} {i}", 0.5, tokens=tokens, finished=i >= cut or not round_
+            )
+            for i in range(10)
+        ]
+        write_part(trial, "evaluations", part, responses)
+
+
+def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experiment):
+    write_lengths(experiment, "colocated_k1", 12)
+    write_lengths(experiment, "sync", 36)
+    write_lengths(experiment, "async_k1", 39, cut=2)
+    page, heard = write(experiment)
+
+    assert heard == []
+    first, _, rest = page.words.partition("The arms compared")
+    assert "colocated_k1 (tokens a response); async_k1 (cut off)" in first
+    section = rest.partition("What changed that the reward did not ask for")[2]
+    assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69 %)." in section
+    assert "sync: nothing beyond the thresholds." in section
+    assert (
+        "async_k1: more responses are cut off by the token limit, 0% → 20% (+20.0 points)."
+    ) in section
+    for text in ("39.0 → 36.0", "± 25 %", "± 0.3 nats a token", "distinct 3-grams"):
+        assert text in section
+    assert "#changes" in [link["href"] for link in page.all("a")]
+
+
+def test_nothing_is_warned_of_where_nothing_moved(experiment):
+    write_lengths(experiment, "sync", 36)
+    page, _ = write(experiment)
+
+    assert "sync: nothing beyond the thresholds." in page.words
+    assert "something changed" not in page.words
+
+
 # ---- What is missing -------------------------------------------------------------------------
 
 
@@ -240,6 +287,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
         "no held-out responses were kept: all trials",
+        "colocated_k1: not known in every trial: tokens a response, cut off, entropy",
         "packages not recorded",
         "machine not recorded",
         "started not recorded",
