@@ -24,6 +24,7 @@ REPEATED_WORDS = 4  # of an n-gram that is looked for again in the same response
 WORDING_WORDS = 3  # of an n-gram that is looked for again in all responses
 
 Ngram = tuple[str, ...]
+Ends = tuple[float, float]  # before training, and at the end
 Values = Mapping[str, float]  # by the name of the quantity; what is not known is left out
 
 
@@ -49,8 +50,9 @@ class Quantity:
             return round(after - before, 9)
         return round(after / before - 1, 9) if before else math.inf if after else 0.0
 
-    def shown_change(self, change: float) -> str:
-        """`-68 %`, `+0.12`, and of a share `+12 points`."""
+    def shown_change(self, ends: Sequence[Ends]) -> str:
+        """From median to median: `-68 %`, `+0.12`, and of a share `+12 points`."""
+        change = self.change(*_medians(ends))
         if self.relative:
             return f"{100 * change:+.0f} %" if math.isfinite(change) else "from nothing"
         return f"{100 * change:+.1f} points" if "%" in self.form else f"{change:+.2f}"
@@ -169,7 +171,7 @@ class Change:
         return self.quantity.threshold
 
     @property
-    def known(self) -> list[tuple[float, float]]:
+    def known(self) -> list[Ends]:
         """Both ends of the seeds that have both."""
         pairs = zip(self.before, self.after, strict=True)
         return [(b, a) for b, a in pairs if b is not None and a is not None]
@@ -182,21 +184,28 @@ class Change:
     def sentences(self) -> Iterator[str]:
         """`responses became shorter, 38.9 -> 12.4 tokens (-68 %)`: medians over the seeds that
         moved so; seeds that moved either way get a sentence each."""
-        quantity = self.quantity
+        quantity, seeds = self.quantity, len(self.before)
+        unit = f" {quantity.unit}" if quantity.unit else ""
         for sign, said in ((-1, quantity.fell), (1, quantity.rose)):
-            moved = self._beyond(sign)
-            if not moved:
-                continue
-            before, after = (statistics.median(end) for end in zip(*moved, strict=True))
-            ends = " -> ".join(quantity.form.format(end) for end in (before, after))
-            unit = f" {quantity.unit}" if quantity.unit else ""
-            by = quantity.shown_change(quantity.change(before, after))
-            seeds = f" in {len(moved)} of {len(self.before)} seeds" if len(self.before) > 1 else ""
-            yield f"{said}, {ends}{unit} ({by}){seeds}"
+            if moved := self._beyond(sign):
+                before, after = (quantity.form.format(end) for end in _medians(moved))
+                some = f" in {len(moved)} of {seeds} seeds" if seeds > 1 else ""
+                yield f"{said}, {before} -> {after}{unit} ({quantity.shown_change(moved)}){some}"
 
-    def _beyond(self, sign: int) -> list[tuple[float, float]]:
+    def in_short(self) -> Iterator[str]:
+        """`tokens a response -68 %`, as `sentences`."""
+        for sign in (-1, 1):
+            if moved := self._beyond(sign):
+                yield f"{self.quantity.title} {self.quantity.shown_change(moved)}"
+
+    def _beyond(self, sign: int) -> list[Ends]:
         change = self.quantity.change
-        return [pair for pair in self.known if sign * change(*pair) > self.threshold]
+        return [ends for ends in self.known if sign * change(*ends) > self.threshold]
+
+
+def _medians(ends: Sequence[Ends]) -> Ends:
+    before, after = zip(*ends, strict=True)
+    return statistics.median(before), statistics.median(after)
 
 
 def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
@@ -229,11 +238,8 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
     """Which quantities moved in which arm, in one line."""
-    moved = {
-        arm: [change.quantity.title for change in own if change.moved]
-        for arm, own in changes.items()
-    }
-    named = [f"{arm} ({', '.join(titles)})" for arm, titles in moved.items() if titles]
+    moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
+    named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]
     missing = [f"not everything is known of {', '.join(unknown)}"] if unknown else []
     return "; ".join([*(named or ["nothing beyond the thresholds"]), *missing])

@@ -252,7 +252,7 @@ def test_shorter_responses_are_named_on_the_first_screen_and_arm_by_arm(experime
 
     assert heard == []
     first, _, rest = page.words.partition("The arms compared")
-    assert "colocated_k1 (tokens a response); async_k1 (cut off)" in first
+    assert "colocated_k1 (tokens a response -69 %); async_k1 (cut off +20.0 points)" in first
     section = rest.partition("What changed that the reward did not ask for")[2]
     assert "colocated_k1: responses became shorter, 39.0 → 12.0 tokens (-69 %)." in section
     assert "sync: nothing beyond the thresholds." in section

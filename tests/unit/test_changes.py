@@ -206,7 +206,7 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     trials = read_experiment(experiment).trials
     lines = table(trials).splitlines()
     assert lines[-1].startswith(
-        "what changed that the reward did not ask for: colocated_k1 (tokens a response"
+        "what changed that the reward did not ask for: colocated_k1 (tokens a response -69 %"
     )
     assert "async_k1 (" not in lines[-1]
     assert "39.0 -> 12.0" in next(line for line in lines if line.startswith("colocated_k1"))
@@ -283,6 +283,6 @@ def test_seeds_are_judged_one_by_one(experiment):
         write_ends(experiment, stories(), stories(), seed=seed, tokens=(20, length))
     found = arm(experiment)
     assert said(found) == ["responses became shorter, 20.0 -> 5.0 tokens (-75 %) in 1 of 3 seeds"]
-    assert moved_in({"a": list(found.values()), "b": []}) == (
-        "a (tokens a response); not everything is known of a"  # entropy and NLL: no row has them
-    )
+    # Of entropy and NLL no row tells.
+    line = moved_in({"a": list(found.values()), "b": []})
+    assert line == "a (tokens a response -75 %); not everything is known of a"
