@@ -149,7 +149,7 @@ NLL = Quantity(
     rose="the first policy finds the text less likely (reference NLL)",
     threshold=0.3,
     relative=False,
-    because="every token is a third less likely (e^-0.3 = 0.74), or as much more",
+    because="a token is a quarter less likely (e^-0.3 = 0.74), or a third more (e^0.3 = 1.35)",
 )
 QUANTITIES = (LENGTH, TRUNCATED, ENTROPY, REPEATED, DISTINCT, WORDING, NLL)
 
