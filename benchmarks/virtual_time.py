@@ -61,14 +61,13 @@ _END = operator.attrgetter("end")
 
 @dataclass(eq=False)
 class VirtualCall:
-    actor: str
+    actor: VirtualActor
     stage: str
     start: float
     end: float
     value: Any = None
     error: str | None = None
     lost: bool = False  # its actor is dead
-    owner: Any = None
     later: Callable[[], Any] | None = None  # its value, once it is over
 
 
@@ -81,6 +80,7 @@ class VirtualRuntime:
         self.latency = latency  # from a call's submission to its earliest start
         self.uncollected: set[VirtualCall] = set()
         self.kills: list[tuple[str, float]] = []  # (actor, when)
+        self.hangs: list[tuple[str, float]] = []  # (actor, when it came to a standstill)
         self._ends: list[tuple[float, int, VirtualCall]] = []
         self._numbers = itertools.count()
         self._rng = random.Random(seed)
@@ -116,9 +116,9 @@ class VirtualRuntime:
         assert call.end <= self.time, "collected before it was done"
         self.uncollected.remove(call)
         if call.lost:
-            raise ActorLost(f"{call.stage}: {call.actor} died (killed)")
+            raise ActorLost(f"{call.stage}: {call.actor.name} died (killed)")
         if call.error is not None:
-            raise ActorFailed(f"{call.stage}: {call.actor} failed with {call.error}")
+            raise ActorFailed(f"{call.stage}: {call.actor.name} failed with {call.error}")
         return call.value if call.later is None else call.later()
 
 
@@ -126,8 +126,12 @@ class VirtualActor:
     """Works through its calls in the order they were submitted, one at a time.
 
     `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
-    n)` says whether the n-th call of a stage is never answered, `dies(stage, n)` whether the actor
-    dies in it, once it has started. `submitted` counts calls by stage, replaced actors included.
+    n)` says whether the n-th call of a stage is never answered: it goes on until its end, and there
+    it hangs. `dies(stage, n)` says whether the actor dies in it, once it has started. `submitted`
+    counts calls by stage, replaced actors included.
+
+    Every `step_s` of a call is a step of progress. An actor that hangs tells it all the same,
+    unless it is `mute`.
     """
 
     def __init__(
@@ -139,6 +143,8 @@ class VirtualActor:
         hangs: Callable[[str, int], bool] = lambda stage, n: False,
         dies: Callable[[str, int], bool] = lambda stage, n: False,
         submitted: dict[str, int] | None = None,
+        step_s: float = TICK,
+        mute: bool = False,
     ) -> None:
         self.name = name
         self.killed = False
@@ -150,20 +156,28 @@ class VirtualActor:
         self._dead = False
         self._free_at = 0.0
         self._beside_free_at = 0.0  # of the thread that takes deposits
+        self._step_s, self._mute = step_s, mute
+        self._worked: list[tuple[float, float]] = []  # in each call, from when until when
+        self._hangs_from = math.inf
 
     def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
+        if method == "progress":
+            return self._ask_progress()
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
         beside = method == "deposit"
         free_at = self._beside_free_at if beside else self._free_at
         start = max(self._runtime.time + self._runtime.latency, free_at)
         end = start + self._durations(self.name, stage)
+        self._worked.append((start, end))
         if self._hangs(stage, n):
+            self._hangs_from = min(end, self._hangs_from)
+            self._runtime.hangs.append((self.name, end))
             end = math.inf
         if beside:
             self._beside_free_at = end
         else:
             self._free_at = end
-        call = VirtualCall(self.name, stage, start, end)
+        call = VirtualCall(self, stage, start, end)
         if self._dead or self._dies(stage, n):
             self._dead = call.lost = True
         elif method == "generate" and getattr(self._role, "takes_deposits", False):
@@ -175,7 +189,20 @@ class VirtualActor:
                 call.value = getattr(self._role, method)(start, end, *args)
             except RuntimeError as error:
                 call.error = f"{type(error).__name__}: {error}"
-        call.owner = self
+        self._runtime.submitted(call)
+        return call
+
+    def _ask_progress(self) -> VirtualCall:
+        start = self._runtime.time
+        end = start + self._runtime.latency
+        if self._mute and end >= self._hangs_from:
+            end = math.inf
+        call = VirtualCall(self, "progress", start, end, lost=self._dead)
+        call.value = sum(
+            int((min(until, end) - since) / self._step_s)
+            for since, until in self._worked
+            if since < end < math.inf
+        )
         self._runtime.submitted(call)
         return call
 
@@ -183,7 +210,7 @@ class VirtualActor:
         self.killed = True
         self._runtime.kills.append((self.name, self._runtime.time))
         # Nobody collects what a killed actor had to do.
-        gone = {call for call in self._runtime.uncollected if call.owner is self}
+        gone = {call for call in self._runtime.uncollected if call.actor is self}
         self._runtime.uncollected -= gone
 
 
@@ -505,6 +532,8 @@ def world(
     reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+    step_s: float = TICK,
+    mute: bool = False,
 ) -> World:
     """`hangs(actor, stage, n)`: whether the n-th call of a stage to the actors of a name is never
     answered; `dies(actor, stage, n)`: whether the actor dies in it."""
@@ -525,6 +554,8 @@ def world(
             lambda stage, n: hangs(name, stage, n),
             lambda stage, n: dies(name, stage, n),
             submitted.setdefault(name, {}),
+            step_s=step_s,
+            mute=mute,
         )
 
     def spawn(name: str) -> VirtualActor:

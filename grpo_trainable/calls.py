@@ -38,14 +38,17 @@ class Call(Protocol):
     """A submitted call that has not been collected yet."""
 
     @property
-    def actor(self) -> str: ...
+    def actor(self) -> Actor: ...
 
     @property
     def stage(self) -> str: ...
 
 
 class Actor(Protocol):
-    """Something that works through its calls in the order they were submitted."""
+    """Something that works through its calls in the order they were submitted.
+
+    Its method `progress` is answered beside them, with a number that changes while it works.
+    """
 
     @property
     def name(self) -> str: ...
@@ -57,6 +60,10 @@ class Actor(Protocol):
 
 class Runtime(Protocol):
     """How calls are awaited."""
+
+    def now(self) -> float:
+        """Seconds, of a clock that never runs backwards."""
+        ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
         """Those of `calls` that are done, at least one unless the time is over; never waits longer
@@ -77,5 +84,5 @@ def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
 
 
 def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorLost:
-    waiting = ", ".join(sorted({f"{call.actor} ({call.stage})" for call in calls}))
+    waiting = ", ".join(sorted({f"{call.actor.name} ({call.stage})" for call in calls}))
     return ActorLost(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

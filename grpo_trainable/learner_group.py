@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from grpo_trainable.actors.learner import LearnerState, Published
-from grpo_trainable.calls import Actor, Call, OutOfBand, Runtime, await_call
+from grpo_trainable.calls import Actor, Call, OutOfBand, Runtime
+from grpo_trainable.liveness import Watch
 from grpo_trainable.rollout import RolloutGroup
 
 
@@ -25,8 +26,7 @@ class LearnerGroup:
         """`staged(round)`: a reference to the published tensors, where handles do not hold one."""
         (self._actor,) = actors
         self._staged = staged
-        self._runtime = runtime
-        self._deadline_s = deadline_s
+        self._watch = Watch(runtime, deadline_s)
 
     @property
     def name(self) -> str:
@@ -53,4 +53,4 @@ class LearnerGroup:
         self._await("restore", "load_state", state)
 
     def _await(self, stage: str, method: str, *args: Any) -> Any:
-        return await_call(self._runtime, self._actor.submit(stage, method, *args), self._deadline_s)
+        return self._watch.result(self._actor.submit(stage, method, *args))

@@ -24,11 +24,11 @@ from grpo_trainable.calls import (
     ActorFailed,
     ActorLost,
     Runtime,
-    await_call,
     no_answer,
 )
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.liveness import Watch
 from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import Request, RolloutGroup
@@ -176,6 +176,7 @@ class Pipeline:
         self._generators = [_Generator(actor=actor) for actor in generators]
         self._learners = learners
         self._runtime = runtime
+        self._watch = Watch(runtime, config.resources.deadline_s)
         self._clock = clock
         self._spawn = spawn
         self._started = False  # an actor that cannot even start is not replaced
@@ -201,7 +202,7 @@ class Pipeline:
         for call, item in self._open.items():
             if item.beside:
                 with contextlib.suppress(ActorFailed):
-                    await_call(self._runtime, call, self.config.resources.deadline_s)
+                    self._watch.result(call)
         self._open = {}
         self._published = None
 
@@ -552,11 +553,11 @@ class Pipeline:
 
     def _collect(self) -> None:
         """Waits for the next answer, and hands out more work."""
-        calls = list(self._open)
-        deadline_s = self.config.resources.deadline_s
-        done = self._runtime.wait(calls, deadline_s)
-        if not done:
-            self._give_up(calls, no_answer(calls, deadline_s))
+        done, silent = self._watch.wait(list(self._open))
+        for actor in silent:
+            calls = [call for call in self._open if call.actor is actor]
+            error = no_answer(calls, self.config.resources.deadline_s)
+            self._give_up(self._open[calls[0]].generator, error)
         for call in done:
             # A generator that was replaced meanwhile took its other calls with it.
             if call in self._open:
@@ -568,22 +569,21 @@ class Pipeline:
         try:
             value = self._runtime.result(call)
         except ActorLost as error:
-            self._give_up([call], error)
+            self._give_up(item.generator, error)
             return
         del self._open[call]
         item.collect(value)
 
-    def _give_up(self, calls: Sequence[Any], error: ActorLost) -> None:
-        """Replaces the generators of these calls. A lost learner is the trial's end: raises."""
-        for generator in dict.fromkeys(self._open[call].generator for call in calls):
-            if generator is None or self._spawn is None or not self._started:
-                raise error
-            if generator.replaced >= REPLACEMENTS_IN_A_ROW:
-                raise ActorFailed(
-                    f"{error}; {generator.actor.name} was replaced {generator.replaced} times "
-                    "without finishing any work"
-                ) from error
-            self._replace(generator, str(error))
+    def _give_up(self, generator: _Generator | None, error: ActorLost) -> None:
+        """Replaces a generator. A lost learner is the trial's end: raises."""
+        if generator is None or self._spawn is None or not self._started:
+            raise error
+        if generator.replaced >= REPLACEMENTS_IN_A_ROW:
+            raise ActorFailed(
+                f"{error}; {generator.actor.name} was replaced {generator.replaced} times "
+                "without finishing any work"
+            ) from error
+        self._replace(generator, str(error))
 
     def _replace(self, generator: _Generator, reason: str) -> None:
         """Another actor, which loads the newest weights before it samples; what the old one had to
@@ -593,6 +593,7 @@ class Pipeline:
         again = [self._open.pop(call).again for call in lost]
         name = generator.actor.name
         generator.actor.kill()
+        self._watch.forget(generator.actor)
         generator.actor, generator.units, generator.fetching = self._spawn(name), 0, 0
         generator.replaced += 1
         before = self.counts.redispatched

@@ -13,11 +13,12 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand, Unreached
+from grpo_trainable.timers import now
 
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
-    actor: str
+    actor: RayActor
     stage: str
     ref: Any
 
@@ -25,8 +26,8 @@ class RayCall:
 class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
-    `beside`: a method that runs in a thread of its own, beside the calls that are worked through in
-    order. `direct`: its tensors may travel past the object store.
+    Each method that its class names in `BESIDE` has a thread of its own, beside the calls that are
+    worked through in order. `direct`: its tensors may travel past the object store.
     """
 
     def __init__(
@@ -36,15 +37,14 @@ class RayActor:
         *args: Any,
         num_cpus: float,
         num_gpus: float,
-        beside: str | None = None,
         direct: bool = False,
     ) -> None:
         self._name = name
-        self._beside = beside
+        self._beside: Sequence[str] = getattr(cls, "BESIDE", ())
         # Explicit resources, or Ray looks for a whole CPU that the placement group does not have.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
-        if beside is not None:
-            options["concurrency_groups"] = {beside: 1}
+        if self._beside:
+            options["concurrency_groups"] = dict.fromkeys(self._beside, 1)
         if direct:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
@@ -61,18 +61,18 @@ class RayActor:
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
         bound = getattr(self.handle, method)
-        if method == self._beside:
+        if method in self._beside:
             bound = bound.options(concurrency_group=method)
         parts: list[Any] = []
         for arg in args:
             out_of_band = isinstance(arg, OutOfBand)
             parts += (arg.described, arg.ref, arg.sent_at) if out_of_band else (arg,)
-        return RayCall(self._name, stage, bound.remote(*parts))
+        return RayCall(self, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
         """Something else to do in its process."""
         call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
-        return RayCall(self._name, stage, call)
+        return RayCall(self, stage, call)
 
     def tensors(self, transport: str, method: str, *args: Any) -> Any:
         """A reference to the tensors that a method returns; they travel when it is passed on."""
@@ -93,6 +93,9 @@ def driver_pid() -> int | None:
 
 
 class RayRuntime:
+    def now(self) -> float:
+        return now()
+
     def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
@@ -107,21 +110,23 @@ class RayRuntime:
         except RayActorError as error:
             # Ray's last line is the reason, the end of a traceback when the actor never started.
             reason = str(error).strip().splitlines()[-1]
-            raise ActorLost(f"{call.stage}: {call.actor} died ({_one_line(reason)})") from error
+            raise ActorLost(
+                f"{call.stage}: {call.actor.name} died ({_one_line(reason)})"
+            ) from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             failure = ActorLost if isinstance(cause, Unreached) else ActorFailed
             raise failure(
-                f"{call.stage}: {call.actor} failed with {type(cause).__name__}: "
+                f"{call.stage}: {call.actor.name} failed with {type(cause).__name__}: "
                 f"{_one_line(str(cause))}"
             ) from error
         except GetTimeoutError as error:
             raise ActorFailed(
-                f"{call.stage}: the answer of {call.actor} could not be fetched in 60 s"
+                f"{call.stage}: the answer of {call.actor.name} could not be fetched in 60 s"
             ) from error
         except RayError as error:
             raise ActorFailed(
-                f"{call.stage}: the answer of {call.actor} is lost ({_one_line(str(error))})"
+                f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
             ) from error
 
 

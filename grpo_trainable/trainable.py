@@ -176,7 +176,6 @@ class GRPOTrainable(tune.Trainable):
             ),
             cpus=self.grpo.generator_cpus,
             gpus=r.generator_gpus,
-            beside="deposit" if self.grpo.in_mid_batch else None,
         )
 
     def _replacement(self, name: str) -> Actor:
@@ -191,7 +190,6 @@ class GRPOTrainable(tune.Trainable):
         *args: Any,
         cpus: float,
         gpus: float,
-        beside: str | None = None,
     ) -> RayActor:
         actor = RayActor(
             cls,
@@ -199,7 +197,6 @@ class GRPOTrainable(tune.Trainable):
             *args,
             num_cpus=cpus,
             num_gpus=gpus,
-            beside=beside,
             direct=self._transport.direct,
         )
         self._actors.append(actor)

@@ -29,6 +29,8 @@ class Colocated:
     sampling, which is fastest on one, `resources.worker_cpus` while training.
     """
 
+    BESIDE = ("progress",)
+
     def __init__(self, config: GRPOConfig, transport: SenderAndReceiver) -> None:
         clock = StageClock()
         self._generator = Generator(config, transport, clock)
@@ -55,6 +57,9 @@ class Colocated:
 
     def load_state(self, state: LearnerState) -> None:
         self._learner.load_state(state)
+
+    def progress(self) -> int:
+        return self._generator.progress()  # of both, in one process
 
     def close(self) -> None:
         self._generator.close()

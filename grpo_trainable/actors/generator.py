@@ -13,6 +13,7 @@ import torch
 
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import Desk, keep_freed_memory
+from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import Engine
@@ -82,6 +83,8 @@ class _Fetched:
 
 class Generator:
     """Samples and scores units of requests with its own copy of the weights."""
+
+    BESIDE = ("progress", "deposit")
 
     def __init__(
         self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
@@ -190,10 +193,15 @@ class Generator:
 
     def between_tokens(self) -> None:
         """Called before every token: takes in weights that were deposited meanwhile."""
+        advance()
         if not self._deposits:
             return
         with self._desk.clock("sync"):
             self._loaded.append(self._take(self._deposits.pop()))
+
+    def progress(self) -> int:
+        """Another number after each token and reward."""
+        return steps_done()
 
     def close(self) -> None:
         self._scorer.close()

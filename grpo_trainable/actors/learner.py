@@ -13,6 +13,7 @@ from torch import Tensor
 
 from grpo_trainable.actors.log_probs import LogProbs, Reference, microbatches
 from grpo_trainable.actors.process import Desk, keep_freed_memory
+from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.algo import (
     ADVANTAGES,
     KL_ESTIMATORS,
@@ -154,6 +155,8 @@ class Learner:
     It keeps the reference only while something asks for it (`loss.kl_coef` or `loss.kl_monitor`)
     and the generators do not (`resources.reference`).
     """
+
+    BESIDE = ("progress",)
 
     def __init__(
         self, config: GRPOConfig, sender: WeightSender, clock: StageClock | None = None
@@ -518,6 +521,10 @@ class Learner:
         self.round = state.counters["round"]
         self._skipped_steps = state.counters["skipped_steps"]
         self._skipped_in_a_row = state.counters["skipped_in_a_row"]
+
+    def progress(self) -> int:
+        """Another number after each microbatch."""
+        return steps_done()
 
     def close(self) -> None:
         self._sender.close()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.progress import advance
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
@@ -20,7 +21,9 @@ def microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
-    yield from order.split(size)
+    for rows in order.split(size):
+        yield rows
+        advance()
 
 
 class LogProbs:

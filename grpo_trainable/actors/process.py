@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from grpo_trainable.actors.progress import advance
 from grpo_trainable.timers import StageClock
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -52,5 +53,6 @@ class Desk:
         rest is `StageClock.call`'s."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
+        advance()
         with self.clock.call(stage, since) as waited_s:
             yield waited_s

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any, Protocol
 
+from grpo_trainable.actors.progress import advance
 from grpo_trainable.actors.score_worker import split_spec
 from grpo_trainable.config import HANGS_A_UNIT
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
@@ -56,8 +57,8 @@ class ProcessScorer:
     Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
     within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
     already warm, takes over from one that was killed or died. After `HANGS_A_UNIT` answers of one
-    `score` that did not come, the rest is not asked for: a generator whose every reward hangs must
-    not pass for one that hangs itself. ValueError when the function cannot be imported.
+    `score` that did not come, the rest is not asked for, so that rewards which all hang end the
+    trial soon. ValueError when the function cannot be imported.
     """
 
     def __init__(self, reward: str, *, deadline_s: float, directory: str | None = None) -> None:
@@ -79,6 +80,7 @@ class ProcessScorer:
             except TimeoutError:
                 scores.append(RewardError(f"no reward within {self._deadline_s:g} s"))
                 hangs += 1
+            advance()
         return scores
 
     def close(self) -> None:

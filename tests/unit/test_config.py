@@ -541,9 +541,8 @@ APART = {"placement": "disaggregated"}
             "callbacks.kl_band=[0.0, 9.0]: needs loss.kl_monitor=true, which measures the KL",
         ),
         (
-            nested(task__reward="my:reward", task__reward_deadline_s=60),
-            "resources.deadline_s=600.0: must be >= 1200, twice what a reward that hangs 10 times "
-            "for task.reward_deadline_s=60 takes",
+            nested(task__reward="my:reward", task__reward_deadline_s=301),
+            "resources.deadline_s=600.0: must be >= 602, twice task.reward_deadline_s=301",
         ),
         (APART | nested(lag=2, buffer__max_age=1), "buffer.max_age=1: must be >= lag=2"),
         (
@@ -585,12 +584,12 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(callbacks__kl_stop=3, callbacks__kl_band=[0, 9]),
         nested(resources__worker_gpus=0.5),
         nested(task__train_file="t", task__eval_file="e"),
-        nested(task__reward="my:reward", task__reward_deadline_s=30),
+        nested(task__reward="my:reward", task__reward_deadline_s=300),
         nested(buffer_capacity=2, buffer__sample_batches=2),
         nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=2),
         nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.5),
         nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
-        nested(task__reward_deadline_s=60),
+        nested(task__reward_deadline_s=301),
     ],
 )
 def test_neighbour_of_a_contradiction_is_accepted(data):

@@ -153,6 +153,20 @@ def test_spans_are_what_the_generator_did_in_order() -> None:
     assert second[1].seconds > 0
 
 
+def test_progress_changes_with_every_token() -> None:
+    generator = Generator(config_of(), InProcess())
+    seen, between = [], generator.between_tokens
+
+    def look() -> None:
+        between()
+        seen.append(generator.progress())
+
+    generator.between_tokens = look
+    generator.generate(requests_of(config_of(), "train", [0]))
+    assert len(seen) > 1
+    assert len(set(seen)) == len(seen)
+
+
 # ---- Weights in mid-batch ----------------------------------------------------------------------
 
 

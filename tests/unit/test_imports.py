@@ -21,7 +21,7 @@ FOUNDATION = {"config", "rollout", "checksums", "algo", "models", "tasks", "inst
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
-BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls"}
+BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls", "liveness"}
 MAY_IMPORT: dict[str, set[str]] = {
     **{room: set() for room in FOUNDATION},
     **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": BELOW_ACTORS,
     "transports": BELOW_ACTORS | {"calls"},
     "calls": set(),
-    "remote": {"calls"},
+    "liveness": {"calls"},
+    "remote": {"calls", "timers"},
     "learner_group": BELOW_LEARNER_GROUP,
     "pipeline": BELOW_LEARNER_GROUP | {"learner_group"},
     "trainable": BELOW_LEARNER_GROUP | {"learner_group", "pipeline", "remote"},

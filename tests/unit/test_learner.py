@@ -295,6 +295,17 @@ def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
         assert distance(weights[0], weights[other]) < 1e-6
 
 
+@pytest.mark.parametrize("microbatch", [1, 64])
+def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: int) -> None:
+    pair = Pair(policy_path, optim={"microbatch": microbatch}, loss={"kl_monitor": False})
+    pair.sync()
+    groups = pair.rollouts()
+    before = pair.learner.progress()
+    pair.learner.update([groups])
+    rows = sum(len(group.rewards) for group in groups)
+    assert pair.learner.progress() - before > math.ceil(rows / microbatch)
+
+
 def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
     for estimator in KL_ESTIMATORS:
         loss: dict[str, float] = {}

@@ -803,6 +803,69 @@ def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
     assert w.runtime.now() > 30
 
 
+@pytest.mark.parametrize("mute", [False, True])
+@pytest.mark.parametrize("lag", [0, 1, 4])
+def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
+    lag: int, mute: bool
+) -> None:
+    """A stuck process answers the question for its progress, a stopped one does not."""
+    config = config_of(
+        rounds=16,
+        lag=lag,
+        rollout={"prompts": 4, "unit_prompts": 1},
+        eval={"every": 50},
+        resources={"deadline_s": 1.0, "num_generators": 2},
+    )
+    # Units take half a second, so that the other generator and the learner answer all the time.
+    w = world(
+        config,
+        durations=constant_durations(rollout=32, optimize=32),
+        hangs=lambda name, stage, n: (name, stage, n) == ("generator-1", "rollout", 3),
+        mute=mute,
+    )
+    w.run(config.rounds)
+    ((hung, since),) = w.runtime.hangs
+    ((killed, at),) = w.runtime.kills
+    assert hung == killed == "generator-1"
+    assert since + 0.5 <= at <= since + 2.0
+
+
+@bounded
+@given(configs(), speeds, seeds, st.booleans(), st.integers(1, 9))
+def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
+    config: GRPOConfig, scale: dict[str, float], seed: int, mute: bool, n: int
+) -> None:
+    config = config_with_generators(config, config.resources.num_generators)
+    # Calls take up to minutes, and every quarter of a second they are a step further.
+    config = replace(config, resources=replace(config.resources, deadline_s=1.0))
+    # While the learner publishes nobody waits for a generator.
+    durations = long_tailed_durations(seed, {**scale, "sync": 0.0})
+    hung = f"generator-{seed % config.resources.num_generators}"
+    stage = random.Random(seed).choice(["rollout", "eval"])
+    w = world(
+        config,
+        durations=durations,
+        seed=seed,
+        hangs=lambda *call: call == (hung, stage, n),
+        step_s=0.25,
+        mute=mute,
+    )
+    w.run(config.rounds)
+    assert [name for name, _ in w.runtime.kills] == [name for name, _ in w.runtime.hangs]
+    for (_, since), (_, killed) in zip(w.runtime.hangs, w.runtime.kills, strict=True):
+        assert since + 0.5 <= killed <= since + 2.0
+    assert trained_cursors(w) == all_cursors(config)
+
+
+def test_learner_that_hangs_is_named_though_generators_answer() -> None:
+    config = config_of(lag=4, rounds=16, resources={"deadline_s": 1.0})
+    w = world(config, hangs=lambda name, stage, n: (stage, n) == ("optimize", 2))
+    with pytest.raises(ActorFailed, match=r"resources\.deadline_s=1 s from learner \(optimize\)"):
+        w.run(config.rounds)
+    ((_, since),) = w.runtime.hangs
+    assert w.runtime.now() <= since + 2.0
+
+
 def test_replacement_has_the_newest_weights_before_it_samples() -> None:
     config = config_of(rounds=4)
     w = world(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.score_worker import as_reply
 from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, check_reward_spec
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
@@ -180,6 +181,13 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
         left_out = RewardError("not asked for: 10 others of its unit hung")
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
+
+
+def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.3)) as scorer:
+        before = steps_done()
+        scorer.score(requests("x", "raise", "hang", "die", "x"))
+    assert steps_done() - before == 5
 
 
 @pytest.mark.parametrize("response", ["child, then die", "child, then hang"])
