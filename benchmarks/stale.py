@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,7 +90,7 @@ def acknowledged(entries: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
 
 def acknowledge(before: str, after: str, reason: str) -> None:
     """Notes every product file that differs between two commits as equal."""
-    first, last = (git("rev-parse", "--verify", name).strip() for name in (before, after))
+    first, last = map(commit_of, (before, after))
     names = list(filter(is_product, git("diff", "--name-only", first, last).splitlines()))
     old, new = (blobs_at(commit, names) for commit in (first, last))
     pairs = {name: [old[name], new[name]] for name in names if name in old and name in new}
@@ -98,6 +99,13 @@ def acknowledge(before: str, after: str, reason: str) -> None:
     entry = {"before": first, "after": last, "reason": reason, "files": pairs}
     EQUAL.write_text(json.dumps([*read_equal(), entry], indent=1) + "\n")
     print(f"{len(pairs)} files noted in {EQUAL.relative_to(ROOT)}")
+
+
+def commit_of(name: str) -> str:
+    try:
+        return git("rev-parse", "--verify", f"{name}^{{commit}}").strip()
+    except subprocess.CalledProcessError:
+        sys.exit(f"--equal: {name} is no commit")
 
 
 if __name__ == "__main__":

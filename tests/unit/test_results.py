@@ -195,6 +195,11 @@ def test_an_acknowledgement_needs_both_ends_and_a_reason(options, monkeypatch, c
     assert "--reason" in capsys.readouterr().err
 
 
+def test_an_acknowledgement_of_no_commit_is_a_one_line_error(monkeypatch):
+    with pytest.raises(SystemExit, match="nothing is no commit"):
+        run_stale(monkeypatch, "--equal", "nothing..HEAD", "--reason", "same bits")
+
+
 def test_acknowledging_commits_notes_the_product_files_they_changed(tmp_path, monkeypatch, capsys):
     repository = tmp_path / "repository"
     (repository / "grpo_trainable").mkdir(parents=True)
