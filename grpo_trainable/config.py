@@ -710,6 +710,11 @@ class GRPOConfig(_Settings):
         return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
 
     @property
+    def responses_per_round(self) -> int:
+        """Responses to the prompts of one round."""
+        return self.prompts_per_round * self.rollout.group_size
+
+    @property
     def unit_prompts(self) -> int:
         """Prompts of the largest unit."""
         return max(unit.stop - unit.start for unit in self.units)

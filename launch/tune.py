@@ -36,7 +36,7 @@ from grpo_trainable.config import (
 from grpo_trainable.installed import missing_on_machine
 from launch import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
-from search_spaces.base import param_space
+from search_spaces.base import in_blocks, param_space
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 # Seconds after an interrupt: to the end of the round and its checkpoint, and to our own end. Ray
@@ -78,12 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 # ---- Arguments -------------------------------------------------------------------------------
 
 DESCRIPTION = """\
-Run the trials of a search space side by side under Ray Tune. Each trial is a complete GRPO system
-that trains a language model; a row of metrics is kept for every round."""
+Run the trials of a search space under Ray Tune and compare them. Each trial is a complete GRPO
+system that trains a language model; a row of metrics is kept for every round. Trials run in
+randomised blocks: seed after seed, each seed's arms in an order drawn from the seed."""
 
 EXAMPLES = """\
 examples:
   python launch/tune.py --space async_vs_sync
+  python launch/tune.py --space async_vs_sync --samples 1024
   python launch/tune.py --space async_vs_sync --iterations 4 --set arm=async_k1
   python launch/tune.py --space async_vs_sync --num-samples 3 --name three_seeds
   python launch/tune.py --resume --name three_seeds
@@ -116,7 +118,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
         "one arm only; may be given many times",
     )
-    add("--iterations", metavar="N", type=_at_least(1), help="rounds of every arm")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument(
+        "--samples",
+        metavar="N",
+        type=_at_least(1),
+        help="responses of every trial, cut into each arm's own rounds; evaluations then fall at "
+        "equal samples as well",
+    )
+    length.add_argument(
+        "--iterations",
+        metavar="N",
+        type=_at_least(1),
+        help="rounds of every arm, however many responses an arm's round has",
+    )
     add("--num-samples", metavar="N", type=_at_least(1), default=1, help="seeds of every arm (1)")
     add("--seed", metavar="N", type=_at_least(0), default=0, help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
@@ -150,7 +165,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "optim.lr and loss.clip",
     )
     add(
-        "--max-concurrent", metavar="N", type=_at_least(1), help="trials at a time (as many as fit)"
+        "--max-concurrent",
+        metavar="N",
+        type=_at_least(1),
+        help="trials at a time. The default is 1, because trials beside each other slow each other "
+        "and their speeds could not be compared; with asha and pbt it is as many as fit",
     )
     add("--address", metavar="ADDRESS", help="of a running Ray cluster; default: start one here")
     add(
@@ -224,6 +243,12 @@ class Plan:
         return self.storage / self.name
 
     @property
+    def max_concurrent(self) -> int:
+        """Trials at a time; 0: as many as fit."""
+        given = self.args.max_concurrent
+        return given if given is not None else int(self.args.scheduler == "fifo")
+
+    @property
     def has_state(self) -> bool:
         """Whether Tune got as far as to write down the experiment before it ended."""
         return (self.directory / "tuner.pkl").exists()
@@ -254,6 +279,10 @@ class Plan:
         """Dotted keys that the command line fixes in every trial; paths absolute."""
         args = self.args
         fixed = dict(parse_assignment(text) for text in args.set)
+        if args.samples is not None and "rounds" in fixed:
+            raise UsageError(
+                f"--samples {args.samples} contradicts --set rounds={shown(fixed['rounds'])}"
+            )
         for key, option, value in (
             ("rounds", "--iterations", args.iterations),
             ("checkpoint.every", "--checkpoint-every", args.checkpoint_every),
@@ -276,6 +305,7 @@ class Plan:
             "num_samples": self.args.num_samples,
             "seed": self.args.seed,
             "scheduler": self.args.scheduler,
+            "samples": self.args.samples,
             "not_available": self.not_available,
             "grpo_trainable": __version__,
         }
@@ -296,20 +326,26 @@ class Plan:
                     f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
                     "started; a resumed experiment keeps its settings"
                 )
-        for option in ("num_samples", "seed", "scheduler"):
-            default = {"num_samples": 1, "seed": 0, "scheduler": "fifo"}[option]
-            if getattr(args, option) not in (default, stored[option]):
+        defaults = {"num_samples": 1, "seed": 0, "scheduler": "fifo", "samples": None}
+        for option, default in defaults.items():
+            was = stored.get(option, default)
+            if getattr(args, option) not in (default, was):
                 raise UsageError(
                     f"--{option.replace('_', '-')} {getattr(args, option)}: experiment "
-                    f"{self.name} was started with {stored[option]}"
+                    f"{self.name} was started {f'with {was}' if was is not None else 'without it'}"
                 )
-            setattr(args, option, stored[option])
+            setattr(args, option, was)
         self.fixed = stored["fixed"]
         seeds = [self.fixed.get("seed", stored["seed"] + i) for i in range(stored["num_samples"])]
         self.trials = self._trials(dict.fromkeys(seeds))
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
-        return self.space.trials(self.fixed, list(seeds), without=self.not_available)
+        """In the order in which they run."""
+        return in_blocks(
+            self.space.trials(
+                self.fixed, list(seeds), without=self.not_available, samples=self.args.samples
+            )
+        )
 
     def print_trials(self) -> None:
         print(f"# {self.space.name}: {len(self.trials)} trials")
@@ -451,6 +487,15 @@ def check_resources(
                 )
 
 
+def at_once(trials: Sequence[GRPOConfig], available: Mapping[str, float]) -> int:
+    """How many of the largest trials fit beside each other."""
+    needed = {
+        kind: max(sum(bundle.get(kind, 0.0) for bundle in trial.bundles()) for trial in trials)
+        for kind in ("CPU", "GPU")
+    }
+    return min(int(available.get(kind, 0.0) / need) for kind, need in needed.items() if need)
+
+
 # ---- The run ---------------------------------------------------------------------------------
 
 
@@ -552,9 +597,17 @@ def run(plan: Plan) -> int:
             sep="\n",
             flush=True,
         )
-        samples = {trial.rounds * trial.prompts_per_round for trial in plan.trials}
+        available = ray.cluster_resources()
+        if args.max_concurrent is None and 1 == plan.max_concurrent < at_once(
+            plan.trials, available
+        ):
+            print("one trial at a time, so that none slows another; --max-concurrent N runs more")
+        samples = {trial.rounds * trial.responses_per_round for trial in plan.trials}
         if len(samples) > 1:
-            print("note: the arms do not train on equal samples; --iterations or --set changed it")
+            print(
+                "note: the arms do not train on equal samples, because --iterations or --set "
+                "changed it; --samples N gives each of them N responses"
+            )
         run_config = tune.RunConfig(
             name=plan.name,
             storage_path=str(plan.storage),
@@ -605,6 +658,8 @@ def tune_config(plan: Plan) -> Any:
     from ray import tune
     from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
+    from launch.blocks import OrderedGrid
+
     args = plan.args
     if args.scheduler == "asha":
         # By samples: arms differ in what a round is.
@@ -631,7 +686,9 @@ def tune_config(plan: Plan) -> Any:
         metric="reward/eval_mean",
         mode="max",
         scheduler=scheduler,
-        max_concurrent_trials=args.max_concurrent,
+        search_alg=OrderedGrid(
+            [(trial.arm, trial.seed) for trial in plan.trials], plan.max_concurrent
+        ),
         # A clone is the same actors with another config.
         reuse_actors=args.scheduler == "pbt",
         trial_name_creator=trial_name,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, set_dotted
@@ -25,30 +27,40 @@ class SearchSpace:
         return {arm: reason for arm, reason in missing.items() if reason is not None}
 
     def trials(
-        self, fixed: Mapping[str, Any], seeds: Sequence[int], without: Collection[str] = ()
+        self,
+        fixed: Mapping[str, Any],
+        seeds: Sequence[int],
+        without: Collection[str] = (),
+        samples: int | None = None,
     ) -> list[GRPOConfig]:
-        """The config of every trial: each arm with each seed, `fixed` keys replacing the arm's.
-        Arms `without` are left out unless `fixed` names one.
+        """The config of every trial in the order of the arms, then of the seeds; `fixed` keys
+        replace the arm's, and arms `without` are left out unless `fixed` names one. With `samples`
+        each trial has as many rounds as that many responses take.
 
-        Trials that `fixed` has made equal but for their label are merged into the first of them.
+        Trials that are then equal but for their label are merged into the first of them.
 
         Raises:
-            ConfigError: a trial is invalid, or `fixed` names an arm that the space does not have.
+            ConfigError: a trial is invalid, `fixed` names an arm that the space does not have, or
+                some arm has no whole number of rounds for `samples`.
         """
-        trials: dict[str, GRPOConfig] = {}
-        for arm in self._chosen_arms(fixed, without):
-            for seed in seeds:
-                data: dict[str, Any] = {}
-                keys = {"seed": seed, **self.arms[arm], **fixed, "arm": arm}
-                for key, value in keys.items():
-                    set_dotted(data, key, value)
-                try:
-                    config = GRPOConfig.from_dict(data)
-                except ConfigError as error:
-                    raise ConfigError(f"{error} (arm {arm} of {self.name})") from None
-                same = {**flatten(config.to_dict()), "arm": None}
-                trials.setdefault(repr(sorted(same.items())), config)
-        return list(trials.values())
+        arms = self._chosen_arms(fixed, without)
+        trials = [self._trial(arm, seed, fixed) for arm in arms for seed in seeds]
+        if samples is not None:
+            trials = at_equal_samples(trials, samples, evaluate="eval.every" not in fixed)
+        merged: dict[str, GRPOConfig] = {}
+        for trial in trials:
+            same = {**flatten(trial.to_dict()), "arm": None}
+            merged.setdefault(repr(sorted(same.items())), trial)
+        return list(merged.values())
+
+    def _trial(self, arm: str, seed: int, fixed: Mapping[str, Any]) -> GRPOConfig:
+        data: dict[str, Any] = {}
+        for key, value in {"seed": seed, **self.arms[arm], **fixed, "arm": arm}.items():
+            set_dotted(data, key, value)
+        try:
+            return GRPOConfig.from_dict(data)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (arm {arm} of {self.name})") from None
 
     def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
         if "arm" not in fixed:
@@ -59,6 +71,50 @@ class SearchSpace:
         near = difflib.get_close_matches(arm, self.arms, n=1)
         hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(self.arms)}"
         raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
+
+
+def at_equal_samples(
+    trials: Sequence[GRPOConfig], samples: int, *, evaluate: bool
+) -> list[GRPOConfig]:
+    """The trials cut to `samples` responses each.
+
+    With `evaluate`, evaluations also fall at equal samples in all of them: as many as the trials
+    had, or fewer where one round of some arm is longer than the time between two.
+
+    Raises:
+        ConfigError: some trial has no whole number of rounds for so many responses.
+    """
+    common = math.lcm(*(trial.responses_per_round for trial in trials))
+    if samples % common:
+        below, above = samples // common * common, -(-samples // common) * common
+        rounds = ", ".join(map(str, sorted({trial.responses_per_round for trial in trials})))
+        raise ConfigError(
+            f"{samples} samples: the arms have {rounds} responses a round, and each needs whole "
+            f"rounds; valid next to it: {f'{below} and ' if below else ''}{above}"
+        )
+    evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
+    between = math.ceil(samples / evaluations / common) * common
+    return [
+        replace(
+            trial,
+            rounds=samples // trial.responses_per_round,
+            eval=replace(trial.eval, every=between // trial.responses_per_round)
+            if evaluate
+            else trial.eval,
+        )
+        for trial in trials
+    ]
+
+
+def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
+    """The same trials in randomised blocks: seed after seed, each seed's arms in an order that is
+    drawn from the seed. A machine that becomes slower meanwhile then slows no arm in particular."""
+    blocks: dict[int, list[GRPOConfig]] = {}
+    for trial in trials:
+        blocks.setdefault(trial.seed, []).append(trial)
+    for seed, block in blocks.items():
+        random.Random(f"block {seed}").shuffle(block)
+    return [trial for block in blocks.values() for trial in block]
 
 
 def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:

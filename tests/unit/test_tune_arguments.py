@@ -66,6 +66,9 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
+        ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
+        ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
+        ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
         ([*SPACE, "--scheduler", "pbt"], ["--scheduler pbt", "--set arm="]),
         ([*SPACE, "--scheduler", "pbt", "--set", "arm=sync"], ["--num-samples >= 2"]),
         (
@@ -118,6 +121,7 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--iterations", "5"), "rounds=5", "fixed at 4")
     refused(command(*resume, "--set", "optim.lr=1"), "optim.lr=1", "was free")
     refused(command(*resume, "--num-samples", "3"), "--num-samples 3", "started with 1")
+    refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
 
 
 def test_a_resume_that_cannot_write_is_refused(command, tmp_path):
@@ -168,8 +172,22 @@ def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_pa
     assert status == 0
     assert "16 trials" in header
     assert {config["rounds"] for config in configs} == {5}
-    assert {config["seed"] for config in configs} == {0, 1}
+    # In the order in which they run: a block is a seed.
+    assert [config["seed"] for config in configs] == [0] * 8 + [1] * 8
+    blocks = [[config["arm"] for config in configs[start : start + 8]] for start in (0, 8)]
+    assert sorted(blocks[0]) == sorted(blocks[1])
+    assert blocks[0] != blocks[1]
     assert not (tmp_path / "storage").exists()
+
+
+def test_trials_run_one_at_a_time_unless_a_scheduler_needs_several():
+    def limit(*words: str) -> int:
+        return tune.Plan(tune.parse_arguments([*SPACE, *words])).max_concurrent
+
+    assert limit() == 1
+    assert limit("--max-concurrent", "3") == 3
+    assert limit("--scheduler", "asha") == limit("--scheduler", "pbt") == 0
+    assert limit("--scheduler", "asha", "--max-concurrent", "2") == 2
 
 
 def test_relative_paths_mean_the_callers_directory(command, tmp_path):
