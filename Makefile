@@ -1,5 +1,5 @@
 # `make tune` and `make test` start from nothing; the other targets reuse .venv.
-# Options for the command behind a target: make tune ARGS="--iterations 3 --verbose"
+# Options for the command behind a target: make tune ARGS="--samples 512 --verbose"
 
 PYTHON ?= python3
 ARGS ?=

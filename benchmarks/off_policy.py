@@ -27,6 +27,7 @@ from product import blobs_at
 from launch.answers import Answer, answer
 from launch.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
 from launch.summary import align, compare, median, show
+from launch.verdicts import quantities, verdicts
 
 SPACES = ("gradient_steps", "lag", "replay")
 DOCS = ROOT / "docs" / "results"
@@ -347,12 +348,14 @@ def main() -> None:
             run(space, args)
         experiment = read_experiment(args.storage / space)
         files = {trial.name: read_files(trial) for trial in experiment.trials}
-        found = answer(experiment, compare(experiment.trials), files)
+        comparison = compare(experiment.trials)
+        found = answer(experiment, comparison, files)
         if found is None:
             sys.exit(f"{args.storage / space}: fewer than two arms have begun")
         result = summarise(experiment, files, found)
         print(align([found.header, *found.rows()]))
-        print(*found.said, sep="\n")
+        told = verdicts(quantities(experiment, comparison, files), comparison.baseline)
+        print(*found.said, *told, sep="\n")
         file = commits_file(space, args)
         commits = file.read_text().splitlines() if file.exists() else []
         described = {

@@ -778,6 +778,10 @@ class GRPOConfig(_Settings):
         return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
 
     @property
+    def uses_gpus(self) -> bool:
+        return any("GPU" in bundle for bundle in self.bundles())
+
+    @property
     def devices(self) -> float:
         """What an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
         _, *actors = self.bundles()

@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A table, what it says in a sentence or two, and how to read it."""
+    """A table, what else is to be said, and how to read it."""
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one a seed
     columns: Sequence[Column]
@@ -216,7 +216,7 @@ def answer(
     return Answer(
         arms=values,
         columns=every,
-        said=[*_said(values, base), *_not_available(experiment.description)],
+        said=_not_available(experiment.description),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
         "below; differences are between trials of one seed. The quarter is of the rounds, as near "
         "as it was evaluated. KL to the reference and NLL are those of the last eighth of the "
@@ -229,34 +229,3 @@ def answer(
 def _not_available(description: Mapping[str, Any]) -> list[str]:
     missing = description.get("not_available") or {}
     return [f"Not available here: {arm} ({reason})." for arm, reason in missing.items()]
-
-
-def _said(values: Mapping[str, Mapping[str, Sequence[float | None]]], base: str) -> list[str]:
-    """What anyone would read off the table."""
-    rewards = {arm: median(own["reward"]) for arm, own in values.items()}
-    known = {arm: reward for arm, reward in rewards.items() if reward is not None}
-    if not known:
-        return ["No trial has run all its rounds yet."]
-    best = max(known, key=lambda arm: known[arm])
-    worst = min(known, key=lambda arm: known[arm])
-    said = [
-        f"Most held-out reward: {best}, {known[best]:.3f}; least: {worst}, {known[worst]:.3f}."
-        + (f" {base} stands at {known[base]:.3f}." if base in known else "")
-    ]
-    known_base = [value for value in values[base]["reward"] if value is not None]
-    spread = max(known_base, default=0.0) - min(known_base, default=0.0)
-    for word, sign in (("above", 1), ("below", -1)):
-        arms = [arm for arm in values if _apart(values[arm][AGAINST], sign, spread)]
-        if arms:
-            said.append(
-                f"{word.capitalize()} {base} with every seed, and by more than its own spread over "
-                f"the seeds ({spread:.3f}): {', '.join(arms)}."
-            )
-    return said
-
-
-def _apart(differences: Sequence[float | None], sign: int, spread: float) -> bool:
-    """Whether at least three seeds agree in the sign, and their median is more than `spread`: with
-    nine arms some two would agree by chance."""
-    known = [sign * value for value in differences if value is not None]
-    return len(known) >= 3 and min(known) > 0 and statistics.median(known) > spread

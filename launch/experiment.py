@@ -429,6 +429,7 @@ class TrialFiles:
 
     lags: Counter[int]  # groups by the lag of their first training
     uses: float | None  # how often a group was trained on, the mean over groups
+    held_out: Mapping[int, float]  # prompt -> mean reward of its responses, in the last evaluation
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # by the step of the round, from 1
@@ -440,10 +441,12 @@ def read_files(trial: TrialRecord) -> TrialFiles:
     evaluations, damaged_evaluations = read_parts(trial, "evaluations")
     versions, damaged_versions = read_parts(trial, "versions")
     steps, damaged_steps = read_parts(trial, "steps")
+    answered = evaluations.to_pylist()
     return TrialFiles(
         lags=_lags(rollouts),
         uses=_uses(rollouts),
-        examples=_examples(evaluations.to_pylist(), EXAMPLES),
+        held_out=_held_out(answered),
+        examples=_examples(answered, EXAMPLES),
         changes=_changes(versions.to_pylist()),
         steps=_steps(steps.to_pylist()),
         damaged=[*damaged, *damaged_evaluations, *damaged_versions, *damaged_steps],
@@ -484,6 +487,16 @@ def _uses(rollouts: pa.Table) -> float | None:
     trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
     groups = rollouts.group_by("cursor").aggregate([]).num_rows
     return trained / groups if groups else None
+
+
+def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    last = max((row["round"] for row in rows if row["round"] is not None), default=0)
+    rewards: dict[int, list[float]] = {}
+    for row in rows:
+        reward = row["reward"]
+        if row["round"] == last and None not in (row["cursor"], reward) and math.isfinite(reward):
+            rewards.setdefault(row["cursor"], []).append(reward)
+    return {prompt: statistics.fmean(own) for prompt, own in rewards.items()}
 
 
 def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:

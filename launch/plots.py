@@ -19,8 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from launch.contrasts import Contrast
 from launch.experiment import ExperimentRecord, StepPoint, TrialFiles, TrialRecord
-from launch.summary import Comparison
+from launch.summary import MARK, Comparison
 
 DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches: text of 11 points is still read at 360 pixels
@@ -79,6 +80,16 @@ class Point:
     y: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A length, and the whisker's ends."""
+
+    middle: float
+    low: float
+    high: float
+    doubtful: bool = False
 
 
 Series = Callable[[TrialRecord], Iterable[tuple[int, float, float]]]  # (round, x, y)
@@ -216,18 +227,19 @@ def _costs(comparison: Comparison) -> list[Plot]:
     relative = comparison.baseline or "-"
     return [
         _bars(
-            {arm: comparison.speed_ups(arm) for arm in comparison.arms},
+            _ratios(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
             look=f"Samples a second relative to {relative} (the line at 1), whatever an arm "
-            "reserves: longer is faster.",
+            "reserves: longer is faster. Whiskers: the interval at 95 %. A question mark: other "
+            "work on the machine made it incomparable.",
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
             missing=NO_WALL_CLOCK,
         ),
         _bars(
-            {arm: comparison.savings(arm) for arm in comparison.arms},
+            _ratios(comparison, comparison.cost),
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples a device-hour relative to {relative} (the line at 1): longer is "
@@ -239,7 +251,7 @@ def _costs(comparison: Comparison) -> list[Plot]:
         ),
         _bars(
             {
-                arm: [t.device_hours for t in trials if t.device_hours]
+                arm: _spread([t.device_hours for t in trials if t.device_hours])
                 for arm, trials in comparison.arms.items()
             },
             name="device_hours",
@@ -252,6 +264,20 @@ def _costs(comparison: Comparison) -> list[Plot]:
             missing=NO_WALL_CLOCK,
         ),
     ]
+
+
+def _ratios(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | None]:
+    bars: dict[str, Bar | None] = dict.fromkeys(comparison.arms)
+    if comparison.baseline is not None:
+        bars[comparison.baseline] = Bar(1.0, 1.0, 1.0)
+    for arm, own in contrasts.items():
+        ends = (own.interval.low, own.interval.high) if own.interval else (own.value, own.value)
+        bars[arm] = Bar(own.value, *ends, doubtful=own.doubt is not None)
+    return bars
+
+
+def _spread(values: Sequence[float]) -> Bar | None:
+    return Bar(statistics.median(values), min(values), max(values)) if values else None
 
 
 def _stages(arms: Arms) -> list[Plot]:
@@ -641,7 +667,7 @@ def _lines(
 
 
 def _bars(
-    values: Mapping[str, Sequence[float]],
+    values: Mapping[str, Bar | None],
     *,
     name: str,
     title: str,
@@ -651,24 +677,29 @@ def _bars(
     line: float | None,
     missing: str,
 ) -> Plot:
-    """A bar an arm as long as the median, with a whisker from least to most."""
-    middles = {arm: statistics.median(seeds) for arm, seeds in values.items() if seeds}
+    """A bar an arm, with its whisker; None where nothing is known."""
+    known = {arm: bar for arm, bar in values.items() if bar is not None}
+    labels = {
+        arm: form.format(bar.middle) + f" {MARK}" * bar.doubtful for arm, bar in known.items()
+    }
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = _axes(figure, theme, x_label=unit, y_label="", names=list(values))
-        end = max(max(seeds, default=0.0) for seeds in values.values())
-        for i, (arm, seeds) in enumerate(values.items()):
-            if not seeds:
+        # Two seeds may leave an interval that would squeeze all bars to nothing: it runs out.
+        end = 3 * max(bar.middle for bar in known.values())
+        end = min(end, max(bar.high for bar in known.values()))
+        for i, (arm, bar) in enumerate(values.items()):
+            if bar is None:
                 axes.text(0.01 * end, i, "not known", va="center", color=theme.text, fontsize=FONT)
                 continue
-            middle, low, high = middles[arm], min(seeds), max(seeds)
-            axes.barh(i, middle, height=0.66, color=colour(i), zorder=2)
-            if low < high:
-                axes.plot([low, high], [i, i], color=theme.text, linewidth=1.6, zorder=3)
+            axes.barh(i, bar.middle, height=0.66, color=colour(i), zorder=2)
+            if bar.low < bar.high:
+                ends = [bar.low, min(bar.high, end)]
+                axes.plot(ends, [i, i], color=theme.text, linewidth=1.6, zorder=3)
             axes.text(
-                high + 0.02 * end,
+                min(bar.high, end) + 0.02 * end,
                 i,
-                form.format(middle),
+                labels[arm],
                 va="center",
                 color=theme.text,
                 fontsize=FONT,
@@ -683,9 +714,9 @@ def _bars(
         title=title,
         look=look,
         draw=draw,
-        alt="Bars. " + ", ".join(f"{arm} {form.format(m)}" for arm, m in middles.items()) + ".",
+        alt="Bars. " + ", ".join(f"{arm} {label}" for arm, label in labels.items()) + ".",
         height=max(HEIGHT, 1.0 + 0.3 * len(values)),
-        missing=None if middles else missing,
+        missing=None if known else missing,
     )
 
 

@@ -35,7 +35,9 @@ from launch.experiment import (
     read_experiment,
     read_files,
 )
+from launch.report_data import report_data
 from launch.summary import HEADER, Comparison, compare, ends
+from launch.verdicts import quantities, verdicts
 from search_spaces import SPACES
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ def _warn(text: str) -> None:
 
 
 def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path:
-    """Writes the page and its plots, and gives the page's path. `warn` hears of damaged files.
+    """Writes the page, its plots and report.json, and gives the page's path. `warn` hears of
+    damaged files.
 
     Raises:
         ReportError: there is no experiment, it has no row yet, matplotlib is missing, or the page
@@ -140,9 +143,16 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         not_drawn = {f"{p.name}.png" for section in sections for p in section.plots if p.missing}
         for name in not_drawn & experiment_files.entries(directory, "plots").keys():
             experiment_files.remove(directory, "plots", name)
-        page = render_page(experiment, comparison, files, sections, images, damaged)
-        content = page.encode("utf-8", errors="replace")
-        experiment_files.write(directory, "report.html", content=content)
+        found = quantities(experiment, comparison, files)
+        told = verdicts(found, comparison.baseline)
+        data = report_data(experiment, comparison, found, told, damaged)
+        page = render_page(experiment, comparison, files, sections, images, damaged, told)
+        for name, text in (
+            ("report.json", json.dumps(data, indent=1, allow_nan=False) + "\n"),
+            ("report.html", page),
+        ):
+            content = text.encode("utf-8", errors="replace")
+            experiment_files.write(directory, name, content=content)
     except OSError as error:
         raise ReportError(f"{directory}: cannot write there ({error.strerror})") from None
     return directory / "report.html"
@@ -158,6 +168,7 @@ def render_page(
     sections: Sequence[Section],
     images: Mapping[str, bytes],
     damaged: Sequence[str],
+    told: Sequence[str],
 ) -> str:
     """The whole HTML document. `images` by plot and theme: "speed_up-dark"."""
     name = experiment.directory.name
@@ -165,6 +176,7 @@ def render_page(
         _head(experiment, name, comparison),
         _missing(experiment, files, damaged),
         _table_section(comparison),
+        _told_section(told),
         _answer_section(answer(experiment, comparison, files)),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
@@ -277,15 +289,23 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    notes = " ".join(comparison.footnote().split())
-    notes = notes[0].upper() + notes[1:]
-    if comparison.seeds > 1:
-        notes = f"Medians over {comparison.seeds} seeds; below them least to most. {notes}"
+    spread = f"Medians over {comparison.seeds} seeds, below them least to most; "
+    spread = spread if comparison.seeds > 1 else ""
+    intervals = f"{spread}below speed-ups their interval at 95 %."
+    notes = [intervals[0].upper() + intervals[1:], *comparison.footnotes()]
     return (
         f'<section id="arms">\n<h2>The arms compared</h2>\n'
         f"{_table(HEADER, comparison.rows(), figures=True)}\n"
-        f'<p class="note">{_text(notes)}</p>\n</section>'
+        + "".join(f'<p class="note">{_text(note)}</p>\n' for note in notes)
+        + "</section>"
     )
+
+
+def _told_section(told: Sequence[str]) -> str:
+    if not told:
+        return ""
+    said = "".join(f"<li>{_text(sentence)}</li>\n" for sentence in told)
+    return f'<section id="told">\n<h2>What can be told apart</h2>\n<ul>{said}</ul>\n</section>'
 
 
 def _answer_section(found: Answer | None) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_trainable.timers import WallClock
 from launch import changes
 from launch.changes import Change
+from launch.contrasts import Contrast, Pace, doubts, pace, speed_up
 from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
+MARK = "?"  # behind a speed that other work on the machine made incomparable
+COVERS = {  # what an interval of speed is for, by whether there are several seeds
+    False: "With one seed an interval covers the noise of the rounds within these runs only, not "
+    "the difference between one run and the next, which --num-samples 3 or more would show.",
+    True: "An interval covers how the ratio differs between seeds, the noise of rounds included.",
+}
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
     *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
@@ -27,9 +34,8 @@ class TrialSummary:
     seed: int
     rounds: int
     samples: float | None  # responses trained on
-    wall_clock_s: float | None  # None before round 3, where it begins
-    samples_per_s: float | None
-    samples_per_device_hour: float | None  # a device: a GPU, or a CPU core where there is none
+    wall_clock_s: float | None  # None before the first round that is timed
+    pace: Pace | None
     eval_s: float
     checkpoint_s: float
     device_hours: float | None
@@ -38,29 +44,28 @@ class TrialSummary:
     reference_nll: float | None
     largest_lag: float | None
 
+    @property
+    def samples_per_s(self) -> float | None:
+        return None if self.pace is None else self.pace.samples_per_s
+
+    @property
+    def comparable(self) -> bool:
+        """False where other work took too much of the machine for its speed to count."""
+        return self.pace is None or self.pace.comparable
+
 
 def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
     """None when the trial has no row yet."""
     if not trial.rows:
         return None
-    rounds = trial.round
     trained = trial.last("count/trained")
-    samples = None if trained is None else trained * trial.config.rollout.group_size
-    wall_clock_s = trial.last("time/wall_clock_s") or None
-    samples_per_s = None
-    if samples is not None and wall_clock_s is not None:
-        counted = samples * (rounds - WallClock.FIRST_ROUND + 1) / rounds
-        samples_per_s = counted / wall_clock_s
     return TrialSummary(
         arm=trial.arm,
         seed=trial.config.seed,
-        rounds=rounds,
-        samples=samples,
-        wall_clock_s=wall_clock_s,
-        samples_per_s=samples_per_s,
-        samples_per_device_hour=(
-            None if samples_per_s is None else 3600 * samples_per_s / trial.config.devices
-        ),
+        rounds=trial.round,
+        samples=None if trained is None else trained * trial.config.rollout.group_size,
+        wall_clock_s=trial.last("time/wall_clock_s") or None,
+        pace=pace(trial),
         eval_s=sum(trial.column("time/eval_s")),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
@@ -77,54 +82,75 @@ class Comparison:
 
     arms: Mapping[str, Sequence[TrialSummary]]
     baseline: str | None  # the arm that speed-ups are relative to; None when none can be
+    speed: Mapping[str, Contrast]  # samples a second relative to the baseline's; not of itself
+    cost: Mapping[str, Contrast]  # samples a device-hour
+    disturbed: Sequence[str]  # the trials whose speed cannot be trusted, and why
     changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
 
     @property
     def seeds(self) -> int:
         return len({trial.seed for trials in self.arms.values() for trial in trials})
 
-    def speed_ups(self, arm: str) -> list[float]:
-        """One a seed: its samples/s over the baseline's median."""
-        return self._relative(arm, lambda trial: trial.samples_per_s)
+    def comparable(self, arm: str) -> bool:
+        """Whether at least half of its trials were undisturbed."""
+        trials = self.arms[arm]
+        return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
-    def savings(self, arm: str) -> list[float]:
-        """One a seed: its samples a device-hour over the baseline's median."""
-        return self._relative(arm, lambda trial: trial.samples_per_device_hour)
-
-    def _relative(self, arm: str, rate: Callable[[TrialSummary], float | None]) -> list[float]:
-        base = median([rate(trial) for trial in self.arms.get(self.baseline or "", ())])
-        rates = [rate(trial) for trial in self.arms[arm]]
-        return [own / base for own in rates if own is not None] if base else []
+    def rates(self, arm: str) -> list[float | None]:
+        """Samples a second of the trials that count."""
+        known = [trial for trial in self.arms[arm] if trial.samples_per_s is not None]
+        counted = [trial for trial in known if trial.comparable] if self.comparable(arm) else known
+        return [trial.samples_per_s for trial in counted]
 
     def rows(self) -> list[tuple[str, ...]]:
         """A cell for each name of `HEADER`."""
         return [self._row(arm, trials) for arm, trials in self.arms.items()]
 
     def note(self) -> str:
-        """What stands above the rows; empty with one seed."""
-        return f"medians over {self.seeds} seeds, (least to most)" if self.seeds > 1 else ""
+        """What stands above the rows."""
+        spread = f"medians over {self.seeds} seeds, (least to most); " if self.seeds > 1 else ""
+        return f"{spread}behind speed-ups (their interval at 95 %)"
 
     def footnote(self) -> str:
+        return "\n".join(textwrap.fill(line, 100) for line in self.footnotes())
+
+    def footnotes(self) -> list[str]:
         relative = f", relative to {self.baseline}" if self.baseline is not None else ""
-        return (
-            "wall-clock and device-hours run from the start of round 3, so arms of few rounds "
-            "count fewer of\ntheir samples; evaluation and checkpoints are subtracted. Speed-up: "
-            f"samples a second{relative}, whatever an\narm reserves. At equal cost: samples a "
-            f"device-hour{relative}.\nA device is a GPU, or a CPU core of the actors where there "
-            "is no GPU. Tokens a response: the held-out\nresponses before training and at the "
+        notes = [
+            "Wall-clock and device-hours run from the start of round 3, so arms of few rounds "
+            "count fewer of their samples; evaluation and checkpoints are subtracted. Speed-up: "
+            f"samples a second{relative}, whatever an arm reserves. At equal cost: samples a "
+            f"device-hour{relative}. A device is a GPU, or a CPU core of the actors where there "
+            "is no GPU. Tokens a response: the held-out responses before training and at the "
             "latest evaluation."
-        )
+        ]
+        if any(contrast.interval for contrast in self.speed.values()):
+            notes.append(COVERS[self.seeds > 1])
+        if self.disturbed:
+            notes.append(f"{MARK} not comparable. {'; '.join(self.disturbed)}.")
+        left_out = [
+            f"{trial.pace.disturbed} of {trial.pace.rounds} rounds of {arm}, seed {trial.seed}"
+            for arm, trials in self.arms.items()
+            for trial in trials
+            if trial.pace is not None and trial.pace.disturbed and trial.comparable
+        ]
+        if left_out:
+            notes.append(
+                f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
+            )
+        return notes
 
     def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
         length = next(c for c in self.changes[arm] if c.quantity is changes.LENGTH)
+        doubt = "" if self.comparable(arm) else f" {MARK}"
         return (
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
             show([t.wall_clock_s for t in trials], "{:.1f}"),
-            show([t.samples_per_s for t in trials], "{:.0f}"),
-            show([median(self.speed_ups(arm))], "{:.2f}x"),
-            show([median(self.savings(arm))], "{:.2f}x"),
+            show(self.rates(arm), "{:.0f}") + doubt,
+            self._ratio(arm, self.speed),
+            self._ratio(arm, self.cost),
             show([t.device_hours for t in trials], "{:.4f}"),
             ends([t.first for t in trials], [t.last for t in trials], "{:.3f}"),
             ends(length.before, length.after, length.quantity.form),
@@ -134,18 +160,47 @@ class Comparison:
             show([t.checkpoint_s for t in trials], "{:.1f}"),
         )
 
+    def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
+        if arm == self.baseline:
+            return "1.00x"
+        if arm not in contrasts:
+            return "-"
+        own = contrasts[arm]
+        interval = own.shown_interval("{:.2f}", "-")
+        between = f" ({interval})" if interval else ""
+        return f"{own.value:.2f}x{between}{'' if own.doubt is None else f' {MARK}'}"
+
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:
     """Trials without a row are left out."""
-    arms: dict[str, list[TrialSummary]] = {}
+    records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        summary = summarise_trial(trial)
-        if summary is not None:
-            arms.setdefault(summary.arm, []).append(summary)
-    timed = [arm for arm in arms if median([t.samples_per_s for t in arms[arm]])]
+        if trial.rows:
+            records.setdefault(trial.arm, []).append(trial)
+    arms = {
+        arm: [summary for trial in own if (summary := summarise_trial(trial)) is not None]
+        for arm, own in records.items()
+    }
+    timed = [arm for arm in arms if any(trial.pace is not None for trial in arms[arm])]
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
-    moved = {arm: changes.of_arm([t for t in trials if t.arm == arm and t.rows]) for arm in arms}
-    return Comparison(arms=arms, baseline=baseline, changes=moved)
+    speed, cost = {}, {}
+    for arm in arms:
+        if baseline is None or arm == baseline:
+            continue
+        found = speed_up(records[arm], records[baseline])
+        if found is not None:
+            speed[arm] = found
+            base, own = records[baseline][0].config, records[arm][0].config
+            if own.uses_gpus == base.uses_gpus:  # hours of GPUs and of CPU cores have no ratio
+                cost[arm] = found.times(base.devices / own.devices)
+    return Comparison(
+        arms=arms,
+        baseline=baseline,
+        speed=speed,
+        cost=cost,
+        changes={arm: changes.of_arm(own) for arm, own in records.items()},
+        disturbed=doubts([trial for own in records.values() for trial in own]),
+    )
 
 
 def table(trials: Sequence[TrialRecord]) -> str:
@@ -153,10 +208,10 @@ def table(trials: Sequence[TrialRecord]) -> str:
     comparison = compare(trials)
     if not comparison.arms:
         return "no trial has finished a round"
-    note = comparison.note()
-    lines = [*([note] if note else []), align([HEADER, *comparison.rows()]), comparison.footnote()]
+    rows = align([HEADER, *comparison.rows()])
     moved = f"what changed that the reward did not ask for: {changes.moved_in(comparison.changes)}"
-    return "\n".join([*lines, f"{moved}; the report says more."])
+    more = f"{moved}; the report says more."
+    return "\n".join([comparison.note(), rows, comparison.footnote(), more])
 
 
 def median(values: Sequence[float | None]) -> float | None:

@@ -1,0 +1,170 @@
+"""Are equal arms told apart? An A/A experiment, and beside it an arm that is slowed on purpose.
+
+Three arms of the same settings run in randomised blocks: `a`, `a_again`, which differs from it in
+nothing that costs time, and `slowed`, whose reward function sleeps as long as makes a round 15 %
+longer. `a_again` must not be told apart from `a` in speed, `slowed` must.
+
+One experiment is one draw: by construction one in twenty tells equal arms apart. So the verdict is
+also taken of `--repeats` experiments that are resampled from it: the rounds of each trial are drawn
+anew with replacement, and for the A/A pair it is drawn as well which of the two runs of a seed is
+called `a`, since they are alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS, provenance, write
+from trials import run_trial
+
+import search_spaces
+from grpo_trainable.config import GRPOConfig
+from launch import tune
+from launch.contrasts import Contrast, speed_up
+from launch.experiment import TrialRecord, read_experiment
+from search_spaces import SearchSpace
+
+SLOWED = 0.15
+ARM = {"placement": "colocated"}
+# The keyword as a whole word: what the default reward scores, in a process of its own.
+REWARD = """\
+import re, time
+
+
+def score(response, ground_truth):
+    time.sleep({sleep_s!r})
+    words = [ground_truth] if isinstance(ground_truth, str) else ground_truth
+    return float(all(re.search(rf"\\b{{re.escape(word)}}\\b", response, re.I) for word in words))
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5, help="of every arm (5)")
+    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser.add_argument("--rounds", type=int, default=16, help="of every trial (16)")
+    parser.add_argument("--repeats", type=int, default=20, help="resampled experiments (20)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "a_a.json", help="JSON file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as storage:
+        result = measure(args, Path(storage))
+    for arm in ("a_again", "slowed"):
+        print(said(arm, result[arm]))
+    write(args.out, {**provenance(args), "workload": {"rounds": args.rounds}, **result})
+
+
+def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
+    rounds = ["--set", f"eval.every={args.rounds}", "--iterations", str(args.rounds)]
+    round_s = seconds_a_round(args, storage, rounds)
+    responses = GRPOConfig().responses_per_round
+    sleep_s = SLOWED * round_s / responses
+    settings = {
+        "a": {"task.reward": reward(storage, "plain", 0.0)},
+        # Equal arms would be merged; nothing comes near either deadline.
+        "a_again": {"task.reward": reward(storage, "plain", 0.0), "resources.deadline_s": 601.0},
+        "slowed": {"task.reward": reward(storage, "slowed", sleep_s)},
+    }
+    search_spaces.SPACES["a_a"] = SearchSpace(
+        name="a_a",
+        question="are equal arms told apart?",
+        arms={arm: {**ARM, **own} for arm, own in settings.items()},
+    )
+    seeds = ["--num-samples", str(args.seeds), "--seed", str(args.seed)]
+    where = ["--name", "a_a", "--storage", str(storage)]
+    status = tune.main(["--space", "a_a", *seeds, *rounds, *where])
+    if status != tune.OK:
+        sys.exit(status)
+    arms = read_experiment(storage / "a_a").arms
+    rng = random.Random(args.seed)
+    return {
+        "seconds_a_round": round_s,
+        "sleep_s_a_response": sleep_s,
+        "a_again": verdict(arms["a_again"], arms["a"], args.repeats, rng, swap=True),
+        "slowed": verdict(arms["slowed"], arms["a"], args.repeats, rng, swap=False),
+    }
+
+
+def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
+    """Of one run of `a`, the median, with what the reward's own process costs."""
+    task = f"task.reward={reward(storage, 'plain', 0.0)}"
+    rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
+    return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])
+
+
+def reward(storage: Path, name: str, sleep_s: float) -> str:
+    path = storage / f"{name}.py"
+    path.write_text(REWARD.format(sleep_s=sleep_s))
+    return f"{path}:score"
+
+
+def verdict(
+    arm: Sequence[TrialRecord],
+    base: Sequence[TrialRecord],
+    repeats: int,
+    rng: random.Random,
+    *,
+    swap: bool,
+) -> dict[str, Any]:
+    found = speed_up(arm, base)
+    assert found is not None
+    again = [speed_up(*resampled(arm, base, rng, swap=swap)) for _ in range(repeats)]
+    return {
+        "speed_up": found.value,
+        "interval": interval(found),
+        "seeds": list(found.seeds),
+        "told_apart": found.told_apart,
+        "why_not": found.doubt,
+        "repeats": repeats,
+        "repeats_told_apart": sum(own is not None and own.told_apart is True for own in again),
+    }
+
+
+def interval(found: Contrast) -> list[float] | None:
+    return None if found.interval is None else [found.interval.low, found.interval.high]
+
+
+def resampled(
+    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], rng: random.Random, *, swap: bool
+) -> tuple[list[TrialRecord], list[TrialRecord]]:
+    pairs = []
+    for own, other in zip(arm, base, strict=True):
+        pair = (drawn(own, rng), drawn(other, rng))
+        pairs.append(pair[::-1] if swap and rng.random() < 0.5 else pair)
+    return [own for own, _ in pairs], [other for _, other in pairs]
+
+
+def drawn(trial: TrialRecord, rng: random.Random) -> TrialRecord:
+    """The trial with its rounds drawn with replacement: wall-clock and samples add up anew."""
+    names = ("time/wall_clock_s", "count/trained")
+    before = [dict.fromkeys(names, 0.0), *trial.rows[:-1]]
+    steps = [
+        {**row, **{name: row[name] - last[name] for name in names}}
+        for row, last in zip(trial.rows, before, strict=True)
+    ]
+    rows, totals = [], dict.fromkeys(names, 0.0)
+    for place, step in enumerate(rng.choices(steps, k=len(steps)), start=1):
+        totals = {name: totals[name] + step[name] for name in names}
+        rows.append({**step, **totals, "training_iteration": float(place)})
+    return replace(trial, rows=rows)
+
+
+def said(arm: str, found: dict[str, Any]) -> str:
+    low, high = found["interval"] or (float("nan"), float("nan"))
+    outcome = {True: "told apart", False: "not told apart", None: "not comparable"}
+    return (
+        f"{arm} over a: {found['speed_up']:.3f} x ({low:.3f} to {high:.3f}), "
+        f"{outcome[found['told_apart']]}; told apart in {found['repeats_told_apart']} of "
+        f"{found['repeats']} resampled experiments"
+    )
+
+
+if __name__ == "__main__":
+    main()

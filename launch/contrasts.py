@@ -1,0 +1,204 @@
+"""How an arm differs from the one it is compared with, in speed and in reward, and whether that can
+be told from noise.
+
+Runs are paired by seed. Rounds in which other work took too much of the machine
+(`grpo_trainable.noise`) are left out of speeds while enough others remain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from grpo_trainable.noise import DISTURBED_ABOVE
+from launch.experiment import TrialRecord
+from launch.intervals import (
+    LEAST_ROUNDS,
+    Estimate,
+    Spread,
+    over_prompts,
+    over_rounds,
+    over_seeds,
+    seeds_needed,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """A trial's timed rounds: all of them, and those that its speed is judged by."""
+
+    seconds: Sequence[float]  # of the rounds that count; evaluation and checkpoints subtracted
+    responses: Sequence[float]
+    rounds: int  # timed
+    disturbed: int
+    others: float | None  # share of the machine that others took in the disturbed rounds, mean
+
+    @property
+    def comparable(self) -> bool:
+        """Whether at least half of the rounds, and at least `LEAST_ROUNDS` where there are as many,
+        were undisturbed."""
+        clean = self.rounds - self.disturbed
+        return 2 * clean >= self.rounds and clean >= min(LEAST_ROUNDS, self.rounds)
+
+    @property
+    def samples_per_s(self) -> float:
+        return sum(self.responses) / sum(self.seconds)
+
+    @property
+    def doubt(self) -> str:
+        return (
+            f"other work took {self.others or 0.0:.0%} of the machine in {self.disturbed} of "
+            f"{self.rounds} rounds"
+        )
+
+
+def pace(trial: TrialRecord) -> Pace | None:
+    """None where the rows do not tell how long a round took."""
+    timed: list[tuple[float, float, float]] = []  # seconds, responses, share of others
+    wall_clock_s = trained = 0.0
+    for row in trial.rows:
+        if not row.get("time/wall_clock_s") or "count/trained" not in row:
+            trained = row.get("count/trained", trained)
+            continue
+        responses = (row["count/trained"] - trained) * trial.config.rollout.group_size
+        others = row.get("time/disturbed_fraction", 0.0)
+        timed.append((row["time/wall_clock_s"] - wall_clock_s, responses, others))
+        wall_clock_s, trained = row["time/wall_clock_s"], row["count/trained"]
+    disturbed = [others for _, _, others in timed if others > DISTURBED_ABOVE]
+    every = Pace(
+        seconds=[seconds for seconds, _, _ in timed],
+        responses=[responses for _, responses, _ in timed],
+        rounds=len(timed),
+        disturbed=len(disturbed),
+        others=sum(disturbed) / len(disturbed) if disturbed else None,
+    )
+    if every.comparable:
+        clean = [round_ for round_ in timed if round_[2] <= DISTURBED_ABOVE]
+        every = replace(
+            every,
+            seconds=[seconds for seconds, _, _ in clean],
+            responses=[responses for _, responses, _ in clean],
+        )
+    return every if sum(every.seconds) > 0 and sum(every.responses) > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """An arm beside the baseline in one quantity."""
+
+    value: float
+    neutral: float  # what the value is where both are alike: 1 of a ratio, 0 of a difference
+    seeds: Sequence[int]  # that both were run with
+    interval: Estimate | None = None
+    spread: Spread | None = None  # of the seeds; of a ratio's logarithm
+    doubt: str | None = None  # why the value cannot be trusted
+
+    @property
+    def told_apart(self) -> bool | None:
+        """Whether the interval leaves out that both are alike; None where there is none, or where
+        the value cannot be trusted."""
+        if self.interval is None or self.doubt is not None:
+            return None
+        return self.interval.apart_from(self.neutral)
+
+    @property
+    def more(self) -> bool:
+        return self.value > self.neutral
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """In all, to tell a difference of this size in four of five experiments; None when it is
+        more than `intervals.MOST_SEEDS`, or unknown."""
+        if self.spread is None:
+            return None
+        effect = math.log(self.value) if self.neutral else self.value
+        return seeds_needed(effect, self.spread)
+
+    def shown_interval(self, form: str, between: str) -> str:
+        """Empty where there is none."""
+        if self.interval is None:
+            return ""
+        ends = (self.interval.low, self.interval.high)
+        # Two seeds may leave an interval of a ratio beyond all sense.
+        low, high = (form.format(end) if end < 100 else "more than 100" for end in ends)
+        return f"{low}{between}{high}"
+
+    def times(self, factor: float) -> Contrast:
+        """The same ratio by another unit of both arms."""
+        interval = self.interval and self.interval.times(factor)
+        return replace(self, value=factor * self.value, interval=interval)
+
+
+def speed_up(arm: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Contrast | None:
+    """Responses a second over the baseline's: the geometric mean over the seeds that both were run
+    with. None where they share none.
+
+    A seed in which one of the two was disturbed is left out; when that leaves fewer than half of
+    the seeds, all of them count and the value is not to be trusted.
+    """
+    own, other = _paces(arm), _paces(base)
+    shared = [seed for seed in own if seed in other]
+    if not shared:
+        return None
+    sound = [seed for seed in shared if own[seed].comparable and other[seed].comparable]
+    trusted = 2 * len(sound) >= len(shared)
+    used = sound if trusted else shared
+    logs = [math.log(own[seed].samples_per_s / other[seed].samples_per_s) for seed in used]
+    spread = None
+    if len(used) > 1:
+        log, spread = over_seeds(logs)
+    else:
+        log = over_rounds(_rounds(own[used[0]]), _rounds(other[used[0]]))
+    return Contrast(
+        value=math.exp(sum(logs) / len(logs)),
+        neutral=1.0,
+        seeds=used,
+        interval=log and log.exp(),
+        spread=spread,
+        doubt=None if trusted else "; ".join(doubts([*arm, *base])),
+    )
+
+
+def doubts(trials: Sequence[TrialRecord]) -> list[str]:
+    """The trials whose speed cannot be trusted, and why."""
+    found = [(trial, pace(trial)) for trial in trials]
+    return [
+        f"{trial.arm}, seed {trial.config.seed}: {own.doubt}"
+        for trial, own in found
+        if own is not None and not own.comparable
+    ]
+
+
+def _paces(trials: Sequence[TrialRecord]) -> dict[int, Pace]:
+    known = {trial.config.seed: pace(trial) for trial in trials}
+    return {seed: found for seed, found in known.items() if found is not None}
+
+
+def _rounds(found: Pace) -> tuple[Sequence[float], Sequence[float]]:
+    return found.seconds, found.responses
+
+
+def reward_difference(
+    arm: Mapping[int, Mapping[int, float]], base: Mapping[int, Mapping[int, float]]
+) -> Contrast | None:
+    """Held-out reward over the baseline's. Each is seed -> prompt -> reward, the mean over the
+    prompt's responses at the end. Seeds are paired, and so are the prompts that all of them have
+    scored. None where they share nothing."""
+    shared = [seed for seed in arm if seed in base and arm[seed].keys() & base[seed].keys()]
+    if not shared:
+        return None
+    prompts = sorted(
+        set.intersection(*(set(side[seed]) for side in (arm, base) for seed in shared))
+    )
+    if not prompts:
+        return None
+    differences = np.array([[arm[s][p] - base[s][p] for p in prompts] for s in shared])
+    if len(prompts) == 1:
+        return Contrast(value=float(differences.mean()), neutral=0.0, seeds=shared)
+    interval, spread = over_prompts(differences)
+    return Contrast(
+        value=interval.value, neutral=0.0, seeds=shared, interval=interval, spread=spread
+    )

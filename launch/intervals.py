@@ -1,0 +1,167 @@
+"""Intervals at 95 % for comparisons of two arms over few seeds, and how many seeds would tell.
+
+Two runs of one program differ by more than the noise of their rounds: the machine changes too. So
+a speed-up is estimated once a seed, from runs that stood near each other in time, and the interval
+is Student's over the logarithms of the seeds' ratios, whose spread includes the noise of rounds. A
+percentile bootstrap over seeds and rounds covers far less than it says with three to five seeds;
+`tests/unit/test_intervals.py` simulates both. With one seed only the rounds are resampled
+(bootstrap-t), and the interval says nothing about other runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+LEVEL, POWER = 0.95, 0.80
+NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER
+MOST_SEEDS = 50  # beyond it a number of seeds is no advice
+LEAST_ROUNDS = 4  # that a spread is estimated from
+RESAMPLES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value and its interval at 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def apart_from(self, value: float) -> bool:
+        return not self.low <= value <= self.high
+
+    def times(self, factor: float) -> Estimate:
+        return Estimate(factor * self.value, factor * self.low, factor * self.high)
+
+    def exp(self) -> Estimate:
+        return Estimate(_exp(self.value), _exp(self.low), _exp(self.high))
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))  # two seeds may leave an interval beyond all floats
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What an estimate's variance consists of: `between` falls with the number of seeds, `floor`
+    does not."""
+
+    between: float
+    floor: float = 0.0
+
+
+def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
+    """The mean of one value a seed, (n,) with n >= 2, and Student's interval."""
+    own = np.asarray(values, dtype=float)
+    between = float(own.var(ddof=1))
+    half = student(0.5 + LEVEL / 2, len(own) - 1) * math.sqrt(between / len(own))
+    mean = float(own.mean())
+    return Estimate(mean, mean - half, mean + half), Spread(between)
+
+
+def over_rounds(
+    arm: tuple[Sequence[float], Sequence[float]], base: tuple[Sequence[float], Sequence[float]]
+) -> Estimate | None:
+    """The logarithm of how many times as many responses a second `arm` has, in one run of each.
+
+    Each is (seconds, responses) of its rounds, (R,). Bootstrap-t: rounds are resampled, and the
+    error of a resample is divided by its own standard error (Efron and Tibshirani 1993, chapter
+    12). None with fewer than `LEAST_ROUNDS` rounds in either.
+    """
+    sides = [np.asarray(side, dtype=float) for side in (arm, base)]
+    if min(side.shape[1] for side in sides) < LEAST_ROUNDS:
+        return None
+    rng = np.random.default_rng(0)
+    rates, variances = zip(*(_log_rate(side) for side in sides), strict=True)
+    again = [
+        _log_rate(side[:, rng.integers(side.shape[1], size=(RESAMPLES, side.shape[1]))])
+        for side in sides
+    ]
+    value, error = float(rates[0] - rates[1]), math.sqrt(variances[0] + variances[1])
+    errors = np.sqrt(again[0][1] + again[1][1])
+    deviations = again[0][0] - again[1][0] - value
+    studentised = deviations[errors > 0] / errors[errors > 0]
+    if not len(studentised):  # all rounds alike
+        return Estimate(value, value, value)
+    low, high = np.quantile(studentised, [0.5 + LEVEL / 2, 0.5 - LEVEL / 2])
+    return Estimate(value, value - error * float(low), value - error * float(high))
+
+
+def _log_rate(rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log of responses a second, and its variance by the delta method, of (2, ..., R)."""
+    seconds, responses = rounds
+    number = rounds.shape[-1]
+    total_s, total = seconds.sum(-1, keepdims=True), responses.sum(-1, keepdims=True)
+    influence = responses / total - seconds / total_s
+    variance = (influence**2).sum(-1) * number / (number - 1)
+    return np.log(total / total_s)[..., 0], variance
+
+
+def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
+    """The mean difference of the same prompts with several seeds, (n, P), and its interval for
+    other seeds and other prompts: both are drawn at random, so the variance is that of a two-way
+    table, (MS_seeds + MS_prompts - MS_rest) / (n P), with Satterthwaite's degrees of freedom. With
+    one seed the interval is for other prompts alone, and the spread between seeds is unknown.
+    """
+    seeds, prompts = differences.shape
+    mean = float(differences.mean())
+    if seeds == 1:
+        estimate, _ = over_seeds(differences[0].tolist())
+        return estimate, None
+    of_seeds, of_prompts = differences.mean(1) - mean, differences.mean(0) - mean
+    rest = differences - mean - of_seeds[:, None] - of_prompts
+    degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
+    squares = [prompts * (of_seeds**2).sum(), seeds * (of_prompts**2).sum(), (rest**2).sum()]
+    means = [float(s) / d for s, d in zip(squares, degrees, strict=True)]
+    # Of seeds and prompts whichever varies is no less than what the rest alone would bring.
+    total = max(means[0] + means[1] - means[2], means[0], means[1])
+    weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
+    half = 0.0
+    if weight > 0:
+        freedom = max(1.0, min(total**2 / weight, 1e6))
+        half = student(0.5 + LEVEL / 2, freedom) * math.sqrt(total / (seeds * prompts))
+    floor = max(0.0, means[1] - means[2]) / (seeds * prompts)
+    return Estimate(mean, mean - half, mean + half), Spread(means[0] / prompts, floor)
+
+
+def seeds_needed(effect: float, spread: Spread) -> int | None:
+    """With how many seeds an effect of this size would be told from none in `POWER` of the
+    experiments; None when it is more than `MOST_SEEDS`."""
+    for seeds in range(2, MOST_SEEDS + 1):
+        error = math.sqrt(spread.between / seeds + spread.floor)
+        if abs(effect) >= (student(0.5 + LEVEL / 2, seeds - 1) + NORMAL_POWER) * error:
+            return seeds if effect else None
+    return None
+
+
+@cache
+def student(probability: float, freedom: float) -> float:
+    """The quantile of Student's t, for a probability from 0.5 to 0.99 and at least one degree of
+    freedom, by bisection."""
+    low, high = 0.0, 64.0  # 31.8 for 0.99 and one degree
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if _student_below(middle, freedom) < probability else (low, middle)
+        )
+    return (low + high) / 2
+
+
+def _student_below(t: float, freedom: float) -> float:
+    """P(T < t) for t >= 0. With t = sqrt(freedom) tan(angle) the density is proportional to
+    cos(angle)^(freedom - 1), which Simpson's rule integrates."""
+    angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 401)
+    heights = np.cos(angles) ** (freedom - 1)
+    step = angles[1] - angles[0]
+    area = (
+        step
+        / 3
+        * (heights[0] + 4 * heights[1:-1:2].sum() + 2 * heights[2:-1:2].sum() + heights[-1])
+    )
+    log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+    return 0.5 + math.exp(log_scale) * float(area)

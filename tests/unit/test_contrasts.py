@@ -1,0 +1,277 @@
+"""What is told apart, what is not comparable, and how it is said: on simulated experiments."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import experiments
+import numpy as np
+import pytest
+
+from grpo_trainable.noise import DISTURBED_ABOVE
+from launch.contrasts import pace, reward_difference, speed_up
+from launch.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
+from launch.summary import compare, table
+from launch.verdicts import quantities, verdicts
+
+BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
+ROUNDS = 16
+
+
+def rows(
+    rng: np.random.Generator, slower: float = 1.0, others: Sequence[float] = ()
+) -> list[dict[str, Any]]:
+    """Rounds of one second that scatter by 8 %, in a run that drifts by 4 %."""
+    drift = slower * math.exp(rng.normal(0, 0.04))
+    wall_clock_s = np.cumsum(drift * np.exp(rng.normal(0, 0.08, ROUNDS)))
+    shares = [*others, *[0.01] * (ROUNDS - len(others))]
+    return [
+        experiments.row(n, time__wall_clock_s=float(at), time__disturbed_fraction=share)
+        for n, (at, share) in enumerate(zip(wall_clock_s, shares, strict=True), start=1)
+    ]
+
+
+def write(directory: Path, arms: Mapping[str, Sequence[list[dict[str, Any]]]]) -> ExperimentRecord:
+    """One trial a seed, of `ROUNDS` rounds of 64 responses."""
+    experiments.write_experiment(directory)
+    for arm, seeds in arms.items():
+        for seed, own in enumerate(seeds):
+            experiments.write_trial(directory, experiments.config(arm, seed, rounds=ROUNDS), own)
+    return read_experiment(directory)
+
+
+def told(record: ExperimentRecord) -> list[str]:
+    comparison = compare(record.trials)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    return verdicts(quantities(record, comparison, files), comparison.baseline)
+
+
+def test_equal_arms_are_not_told_apart_and_one_slowed_by_15_percent_is(tmp_path):
+    """20 experiments of five seeds, as they stand on disk."""
+    apart = {OTHER: 0, THIRD: 0}
+    for repeat in range(20):
+        rng = np.random.default_rng(repeat)
+        arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}
+        runs = {arm: [rows(rng, slower) for _ in range(5)] for arm, slower in arms.items()}
+        speed = compare(write(tmp_path / str(repeat), runs).trials).speed
+        for arm in apart:
+            apart[arm] += speed[arm].told_apart is True
+        assert speed[THIRD].value == pytest.approx(1 / 1.15, rel=0.12)
+
+    assert apart[OTHER] <= 1
+    assert apart[THIRD] >= 19
+
+
+def test_cost_is_charged_for_the_cores_that_an_arm_reserves(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = [rows(rng)] * 3
+    found = compare(write(tmp_path / "e", {BASE: runs, OTHER: runs}).trials)
+
+    assert found.speed[OTHER].value == pytest.approx(1.0)
+    assert found.cost[OTHER].value == pytest.approx(0.5)  # two cores for the same speed
+    assert found.cost[OTHER].interval is not None
+    assert found.cost[OTHER].interval.high == pytest.approx(0.5)
+
+
+# ---- Disturbed rounds ------------------------------------------------------------------------
+
+
+def one(tmp_path: Path, own: list[dict[str, Any]]) -> TrialRecord:
+    (trial,) = write(tmp_path / "one", {BASE: [own]}).trials
+    return trial
+
+
+def test_a_disturbed_round_is_left_out_of_the_speed(tmp_path):
+    # Seconds 1, 1, 9, 1 for 64 responses each; the third beside other work.
+    at = (1.0, 2.0, 11.0, 12.0)
+    shares = (0.0, DISTURBED_ABOVE, DISTURBED_ABOVE + 0.01, 0.0)
+    own = [
+        experiments.row(n, time__wall_clock_s=seconds, time__disturbed_fraction=share)
+        for n, (seconds, share) in enumerate(zip(at, shares, strict=True), start=1)
+    ]
+    # One more clean round, so that four remain.
+    own.append(experiments.row(5, time__wall_clock_s=13.0, time__disturbed_fraction=0.0))
+    found = pace(one(tmp_path, own))
+
+    assert found is not None
+    assert (found.rounds, found.disturbed, found.comparable) == (5, 1, True)
+    assert found.samples_per_s == pytest.approx(64.0)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "rounds", "comparable"),
+    [(0, 1, True), (0, 3, True), (1, 3, False), (8, 16, True), (9, 16, False), (4, 7, False)],
+)
+def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
+    tmp_path, disturbed, rounds, comparable
+):
+    own = [
+        experiments.row(n, time__wall_clock_s=float(n), time__disturbed_fraction=float(share))
+        for n, share in enumerate([0.9] * disturbed + [0.0] * (rounds - disturbed), start=1)
+    ]
+    found = pace(one(tmp_path, own))
+
+    assert found is not None
+    assert found.comparable is comparable
+    # Without enough others, all rounds count.
+    assert len(found.seconds) == (rounds - disturbed if comparable else rounds)
+
+
+def test_rows_without_the_metric_are_undisturbed(tmp_path):
+    found = pace(one(tmp_path, [experiments.row(n) for n in range(1, 9)]))
+
+    assert found is not None
+    assert (found.disturbed, found.comparable) == (0, True)
+
+
+def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
+    rng = np.random.default_rng(0)
+    load = [0.4] * 12
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.6, load)], THIRD: [rows(rng)]}
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
+    cells = {row[0]: row for row in comparison.rows()}
+    reason = "sync, seed 0: other work took 40% of the machine in 12 of 16 rounds"
+
+    assert [arm for arm in cells if "?" in " ".join(cells[arm])] == [OTHER]
+    assert cells[OTHER][4].endswith(" ?")  # samples/s
+    assert cells[OTHER][5].endswith(" ?")  # speed-up
+    assert comparison.speed[OTHER].told_apart is None
+    assert f"? not comparable. {reason}." in " ".join(table(record.trials).split())
+    said = told(record)
+    assert f"Not comparable with {BASE} in speed in wall-clock: {OTHER} ({reason})." in said
+    assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
+
+
+def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_speed_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng, 1.6, [0.4] * 16)], OTHER: [rows(rng)]}
+    comparison = compare(write(tmp_path / "loaded", runs).trials)
+    cells = {row[0]: row for row in comparison.rows()}
+
+    assert [arm for arm in cells if cells[arm][4].endswith("?")] == [BASE]
+    assert cells[OTHER][5].endswith("?")
+    assert "colocated_k1, seed 0" in (comparison.speed[OTHER].doubt or "")
+
+
+def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded = rows(rng, 3.0, [0.5] * 16)
+    runs = {BASE: [rows(rng) for _ in range(4)], OTHER: [loaded, *(rows(rng) for _ in range(3))]}
+    comparison = compare(write(tmp_path / "loaded", runs).trials)
+
+    assert list(comparison.speed[OTHER].seeds) == [1, 2, 3]
+    assert comparison.speed[OTHER].doubt is None
+    assert comparison.speed[OTHER].value == pytest.approx(1.0, abs=0.1)
+    assert comparison.comparable(OTHER)
+
+
+def test_runs_without_a_common_seed_are_not_compared(tmp_path):
+    record = write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})
+    (trial,) = record.trials
+
+    assert speed_up([trial], []) is None
+
+
+# ---- Rewards ---------------------------------------------------------------------------------
+
+
+def test_rewards_are_paired_by_seed_and_prompt():
+    base = {0: {0: 0.0, 1: 1.0, 2: 0.5}, 1: {0: 0.0, 1: 0.0, 2: 1.0}, 2: {0: 1.0}}
+    # Prompt 2 was not scored with seed 1, and seed 2 was not run.
+    arm = {0: {0: 0.5, 1: 1.0, 2: 0.0}, 1: {0: 1.0, 1: 0.5}}
+    found = reward_difference(arm, base)
+
+    assert found is not None
+    assert list(found.seeds) == [0, 1]
+    assert found.value == pytest.approx((0.5 + 0.0 + 1.0 + 0.5) / 4)
+
+
+def test_held_out_rewards_are_the_means_over_a_prompts_responses_at_the_end(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    trial = experiments.write_trial(
+        directory, experiments.config(rounds=2), [experiments.row(1), experiments.row(2)]
+    )
+    first = [experiments.evaluation(0, 7, "x", 0.0)]
+    experiments.write_part(trial, "evaluations", 1, first)
+    last = [
+        experiments.evaluation(2, 7, "x", 1.0, index=0),
+        experiments.evaluation(2, 7, "y", 0.0, index=1),
+        experiments.evaluation(2, 8, "z", 1.0),
+        experiments.evaluation(2, 9, "z", math.nan),
+    ]
+    experiments.write_part(trial, "evaluations", 2, last)
+    (record,) = read_experiment(directory).trials
+
+    assert read_files(record).held_out == {7: 0.5, 8: 1.0}
+
+
+# ---- What is said ----------------------------------------------------------------------------
+
+
+def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.5)]}
+    said = told(write(tmp_path / "e", runs))
+
+    assert said[0].startswith(f"Slower than {BASE} (samples a second): {OTHER} (0.")
+    assert any("At least 3 seeds (--num-samples 3)" in sentence for sentence in said)
+
+
+def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
+    rng = np.random.default_rng(3)
+    runs = {
+        BASE: [rows(rng) for _ in range(3)],
+        OTHER: [rows(rng, 1.06) for _ in range(3)],
+    }
+    record = write(tmp_path / "e", runs)
+    needed = compare(record.trials).speed[OTHER].seeds_needed
+    (sentence,) = [s for s in told(record) if s.startswith("Not told apart")]
+
+    assert needed is not None
+    assert f"{needed - 3} more seed" in sentence
+    assert "95%" in sentence
+
+
+def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
+    said = told(write(tmp_path / "e", runs))
+
+    assert "were all 2 arms equal" in said[-1]
+    assert "up to 10% of the experiments" in said[-1]  # 1 - 0.95²
+
+
+def test_one_arm_is_compared_with_nothing(tmp_path):
+    assert told(write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})) == []
+
+
+def test_report_json_holds_what_the_page_says(tmp_path):
+    from launch.report import write_report
+
+    rng = np.random.default_rng(0)
+    load = [0.4] * 12
+    runs = {BASE: [rows(rng), rows(rng)], OTHER: [rows(rng, 1.6, load), rows(rng, 1.6, load)]}
+    record = write(tmp_path / "loaded", runs)
+    page = write_report(record.directory, warn=lambda text: None)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    data = json.loads((page.parent / "report.json").read_text(), parse_constant=refuse)
+    assert (data["format"], data["baseline"]) == (1, BASE)
+    assert data["arms"][BASE]["comparable"] is True
+    assert data["arms"][BASE]["why_not"] is None
+    assert data["arms"][BASE]["samples_per_s"]["median"] == pytest.approx(64, rel=0.1)
+    assert data["arms"][OTHER]["comparable"] is False
+    assert "seed 1: other work took 40%" in data["arms"][OTHER]["why_not"]
+    pair = data["pairs"][OTHER]["speed_up"]
+    assert (pair["comparable"], pair["told_apart"], pair["seeds"]) == (False, None, [0, 1])
+    assert pair["low"] < pair["value"] < pair["high"]
+    assert data["pairs"][OTHER]["reward_difference"] is None  # no evaluations were kept
+    assert [trial["disturbed_rounds"] for trial in data["trials"]] == [0, 0, 12, 12]
+    assert all(sentence in page.read_text() for sentence in data["told"])
