@@ -2,9 +2,9 @@
 
 Runs `launch/tune.py --space async_vs_sync`, short, twice a repeat: with one busy core beside two of
 its arms, from the start to the end of their trials, and with nothing beside any. An arm is marked
-when more than half of its rounds are disturbed (`time/disturbed_fraction` above
-`noise.DISTURBED_ABOVE`). Exit status 1 unless the two are marked in the first run and none in the
-second, in every repeat.
+when the final table marks its speed as not comparable: too many of its rounds were disturbed
+(`time/disturbed_fraction` above `noise.DISTURBED_ABOVE`). Exit status 1 unless both are marked in
+the first run and none in the second, in every repeat.
 
 Nothing else may run meanwhile: it would be measured as well. Some seven minutes a repeat.
 """
@@ -25,6 +25,8 @@ from measure import RESULTS, ROOT, provenance, write
 from trials import rows_of
 
 from grpo_trainable.noise import DISTURBED_ABOVE
+from launch.experiment import read_experiment
+from launch.summary import compare
 from search_spaces import SPACES
 
 SPACE = SPACES["async_vs_sync"]
@@ -118,20 +120,21 @@ def run(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, An
         if tune.returncode != 0:
             sys.exit(f"status {tune.returncode}\n{''.join(printed)}")
         found = {}
+        comparison = compare(read_experiment(Path(storage) / "disturbed").trials)
         for path in sorted(Path(storage).glob("disturbed/*/result.json")):
             rows = rows_of(path.parent)
-            found[rows[0]["config"]["arm"]] = judged([row[METRIC] for row in rows])
+            arm = rows[0]["config"]["arm"]
+            marked = not comparison.comparable(arm)
+            found[arm] = {"marked": marked, **judged([row[METRIC] for row in rows])}
         assert found.keys() == SPACE.arms.keys(), f"arms without a trial: {printed}"
         return found
 
 
 def judged(fractions: Sequence[float]) -> dict[str, Any]:
     """Of the rounds of a trial."""
-    disturbed = sum(fraction > DISTURBED_ABOVE for fraction in fractions)
     return {
-        "marked": 2 * disturbed > len(fractions),
         "rounds": len(fractions),
-        "disturbed_rounds": disturbed,
+        "disturbed_rounds": sum(fraction > DISTURBED_ABOVE for fraction in fractions),
         "median": statistics.median(fractions),
         "fractions": fractions,
     }

@@ -43,7 +43,7 @@ class Estimate:
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))  # two seeds may leave an interval beyond all floats
+    return math.exp(min(value, 600.0))  # two seeds may leave an interval beyond all floats
 
 
 @dataclass(frozen=True, slots=True)
