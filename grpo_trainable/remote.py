@@ -15,6 +15,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand, Unreached
 from grpo_trainable.timers import now
 
+ANY_BUNDLE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class RayCall:
@@ -26,8 +28,9 @@ class RayCall:
 class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
-    Each method that its class names in `BESIDE` has a thread of its own, beside the calls that are
-    worked through in order. `direct`: its tensors may travel past the object store.
+    `bundle`: which bundle of that group it gets; ANY_BUNDLE leaves the choice to Ray. Each method
+    that its class names in `BESIDE` has a thread of its own, beside the calls that are worked
+    through in order. `direct`: its tensors may travel past the object store.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class RayActor:
         *args: Any,
         num_cpus: float,
         num_gpus: float,
+        bundle: int = ANY_BUNDLE,
         direct: bool = False,
     ) -> None:
         self._name = name
@@ -51,7 +55,9 @@ class RayActor:
         if group is not None:
             # What Ray starts beside an actor, as for `nccl`, has no room in the trial's own group.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                group, placement_group_capture_child_tasks=False
+                group,
+                placement_group_bundle_index=bundle,
+                placement_group_capture_child_tasks=False,
             )
         self.handle = ray.remote(**options)(cls).remote(*args)
 

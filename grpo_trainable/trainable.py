@@ -130,18 +130,18 @@ class GRPOTrainable(tune.Trainable):
         r = config.resources
         if config.placement == "colocated":
             cpus = config.worker_cpus
-            self._actor(Colocated, "worker", config, InProcess(), cpus=cpus, gpus=r.worker_gpus)
+            worker = self._actor(0, Colocated, "worker", InProcess(), cpus=cpus, gpus=r.worker_gpus)
+            self._actors = [worker]
             return
-        self._actor(
+        learner = self._actor(
+            0,
             Learner,
             "learner",
-            config,
             make_sender(self._transport.name),
             cpus=r.learner_cpus,
             gpus=r.learner_gpus,
         )
-        for i in range(r.num_generators):
-            self._generator(f"generator-{i}")
+        self._actors = [learner, *(self._generator(1 + i) for i in range(r.num_generators))]
 
     def _set_up_transport(self) -> float:
         """Seconds that it took.
@@ -165,12 +165,12 @@ class GRPOTrainable(tune.Trainable):
         learner as well, and a collective group takes nobody in."""
         return self.grpo.placement != "colocated" and not self._transport.two_sided
 
-    def _generator(self, name: str) -> RayActor:
+    def _generator(self, index: int) -> RayActor:
         r = self.grpo.resources
         return self._actor(
+            index,
             Generator,
-            name,
-            self.grpo,
+            f"generator-{index - 1}",
             make_receiver(
                 self._transport.name, r.deadline_s, "cuda" if r.generator_gpus else "cpu"
             ),
@@ -180,26 +180,33 @@ class GRPOTrainable(tune.Trainable):
 
     def _replacement(self, name: str) -> Actor:
         """A new generator in place of the one of this name, which was killed."""
-        self._actors = [actor for actor in self._actors if actor.name != name]
-        return self._generator(name)
+        index = [actor.name for actor in self._actors].index(name)
+        self._actors[index] = self._generator(index)
+        return self._actors[index]
 
     def _actor(
         self,
+        index: int,
         cls: type,
         name: str,
-        *args: Any,
+        transport: Any,
+        *,
         cpus: float,
         gpus: float,
     ) -> RayActor:
+        """The actor at this index of `_actors`. Its bundle is the one after, since the trial's own
+        process has the first: if actors shared the group at will, one could take the room of
+        another, which would wait for ever where no machine has as much left."""
         actor = RayActor(
             cls,
             name,
-            *args,
+            self.grpo,
+            transport,
             num_cpus=cpus,
             num_gpus=gpus,
+            bundle=1 + index,
             direct=self._transport.direct,
         )
-        self._actors.append(actor)
         self._places.append(actor.submit_function("place", place))
         return actor
 

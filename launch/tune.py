@@ -575,7 +575,6 @@ def run(plan: Plan) -> int:
         options["address"] = "local"  # not a cluster that somebody else has started here
         machine = this_machine(plan.trials)
         options["include_dashboard"] = False
-        options["_node_ip_address"] = "127.0.0.1"  # nobody else may reach it
         options["num_cpus"], options["num_gpus"] = int(machine["CPU"]), int(machine["GPU"])
     else:
         options["address"] = args.address

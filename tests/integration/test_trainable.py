@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from conftest import actor_processes, assert_no_actor_left, fit, trial_config
-from ray import tune
+from ray import cloudpickle, tune
 from ray.tune.utils import validate_save_restore
 
-from grpo_trainable.calls import ActorFailed
+from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
 from grpo_trainable.trainable import GRPOTrainable
+
+# Ray's processes cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ARMS = {
     "colocated": trial_config(arm="colocated", placement="colocated"),
@@ -380,6 +385,48 @@ def test_a_bundle_for_the_trial_and_for_each_actor() -> None:
         {"CPU": 0.475, "GPU": 0.5},
         {"CPU": 0.475, "GPU": 0.5},
     ]
+
+
+def own_bundles() -> list[int]:
+    """Indices of the placement group's bundles that this process has its CPUs from."""
+    assigned = ray._private.worker.global_worker.core_worker.resource_ids()
+    found = (re.fullmatch(r"CPU_group_(\d+)_[0-9a-f]+", name) for name in assigned)
+    return [int(match[1]) for match in found if match]
+
+
+class TellsBundles(GRPOTrainable):
+    """Says after its only round which bundle each actor is in, and again once both generators were
+    replaced, the second one first: the first bundle with room is then that of the other."""
+
+    def step(self) -> dict[str, Any]:
+        row = super().step()
+        row["bundles"] = self._bundles()
+        for actor in self._actors[1:]:
+            actor.kill()
+            with pytest.raises(ActorFailed):
+                await_call(self._runtime, actor.submit_function("probe", own_bundles), 30.0)
+        for name in ("generator-1", "generator-0"):
+            self._replacement(name)
+        row["bundles_afterwards"] = self._bundles()
+        return row
+
+    def _bundles(self) -> dict[str, list[int]]:
+        calls = [actor.submit_function("probe", own_bundles) for actor in self._actors]
+        return {call.actor: await_call(self._runtime, call, 60.0) for call in calls}
+
+
+def test_every_actor_is_in_the_bundle_that_is_meant_for_it_and_so_is_a_replacement(
+    ray_session: None, tmp_path: Path
+) -> None:
+    tuner = tune.Tuner(
+        TellsBundles,
+        param_space=trial_config(rounds=1, resources={"num_generators": 2}),
+        run_config=tune.RunConfig(name="bundles", storage_path=str(tmp_path), verbose=0),
+    )
+    (result,) = tuner.fit()
+    assert result.error is None
+    own = {"learner": [1], "generator-0": [2], "generator-1": [3]}
+    assert result.metrics["bundles"] == result.metrics["bundles_afterwards"] == own
 
 
 def test_default_trial_fits_two_cores() -> None:
