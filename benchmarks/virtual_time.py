@@ -403,9 +403,9 @@ class TrainingCall:
 
 class VirtualLearner:
     def __init__(
-        self, k: int, record: list[TrainingCall], releases: list[tuple[float, int]]
+        self, config: GRPOConfig, record: list[TrainingCall], releases: list[tuple[float, int]]
     ) -> None:
-        self._k = k
+        self._config = config
         self._record = record
         self._releases = releases
         self._version = 0
@@ -427,7 +427,9 @@ class VirtualLearner:
             )
         )
         self._round += 1
-        self._version += self._k
+        fresh = self._config.k_mode == "fresh_batches"
+        k = len(rollout_batches) if fresh or not rollout_batches else self._config.k
+        self._version += k
         step = GradientStep(
             loss=0.5,
             grad_norm=1.0,
@@ -445,11 +447,11 @@ class VirtualLearner:
         return Updated(
             round=self._round,
             version=self._version,
-            steps=[step] * self._k,
+            steps=[step] * k,
             skipped_steps=0,
             reference_nll_nats=1.2,
             # A nat a round.
-            kl={"reference": Drift(k1=float(self._round), k3=float(self._round))},
+            kl={"reference": Drift(k1=float(self._round), k3=float(self._round))} if k else {},
             responses=ResponseFigures(
                 advantages=np.zeros(rows, dtype=np.float32),
                 policy_log_probs=None,
@@ -562,7 +564,7 @@ def world(
         role = VirtualGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
         return actor(name, role)
 
-    learner_role = VirtualLearner(config.k, trained, releases)
+    learner_role = VirtualLearner(config, trained, releases)
     if config.placement == "colocated":
         role = VirtualColocated(VirtualGenerator("worker", generated, reward_fails), learner_role)
         learner = actor("worker", role)

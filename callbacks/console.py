@@ -111,11 +111,18 @@ def progress_line(result: Mapping[str, Any], rounds: int) -> str:
     kl = f"KL {result['kl/reference_nats']:.2f} · " if "kl/reference_nats" in result else ""
     return (
         f"round {result['training_iteration']}/{rounds} · "
-        f"held-out {result['reward/eval_mean']:.3f} · train {result['reward/train_mean']:.3f} · "
-        f"{result['response/length_mean']:.0f} tokens a response · "
-        f"{result['throughput/samples_per_s']:.0f} samples/s · lag {result['lag/max']:.0f} · {kl}"
+        f"held-out {result['reward/eval_mean']:.3f} · "
+        f"train {_cell(result, 'reward/train_mean', '.3f')} · "
+        f"{_cell(result, 'response/length_mean', '.0f')} tokens a response · "
+        f"{result['throughput/samples_per_s']:.0f} samples/s · "
+        f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {_seconds_left(result, rounds):.0f} s left"
     )
+
+
+def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
+    """A figure, or a dash where the row lacks it: a round that was skipped trained on nothing."""
+    return format(row[name], form) if name in row else "-"
 
 
 def _seconds_left(result: Mapping[str, Any], rounds: int) -> float:
@@ -148,10 +155,10 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
             Text(state, style="bold red" if state == "failed" else "green"),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
-            f"{row['response/length_mean']:.0f}",
+            _cell(row, "response/length_mean", ".0f"),
             f"{row['throughput/samples_per_s']:.0f}",
-            f"{row['lag/max']:.0f}",
-            f"{row['kl/reference_nats']:.2f}" if "kl/reference_nats" in row else "",
+            _cell(row, "lag/max", ".0f"),
+            _cell(row, "kl/reference_nats", ".2f"),
             _bar(row),
             left,
         )

@@ -17,6 +17,7 @@ from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from callbacks.survivor import Survivor
 from callbacks.trial_files import KEPT_BYTES, close, continued_file, cut_lines, restored_iteration
 from grpo_trainable.details import DETAILS
+from grpo_trainable.metrics import NAMES
 
 
 class ResultJsonCallback(Survivor, JsonLoggerCallback):
@@ -37,7 +38,8 @@ class ResultJsonCallback(Survivor, JsonLoggerCallback):
 
 
 class ProgressCsvCallback(Survivor, CSVLoggerCallback):
-    """`progress.csv`, with the columns of its first row."""
+    """`progress.csv`, with the columns of its first row and one for each metric: a first round that
+    trained on nothing lacks most of them."""
 
     def _setup_trial(self, trial: Any) -> None:
         close(self._trial_files.pop(trial, None))
@@ -58,6 +60,9 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
         self._trial_files[trial] = path.open("at", KEPT_BYTES)
         writer = csv.DictWriter(self._trial_files[trial], header) if header else None
         self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
+
+    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+        super().log_trial_result(iteration, trial, {**dict.fromkeys(sorted(NAMES)), **result})
 
     def log_trial_start(self, trial: Any) -> None:
         # Not with the first row only: an old file has to be cut even if no row follows.

@@ -30,10 +30,18 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in (*STAGES, "other"))
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
+# What tools written for RLlib look for, and our name of the same figure.
+RLLIB_NAMES = {
+    "env_runners/episode_return_mean": "reward/train_mean",
+    "learners/default_policy/total_loss": "loss/policy",
+    "learners/default_policy/curr_lr": "optim/lr",
+    "learners/default_policy/gradients_default_optimizer_global_norm": "optim/grad_norm",
+}
+
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
-        *("reward/eval_mean", "reward/eval_first", "eval/round"),
+        *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
         *(f"time/{stage}_s" for stage in STAGES),
         *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
         *("time/generator_idle_s", "time/learner_idle_s", "time/disturbed_fraction"),
@@ -57,13 +65,10 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
+        "count/skipped_rounds",
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
-        # What tools written for RLlib look for.
-        *("env_runners/episode_return_mean", "env_runners/num_episodes_lifetime"),
-        "num_env_steps_sampled_lifetime",
-        "learners/default_policy/total_loss",
-        "learners/default_policy/curr_lr",
-        "learners/default_policy/gradients_default_optimizer_global_norm",
+        *RLLIB_NAMES,
+        *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),
     )
 )
 
@@ -128,10 +133,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
     """The same figures under the names of RLlib; `responses` and `tokens` of the whole trial."""
     return {
-        "env_runners/episode_return_mean": row["reward/train_mean"],
+        **{theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row},
         "env_runners/num_episodes_lifetime": float(responses),
         "num_env_steps_sampled_lifetime": float(tokens),
-        "learners/default_policy/total_loss": row["loss/policy"],
-        "learners/default_policy/curr_lr": row["optim/lr"],
-        "learners/default_policy/gradients_default_optimizer_global_norm": row["optim/grad_norm"],
     }

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
-from grpo_trainable.actors.learner import Updated
+from grpo_trainable.actors.learner import GradientStep, Updated
 from grpo_trainable.calls import (
     Actor,
     ActorFailed,
@@ -43,6 +43,9 @@ UNITS_AHEAD = 2
 # other draw has it.
 REPLAY = 1
 
+# Failed rewards are a share of the responses to at least so many prompts, though fewer be scored.
+JUDGED_PROMPTS = 32
+
 # Times that a generator is replaced without one unit of work in between; then the trial fails.
 REPLACEMENTS_IN_A_ROW = 3
 
@@ -65,6 +68,7 @@ class Counts:
     reward_errors: int = 0  # responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
+    skipped_rounds: int = 0  # with nothing to train on
     sampled_responses: int = 0  # of training groups
     sampled_tokens: int = 0
 
@@ -83,8 +87,9 @@ class Evaluation:
     """Held-out rewards: those of round 0, and the latest."""
 
     first: float
-    mean: float
+    mean: float  # over the prompts that could be scored
     round: int
+    unscored: int = 0  # prompts that could not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,8 +246,10 @@ class Pipeline:
         groups = self._take(round_)
         updated = self._update(groups)
         flat = [group for batch in groups for group in batch]
-        row = rollout_metrics(flat, round_)
-        row["version/gap_max"] = float(self._version - min(g.oldest_version for g in flat))
+        row = {}
+        if flat:
+            row = rollout_metrics(flat, round_)
+            row["version/gap_max"] = float(self._version - min(g.oldest_version for g in flat))
         self._version = updated.version
         self.gate.learner_round += 1
         self._age_buffer()
@@ -266,10 +273,12 @@ class Pipeline:
     def _drifted(self, updated: Updated) -> bool:
         """Whether the policy is so far from the reference that the trial ends."""
         limit = self.config.callbacks.kl_stop
-        return limit is not None and updated.kl["reference"].k1 > limit
+        drift = updated.kl.get("reference")  # a skipped round has none
+        return limit is not None and drift is not None and drift.k1 > limit
 
     def _take(self, round_: int) -> list[list[RolloutGroup]]:
-        """The rollout batches of a round, past the gate for the second time."""
+        """The rollout batches of a round, past the gate for the second time; without those of which
+        no group is left. That may be all of them: only the error rate ends a trial."""
         batches = []
         count = self.config.buffer.sample_batches * self.config.rollout.prompts
         first = (round_ - self._first_round) * self._batches_per_round
@@ -285,15 +294,23 @@ class Pipeline:
             rng = np.random.default_rng((self.config.seed, round_, lane, 0, REPLAY))
             drawn = self.buffer.draw(fresh, older, count, self.gate, rng)
             self.counts.dropped_stale += drawn.stale
-            if not drawn.groups:
-                raise ActorFailed(
-                    f"rollout: no group of round {round_ + 1} (rollout batch {lane + 1} of "
-                    f"{self._batches_per_round}) is left to train on: {drawn.stale} stale, "
-                    f"{self.counts.dropped_reward} dropped so far because their reward failed"
-                )
             self.counts.trained += drawn.first_used
-            batches.append(drawn.groups)
+            if drawn.groups:
+                batches.append(drawn.groups)
+        if len(batches) < self._batches_per_round:
+            self._note_missing(len(batches))
         return batches
+
+    def _note_missing(self, batches: int) -> None:
+        """`batches`: how many rollout batches of this round have a group to train on."""
+        why = "had no group left to train on (rewards failed, or groups were stale)"
+        if batches:
+            count = self._batches_per_round
+            note = f"{count - batches} of {count} rollout batches {why} and were left out"
+        else:
+            self.counts.skipped_rounds += 1
+            note = f"the round {why} and took no gradient step"
+        self._round.notes.append(note)
 
     def _oldest_batch(self, round_: int) -> int:
         """The first rollout batch that a round may still train on."""
@@ -461,7 +478,6 @@ class Pipeline:
             for loaded in scored.loaded:
                 self._took(generator, loaded)
             self._rested(generator)
-            self._count_reward_errors(scored, sum(request.group_size for request in requests))
             done(scored)
 
         call = generator.actor.submit(stage, "generate", requests)
@@ -475,6 +491,7 @@ class Pipeline:
 
     def _sampled(self, unit: int, scored: ScoredUnit) -> None:
         self._outstanding.remove(unit)
+        self._count_reward_errors(scored, len(self._cursors(unit)))
         self.buffer.add(scored.groups)
         self.counts.dropped_reward += len(scored.unscored)
         self.counts.sampled_responses += sum(len(g.response_ids) for g in scored.groups)
@@ -484,26 +501,35 @@ class Pipeline:
             {g.cursor: (format_, answer) for g, format_, answer in rewards}
         )
 
-    def _count_reward_errors(self, scored: ScoredUnit, responses: int) -> None:
-        self.counts.reward_errors += scored.reward_errors
-        self.counts.scored_responses += responses
-        if not scored.unscored:
-            return
+    def _count_reward_errors(self, scored: ScoredUnit, prompts: int) -> None:
+        """Of training; an evaluation is judged by itself."""
+        group_size = self.config.rollout.group_size
+        counts = self.counts
+        counts.reward_errors += scored.reward_errors
+        counts.scored_responses += prompts * group_size
+        # A few failures among the first responses say nothing of the rate.
+        least = max(JUDGED_PROMPTS, self.config.prompts_per_round) * group_size
+        told = f"reward: the reward function failed on {counts.reward_errors} of "
+        told += f"{counts.scored_responses} responses"
+        total = max(counts.scored_responses, least)
+        self._judge(told, counts.reward_errors, total, scored.unscored)
+
+    def _judge(
+        self, told: str, errors: int, total: int, unscored: Sequence[tuple[int, str]]
+    ) -> None:
+        """Ends the trial where more rewards failed than the task allows. `unscored`: the prompts
+        that are new among them, and why."""
         task = self.config.task
-        errors, total = self.counts.reward_errors, self.counts.scored_responses
-        # One failure among the first few responses says nothing of the rate.
-        enough = max(total, self.config.prompts_per_round * self.config.rollout.group_size)
-        cursor, reason = scored.unscored[0]
+        if not unscored:
+            return
         if task.strict:
             limit = "task.strict allows none"
-        elif errors > task.max_error_rate * enough:
+        elif errors > task.max_error_rate * total:
             limit = f"task.max_error_rate={task.max_error_rate:g}"
         else:
             return
-        raise ActorFailed(
-            f"reward: the reward function failed on {errors} of {total} responses ({limit}); last "
-            f"on prompt {cursor}: {reason}"
-        )
+        cursor, reason = unscored[0]
+        raise ActorFailed(f"{told} ({limit}); last on prompt {cursor}: {reason}")
 
     # ---- Evaluation --------------------------------------------------------------------------
 
@@ -532,14 +558,35 @@ class Pipeline:
             ask(unit)
         self._work_until(lambda: len(done) == len(units))
         groups = sorted((g for scored in done for g in scored.groups), key=lambda g: g.cursor)
+        unscored = sorted(prompt for scored in done for prompt in scored.unscored)
+        self._judge_evaluation(sum(scored.reward_errors for scored in done), unscored)
         rewards = [float(group.rewards.mean()) for group in groups]
-        if not rewards:
-            raise ActorFailed("eval: the reward function failed on every held-out prompt")
         self._round.evaluations.append(HeldOut(round=self.gate.learner_round, groups=groups))
         # fsum is exact, so the order in which generators answered does not matter.
         mean = math.fsum(rewards) / len(rewards)
         first = mean if self.evaluation is None else self.evaluation.first
-        self.evaluation = Evaluation(first=first, mean=mean, round=self.gate.learner_round)
+        self.evaluation = Evaluation(
+            first=first, mean=mean, round=self.gate.learner_round, unscored=len(unscored)
+        )
+
+    def _judge_evaluation(self, errors: int, unscored: Sequence[tuple[int, str]]) -> None:
+        """`errors`: responses of this evaluation on which the reward failed."""
+        if not unscored:
+            return
+        prompts = self.config.eval.prompts
+        total = prompts * self.config.eval.samples
+        told = f"eval: the reward function failed on {errors} of {total} held-out responses"
+        self._judge(told, errors, total, unscored)
+        cursor, reason = unscored[0]
+        if len(unscored) == prompts:
+            raise ActorFailed(
+                f"{told}, at least one of each prompt, so nothing could be scored; on prompt "
+                f"{cursor}: {reason}"
+            )
+        self._round.notes.append(
+            f"{len(unscored)} of {prompts} held-out prompts could not be scored; "
+            f"reward/eval_mean is the mean of the others (prompt {cursor}: {reason})"
+        )
 
     # ---- Waiting -----------------------------------------------------------------------------
 
@@ -636,31 +683,23 @@ class Pipeline:
         this, self._round = self._round, _Round()
         evaluation = self.evaluation
         assert evaluation is not None
-        steps = updated.steps
         partial = [self._partial_rewards[group.cursor] for group in groups]
         kept = (group.cursor for group in self.buffer.groups())
         self._partial_rewards = {cursor: self._partial_rewards[cursor] for cursor in kept}
-        # A mean over a round's gradient steps, but for the largest ratio and the counts.
         row.update(
             {
-                "loss/policy": _mean([step.loss for step in steps]),
-                "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
-                "loss/ratio_max": max(step.ratio_max for step in steps),
-                "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
-                "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
-                "optim/grad_norm": _mean([step.grad_norm for step in steps]),
-                "optim/lr": steps[-1].lr,
                 "optim/skipped_steps": float(updated.skipped_steps),
-                "reward/format_mean": _mean([format_ for format_, _ in partial]),
-                "reward/answer_mean": _mean([answer for _, answer in partial]),
                 "reward/eval_mean": evaluation.mean,
                 "reward/eval_first": evaluation.first,
                 "eval/round": float(evaluation.round),
+                "eval/unscored": float(evaluation.unscored),
                 "version/learner": float(updated.version),
                 "version/generator": float(min(g.version for g in self._generators)),
                 "buffer/size": float(len(self.buffer)),
             }
         )
+        if groups:
+            row |= _trained_metrics(updated.steps, partial)
         if updated.reference_nll_nats is not None:
             row["response/reference_nll_nats"] = updated.reference_nll_nats
         for other, drift in updated.kl.items():
@@ -668,7 +707,7 @@ class Pipeline:
             row[f"kl/{other}_k3_nats"] = drift.k3
         counts = self.counts
         for name in ("requested", "redispatched", "trained", "dropped", "reward_errors",
-                     "checkpoint_failures"):  # fmt: skip
+                     "checkpoint_failures", "skipped_rounds"):  # fmt: skip
             row[f"count/{name}"] = float(getattr(counts, name))
         for cause in ("stale", "reward", "lost", "zero_advantage"):
             row[f"count/dropped_{cause}"] = float(getattr(counts, f"dropped_{cause}"))
@@ -762,6 +801,24 @@ class Pipeline:
             "reference": self.config.reference_role,  # whether groups bring its log-probs
             **{key: config[key] for key in keys},
         }
+
+
+def _trained_metrics(
+    steps: Sequence[GradientStep], partial_rewards: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """Of a round with at least one gradient step: means over its steps, but for the largest ratio
+    and the counts. `partial_rewards`: (format, answer) of each group that it trained on."""
+    return {
+        "loss/policy": _mean([step.loss for step in steps]),
+        "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
+        "loss/ratio_max": max(step.ratio_max for step in steps),
+        "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
+        "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
+        "optim/grad_norm": _mean([step.grad_norm for step in steps]),
+        "optim/lr": steps[-1].lr,
+        "reward/format_mean": _mean([format_ for format_, _ in partial_rewards]),
+        "reward/answer_mean": _mean([answer for _, answer in partial_rewards]),
+    }
 
 
 def _least_busy(generators: Sequence[_Generator]) -> _Generator:

@@ -204,7 +204,8 @@ class Learner:
     # ---- The round ---------------------------------------------------------------------------
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """k gradient steps on the rollout batches of a round: one, or k with `fresh_batches`.
+        """k gradient steps on the rollout batches of a round: one, or k with `fresh_batches`, less
+        those that have no group. Without any, the round is over with the weights as they are.
 
         Advantages are computed once per rollout batch, before any split. Behaviour log-probs are
         those of the sampler.
@@ -212,6 +213,8 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
+        if not rollout_batches:
+            return self._skip_round()
         monitor = self.config.loss.kl_monitor
         with self._desk.call():
             clock = self._desk.clock
@@ -276,6 +279,27 @@ class Learner:
                 policy_log_probs=_response_sums(policy),
                 reference_log_probs=_response_sums(references),
             ),
+            at=now(),
+            spans=spans,
+        )
+
+    def _skip_round(self) -> Updated:
+        with self._desk.call():
+            self.round += 1
+            spans = self._desk.clock.take()
+        nothing = ResponseFigures(
+            advantages=np.zeros(0, dtype=np.float32),
+            policy_log_probs=None,
+            reference_log_probs=None,
+        )
+        return Updated(
+            round=self.round,
+            version=self.version,
+            steps=[],
+            skipped_steps=self._skipped_steps,
+            reference_nll_nats=None,
+            kl={},
+            responses=nothing,
             at=now(),
             spans=spans,
         )

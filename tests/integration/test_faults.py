@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 from pathlib import Path
@@ -16,6 +17,8 @@ from ray import tune
 from callbacks import grpo_callbacks
 from grpo_trainable.checkpointing import TrialState, checkpoint_round, write_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
+from launch.experiment import read_experiment
+from launch.summary import table
 
 
 class KillOnce(tune.Callback):
@@ -110,3 +113,59 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
     found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
     assert found == {"checkpoint_000000": 2, "checkpoint_000004": 0, "checkpoint_000005": 5}
     assert "could not be written (No space left on device)" in capsys.readouterr().out
+
+
+def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_on(
+    ray_session: None, tmp_path: Path
+) -> None:
+    """One of three prompts fails, one prompt a round."""
+    prompts = [{"prompt": f"Write about {word}:", "answer": word} for word in ("a", "b", "bad")]
+    train, held_out, reward = (tmp_path / name for name in ("t.jsonl", "e.jsonl", "reward.py"))
+    train.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    held_out.write_text(json.dumps(prompts[0]) + "\n")
+    reward.write_text(
+        "def score(response, ground_truth):\n"
+        "    if ground_truth == 'bad':\n"
+        "        raise ValueError('no answer')\n"
+        "    return float(len(response) % 2)\n"
+    )
+    config = trial_config(
+        placement="colocated",
+        rounds=3,
+        rollout={"prompts": 1, "unit_prompts": 1},
+        eval={"prompts": 1},
+        task={
+            "train_file": str(train),
+            "eval_file": str(held_out),
+            "reward": f"{reward}:score",
+        },
+        resources={"deadline_s": 300.0},
+    )
+    (result,) = tune.Tuner(
+        DetailedGRPO,
+        param_space=config,
+        run_config=tune.RunConfig(
+            name="skips",
+            storage_path=str(tmp_path),
+            verbose=0,
+            callbacks=grpo_callbacks(console=False),
+        ),
+    ).fit()
+    assert not result.error
+    trial = Path(result.path)
+    rows = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
+    assert (rows[-1]["count/skipped_rounds"], rows[-1]["version/learner"]) == (1, 2)
+    (skipped,) = (row for row in rows if "reward/train_mean" not in row)
+    for kind in ("rollouts", "steps", "versions"):
+        parts = {path.name: pq.read_table(path) for path in (trial / kind).glob("*.parquet")}
+        assert len(parts) == 3
+        empty = parts[f"part-{skipped['training_iteration']:08d}.parquet"].num_rows == 0
+        assert empty == (kind != "versions")
+    with (trial / "progress.csv").open() as file:
+        trained = [row["reward/train_mean"] for row in csv.DictReader(file)]
+    assert [value == "" for value in trained] == [row is skipped for row in rows]
+    # The report is made of the same files.
+    experiment = read_experiment(tmp_path / "skips")
+    assert not experiment.trials[0].problems
+    assert experiment.trials[0].arm in table(experiment.trials)

@@ -268,6 +268,27 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     assert differences == pytest.approx([0.0, 0.0], abs=1e-5)
 
 
+@pytest.mark.parametrize("k_mode", ["same_batch", "fresh_batches", "minibatches"])
+def test_round_without_groups_takes_no_step_and_counts(policy_path: str, k_mode: str) -> None:
+    pair = Pair(policy_path, k=2, k_mode=k_mode)
+    pair.sync()
+    before = pair.weights()
+    updated = pair.learner.update([])
+    assert (updated.round, updated.version, updated.steps, updated.kl) == (1, 0, [], {})
+    assert set(updated.step_columns()["round"]) == set()
+    assert len(updated.responses.advantages) == 0
+    assert equal(pair.weights(), before)
+    published = pair.learner.publish()
+    assert (published.round, published.version) == (1, 0)
+
+
+def test_fresh_batches_take_a_step_on_each_that_is_left(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3, k_mode="fresh_batches")
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts(), pair.rollouts()])
+    assert (updated.version, len(updated.steps)) == (2, 2)
+
+
 def test_minibatches_make_do_with_the_groups_that_are_left(policy_path: str) -> None:
     pair = Pair(policy_path, k=4, k_mode="minibatches")
     pair.sync()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -76,11 +76,12 @@ seeds = st.integers(0, 2**16)
 
 
 def some_fail(config: GRPOConfig, seed: int, share: float):
-    """A reward that fails on a share of the prompts, never on the first of a rollout batch."""
+    """A reward that fails on a share of the prompts, any but the first held-out one: that an
+    evaluation can score nothing is an error."""
 
     def fails(stream: str, cursor: int) -> bool:
-        first = cursor % config.rollout.prompts == 0 if stream == "train" else cursor == 0
-        return not first and random.Random(f"{seed}/{stream}/{cursor}").random() < share
+        spared = stream == "eval" and cursor == 0
+        return not spared and random.Random(f"{seed}/{stream}/{cursor}").random() < share
 
     return fails
 
@@ -91,6 +92,25 @@ def all_cursors(config: GRPOConfig) -> list[int]:
 
 def trained_cursors(*worlds: World) -> list[int]:
     return [cursor for w in worlds for call in w.trained for cursor in call.all_cursors]
+
+
+def rollout_batches(
+    config: GRPOConfig, scored: Collection[int]
+) -> list[tuple[tuple[int, ...], ...]]:
+    """Of each round: its rollout batches as far as their prompts were scored."""
+    prompts, a_round = config.rollout.prompts, config.prompts_per_round
+    batches = [
+        [
+            tuple(c for c in range(first, first + prompts) if c in scored)
+            for first in range(start, start + a_round, prompts)
+        ]
+        for start in range(0, config.rounds * a_round, a_round)
+    ]
+    return [tuple(batch for batch in of_round if batch) for of_round in batches]
+
+
+def steps_a_batch(config: GRPOConfig) -> int:
+    return 1 if config.k_mode == "fresh_batches" else config.k
 
 
 def overlaps(w: World) -> bool:
@@ -124,7 +144,7 @@ def assert_evaluated(w: World) -> None:
 
 
 @bounded
-@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3]), st.sampled_from([0.0, 1 / 64]))
+@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([0.0, 1 / 64]))
 def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, latency: float
 ) -> None:
@@ -141,7 +161,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         report = w.pipeline.run_round()
         assert report.round == round_ + 1
         assert_counts_close(report, w)
-        assert report.metrics["lag/max"] <= config.lag
+        assert report.metrics.get("lag/max", 0) <= config.lag
         if config.lag == 0:
             assert not w.runtime.uncollected, "something is in flight between two rounds"
 
@@ -152,8 +172,12 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     scored = [cursor for cursor in all_cursors(config) if not fails("train", cursor)]
     assert trained_cursors(w) == scored
     assert not w.used_after_release()
-    batches_per_round = config.k if config.k_mode == "fresh_batches" else 1
-    assert all(len(call.cursors) == batches_per_round for call in w.trained)
+    # A batch is left out when all its groups failed, a round is skipped when all its batches did.
+    left = rollout_batches(config, scored)
+    assert [call.cursors for call in w.trained] == left
+    skipped = sum(not batches for batches in left)
+    assert report.metrics["count/skipped_rounds"] == skipped
+    assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
     # Nothing beyond the last round, each prompt once; VirtualRequests refuses any other.
     asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
@@ -167,7 +191,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
 
 
 @bounded
-@given(configs(lags=st.just(0)), speeds, seeds, st.sampled_from([0.0, 0.3]))
+@given(configs(lags=st.just(0)), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]))
 def test_synchronous_results_depend_on_neither_generators_nor_speeds(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float
 ) -> None:
@@ -230,7 +254,7 @@ def history(*worlds: World) -> list[tuple]:
 
 
 @bounded
-@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3]), st.data())
+@given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.data())
 def test_restored_run_goes_on_where_the_other_stopped(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, data: st.DataObject
 ) -> None:
@@ -373,7 +397,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
 
 
 @bounded
-@given(replaying(), speeds, seeds, st.sampled_from([0.0, 0.3]))
+@given(replaying(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]))
 def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float
 ) -> None:
@@ -406,9 +430,9 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
         row = {name: report.metrics[f"count/{name}"] for name in
                ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
         assert row.pop("requested") == sum(row.values())
-        assert report.metrics["lag/max"] <= config.lag
-        assert report.metrics["buffer/age_max"] <= config.max_age
-        assert report.metrics["version/gap_max"] <= config.max_age * config.k
+        assert report.metrics.get("lag/max", 0) <= config.lag
+        assert report.metrics.get("buffer/age_max", 0) <= config.max_age
+        assert report.metrics.get("version/gap_max", 0) <= config.max_age * config.k
         # Only what a later round may use again is kept.
         used = report.metrics["buffer/size"] - report.metrics["count/waiting"]
         assert used <= (config.buffer_capacity - 1) * config.prompts_per_round
@@ -619,16 +643,16 @@ def test_too_many_failed_rewards_end_the_trial() -> None:
 
 
 def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
-    # The first unit is one prompt, and both of its responses fail: 2 of the 16 of a round.
+    # A fifth of the 64 responses to the first 32 prompts are 12.8: six prompts of two may fail,
+    # even the first six, seven may not.
     config = config_of(
         rounds=2, rollout={"prompts": 8, "unit_prompts": 1}, task={"max_error_rate": 0.2}
     )
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 0)
-    assert w.run(2)[-1].metrics["count/reward_errors"] == 2
-    # Four of 16 are more than a fifth.
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (0, 1))
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor < 6)
+    assert w.run(2)[-1].metrics["count/reward_errors"] == 12
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor < 7)
     with pytest.raises(
-        ActorFailed, match=r"failed on 4 of \d+ responses \(task.max_error_rate=0\.2"
+        ActorFailed, match=r"failed on 14 of \d+ responses \(task.max_error_rate=0\.2"
     ):
         w.run(2)
 
@@ -651,13 +675,103 @@ def test_strict_task_ends_at_the_first_failed_reward() -> None:
         w.pipeline.run_round()
 
 
-def test_batch_without_a_single_group_is_an_error_that_says_why() -> None:
-    config = config_of(task={"max_error_rate": 1.0})
+@pytest.mark.parametrize("lag", [0, 1])
+def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
+    """Two prompts a round, both of the second one fail."""
+    config = config_of(rounds=4, lag=lag, task={"max_error_rate": 0.2})
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (2, 3))
-    w.pipeline.start()
-    w.pipeline.run_round()
-    with pytest.raises(ActorFailed, match=r"no group of round 2 .*2 dropped so far"):
-        w.pipeline.run_round()
+    reports = w.run(4)
+    assert [call.cursors for call in w.trained] == [((0, 1),), (), ((4, 5),), ((6, 7),)]
+    rows = [report.metrics for report in reports]
+    assert [row["version/learner"] for row in rows] == [1, 1, 2, 3]
+    assert [row["count/skipped_rounds"] for row in rows] == [0, 1, 1, 1]
+    assert [row["count/trained"] for row in rows] == [2, 2, 4, 6]
+    assert [row["count/dropped_reward"] for row in rows][-1] == 2
+    assert [row["eval/round"] for row in rows] == [0, 2, 2, 4]
+    # What there was nothing to measure on is absent, and nothing else.
+    absent = rows[0].keys() - rows[1].keys()
+    assert {name.split("/")[0] for name in absent} == {
+        *("reward", "response", "lag", "loss", "policy", "optim", "group", "buffer", "kl"),
+        "version",
+    }
+    assert not {"reward/eval_mean", "version/learner", "buffer/size"} & absent
+    assert rows[1].keys() <= rows[2].keys() == rows[0].keys()
+    (note,) = [note for report in reports for note in report.notes]
+    assert note in reports[1].notes
+    assert "took no gradient step" in note
+
+
+def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
+    """Three batches of two prompts a round; the first of the second round fails."""
+    config = config_of(rounds=2, k=3, k_mode="fresh_batches")
+    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (6, 7))
+    last = w.run(2)[-1]
+    assert w.trained[-1].cursors == ((8, 9), (10, 11))
+    assert last.metrics["version/learner"] == 5
+    assert last.metrics["count/skipped_rounds"] == 0
+    (note,) = last.notes
+    assert note.startswith("1 of 3 rollout batches had no group left")
+
+
+def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
+    for bad in range(21):
+        config = config_of(rounds=63, rollout={"prompts": 1}, eval={"every": 63})
+        w = world(config, reward_fails=lambda s, c, bad=bad: s == "train" and c % 21 == bad)
+        assert w.run(63)[-1].metrics["count/skipped_rounds"] == 3
+
+
+def some_held_out_fail(*cursors: int) -> Callable[[str, int], bool]:
+    return lambda stream, cursor: stream == "eval" and cursor in cursors
+
+
+def test_held_out_prompts_without_a_score_are_counted_and_told() -> None:
+    config = config_of(rounds=3, eval={"prompts": 6}, task={"max_error_rate": 0.5})
+    w = world(config, reward_fails=some_held_out_fail(1, 4))
+    reports = w.run(3)
+    assert [report.metrics["eval/unscored"] for report in reports] == [2, 2, 2]
+    # One note an evaluation: before the first round, after the second and the third.
+    assert [len(report.notes) for report in reports] == [1, 1, 1]
+    assert reports[0].notes[0].startswith("2 of 6 held-out prompts could not be scored")
+    assert "(prompt 1: KeyError: 'apple')" in reports[0].notes[0]
+    # Training is judged without them.
+    assert reports[-1].metrics["count/reward_errors"] == 0
+
+
+def test_number_of_unscored_prompts_survives_a_checkpoint() -> None:
+    config = config_of(rounds=3, eval={"every": 9, "prompts": 6}, task={"max_error_rate": 0.5})
+    first = world(config, reward_fails=some_held_out_fail(3))
+    first.run(1)
+    second = world(config, reward_fails=some_held_out_fail(3))
+    second.learners.load_state(first.learners.state())
+    second.pipeline.load_state(first.pipeline.state(), first.pipeline.buffer.groups())
+    assert second.run(1)[-1].metrics["eval/unscored"] == 1
+
+
+def test_every_prompt_scored_is_no_note() -> None:
+    report = world(config_of(rounds=1)).run(1)[0]
+    assert report.metrics["eval/unscored"] == 0
+    assert not report.notes
+
+
+def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
+    # 2 responses to each of 6 prompts: 4 of 12 are more than a quarter.
+    config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.25})
+    w = world(config, reward_fails=some_held_out_fail(2, 5))
+    with pytest.raises(
+        ActorFailed,
+        match=r"eval: .* failed on 4 of 12 held-out responses \(task.max_error_rate=0.25\); .*"
+        "prompt 2: KeyError: 'apple'",
+    ):
+        w.run(1)
+    w = world(replace(config, task=replace(config.task, max_error_rate=0.34)),
+              reward_fails=some_held_out_fail(2, 5))  # fmt: skip
+    w.run(1)
+
+
+def test_strict_task_ends_at_the_first_failed_held_out_reward() -> None:
+    config = config_of(task={"strict": True, "max_error_rate": 1.0})
+    with pytest.raises(ActorFailed, match=r"eval: .*task\.strict allows none.* prompt 1"):
+        world(config, reward_fails=some_held_out_fail(1)).run(1)
 
 
 def test_evaluation_without_a_single_reward_is_an_error() -> None:
@@ -666,7 +780,7 @@ def test_evaluation_without_a_single_reward_is_an_error() -> None:
         reward_fails=lambda stream, cursor: stream == "eval",
     )
     w.pipeline.start()
-    with pytest.raises(ActorFailed, match="every held-out prompt"):
+    with pytest.raises(ActorFailed, match=r"6 of 6 held-out responses.*nothing could be scored"):
         w.pipeline.run_round()
 
 
