@@ -1,8 +1,9 @@
 """Every setting of a trial: its name, meaning, unit, default and range, each written once.
 
 `GRPOConfig.from_dict` is the door. It refuses unknown keys, wrong types, values out of range,
-contradictions and choices that this version names but has not built, each as a one-line
-`ConfigError`, before Ray or any actor starts. Behind the door nobody touches a dict.
+contradictions, settings that the chosen combination does not read (rules.py) and choices that this
+version names but has not built, each as a one-line `ConfigError`, before Ray or any actor starts.
+Behind the door nobody touches a dict.
 
 Only the standard library is imported: the launcher reads this file before torch and Ray load.
 """
@@ -16,8 +17,10 @@ import numbers
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar
+
+from grpo_trainable.rules import HARMLESS, READ_WITH, unmet
 
 
 class ConfigError(ValueError):
@@ -31,6 +34,7 @@ class ConfigError(ValueError):
 class Check:
     """What one key accepts."""
 
+    default: Any
     expected: str  # completes "must be …"
     convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
     optional: bool  # None is valid
@@ -49,7 +53,7 @@ def _checked(
 ) -> Any:
     optional = optional or default is None
     expected = f"none or {expected}" if optional else expected
-    check = Check(expected, convert, optional, is_text, choices)
+    check = Check(default, expected, convert, optional, is_text, choices)
     return field(default=default, metadata={"check": check})
 
 
@@ -286,7 +290,8 @@ class LossSettings(_Settings):
     advantage: str = _choice("group_std", "none", "group_mean", "rloo", "batch", "gae", "vine")
     advantage_eps: float = _number(1e-8, above=0)  # added to the standard deviation
     aggregation: str = _choice("sequence_mean", "token_mean", "constant")
-    clip: float = _number(0.2, above=0, below=1)  # ε: the ratio is held in [1 − ε, 1 + clip_high]
+    # ε: the ratio is held in [1 − ε, 1 + clip_high]. None: 0.2, for gspo what GSPO_CLIPS says.
+    clip: float | None = _number(None, above=0, below=1)
     clip_high: float | None = _number(None, above=0)  # None: clip, for dapo DAPO_CLIP_HIGH
     kl_coef: float = _number(0.0, minimum=0)  # β of the KL to the reference; 0 only monitors
     kl_estimator: str = _choice("k3", "k1", "k2")  # of the KL inside the loss
@@ -379,7 +384,9 @@ class ResourceSettings(_Settings):
 
 # ---- The whole -------------------------------------------------------------------------------
 
+CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
+GSPO_CLIPS = (3e-4, 4e-4)  # low and high, arXiv 2507.18071
 HANGS_A_UNIT = 10  # of a user's reward; for the rest of the unit it is not asked any more
 
 # Named by the design, refused until built: for each such key the values that are valid now.
@@ -448,6 +455,8 @@ class GRPOConfig(_Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._refuse_unread()
+        self._settle_clip()
         # A contradiction stays one when the missing choice is built: it is the more useful answer.
         for wrong, key, reason in self._contradictions():
             if wrong:
@@ -459,38 +468,35 @@ class GRPOConfig(_Settings):
                     f"valid now: {', '.join(shown(value) for value in valid)}"
                 )
 
+    def _refuse_unread(self) -> None:
+        for key in READ_WITH:
+            value = self[key]
+            missing = unmet(key, self)
+            if missing and value not in (CHECKS[key].default, HARMLESS.get(key)):
+                now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
+                needs = " and ".join(condition.needs for condition in missing)
+                raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+
+    def _settle_clip(self) -> None:
+        """The default clip range of the loss, as numbers, so that a trial's files show it."""
+        if self.loss.clip is not None:
+            return
+        clips = {"clip": CLIP}
+        if self.loss.type == "gspo":
+            low, high = GSPO_CLIPS
+            clips = {"clip": low, "clip_high": self.loss.clip_high or high}
+        object.__setattr__(self, "loss", replace(self.loss, **clips))
+
     def _contradictions(self) -> Iterator[tuple[bool, str, str]]:
         """(whether it applies, the key to blame, why)."""
         colocated = self.placement == "colocated"
-        needs_disaggregated = f"needs placement=disaggregated, got {self.placement}"
         alone = self.rollout.group_size == 1
         advantage = self.loss.advantage
         splits = self.k // self.optim.epochs
         sample = self.buffer.sample_batches
         gpus = (self.resources.generator_gpus, self.resources.learner_gpus)
 
-        yield self.lag > 0 and colocated, "lag", needs_disaggregated
-        yield (
-            self.resources.reference == "generator" and colocated,
-            "resources.reference",
-            needs_disaggregated,
-        )
-        yield (
-            self.resources.reference == "generator" and self.reference_role is None,
-            "resources.reference",
-            "needs loss.kl_monitor=true or loss.kl_coef > 0: nothing asks for a reference",
-        )
-        yield (
-            self.weight_update != "between_batches" and colocated,
-            "weight_update",
-            needs_disaggregated,
-        )
-        yield (
-            self.resources.num_generators > 1 and colocated,
-            "resources.num_generators",
-            needs_disaggregated,
-        )
-
+        yield self.lag > 0 and colocated, "lag", "needs placement=disaggregated, got colocated"
         yield (
             colocated and self.transport not in ("auto", "in_process"),
             "transport",
@@ -547,13 +553,6 @@ class GRPOConfig(_Settings):
             f"needs loss.type=no_baseline, got {self.loss.type}",
         )
 
-        for key in ("kl_band", "kl_stop"):
-            yield (
-                getattr(self.callbacks, key) is not None and not self.loss.kl_monitor,
-                f"callbacks.{key}",
-                "needs loss.kl_monitor=true, which measures the KL",
-            )
-
         yield (
             self.rollout.min_new_tokens > self.rollout.max_new_tokens,
             "rollout.min_new_tokens",
@@ -576,11 +575,6 @@ class GRPOConfig(_Settings):
             ),
         )
 
-        yield (
-            self.optim.epochs > 1 and self.k_mode != "minibatches",
-            "optim.epochs",
-            f"needs k_mode=minibatches, got {self.k_mode}",
-        )
         yield (
             self.k_mode == "minibatches" and self.k % self.optim.epochs != 0,
             "k",
@@ -635,13 +629,6 @@ class GRPOConfig(_Settings):
             "resources.deadline_s",
             f"must be >= {enough_s:g}, twice "
             f"task.reward_deadline_s={self.task.reward_deadline_s:g}",
-        )
-
-        yield (
-            self.task.keywords_file is not None
-            and (self.task.train_file or self.task.eval_file) is not None,
-            "task.keywords_file",
-            "cannot be combined with task.train_file or task.eval_file: choose one",
         )
 
     def __getitem__(self, key: str) -> Any:
@@ -748,7 +735,13 @@ class GRPOConfig(_Settings):
         """How far above 1 the ratio may go."""
         if self.loss.clip_high is not None:
             return self.loss.clip_high
-        return DAPO_CLIP_HIGH if self.loss.type == "dapo" else self.loss.clip
+        return DAPO_CLIP_HIGH if self.loss.type == "dapo" else self.clip_low
+
+    @property
+    def clip_low(self) -> float:
+        """How far below 1 the ratio may go."""
+        assert self.loss.clip is not None, "settled when constructed"
+        return self.loss.clip
 
     @property
     def generator_cpus(self) -> float:

@@ -34,6 +34,7 @@ from grpo_trainable.config import (
     shown,
 )
 from grpo_trainable.installed import missing_on_machine
+from grpo_trainable.rules import unmet
 from launch import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import in_blocks, param_space
@@ -42,8 +43,9 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 # Seconds after an interrupt: to the end of the round and its checkpoint, and to our own end. Ray
 # needs up to 3 s more to end what we leave.
 ROUND_S, GRACE_S = 15.0, 22.0
-# Keys that PBT varies unless --set fixes them, and between what bounds.
-PBT_MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.05, 0.4)}
+# Keys that PBT varies unless --set fixes them or the loss does not read them, and between what
+# bounds; those of the clip range in parts of its default.
+PBT_MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 
@@ -162,7 +164,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         default="fifo",
         help="of Tune (fifo); asha stops trials that learn less than the others from a quarter of "
         "the samples; pbt lets the worse trials of one arm go on from the better ones with another "
-        "optim.lr and loss.clip",
+        "optim.lr and, where the loss reads it, loss.clip",
     )
     add(
         "--max-concurrent",
@@ -369,9 +371,10 @@ class Plan:
                 "--scheduler pbt: trials go on from one another's checkpoints, which those of "
                 f"other arms cannot; choose one by --set arm=…, of {', '.join(sorted(arms))}"
             )
-        if self.args.scheduler == "pbt" and self.fixed.keys() >= PBT_MUTATIONS.keys():
+        varied = pbt_bounds(self.trials[0])
+        if self.args.scheduler == "pbt" and self.fixed.keys() >= varied.keys():
             raise UsageError(
-                f"--scheduler pbt: varies {' and '.join(PBT_MUTATIONS)}, which --set fixes both"
+                f"--scheduler pbt: varies {' and '.join(varied)}, which --set fixes; leave one free"
             )
         if self.args.scheduler == "pbt" and len(self.trials) < 2:
             raise UsageError("--scheduler pbt: needs several trials; choose --num-samples >= 2")
@@ -668,7 +671,7 @@ def tune_config(plan: Plan) -> Any:
         )
     elif args.scheduler == "pbt":
         rounds = max(trial.rounds for trial in plan.trials)
-        bounds = {k: v for k, v in PBT_MUTATIONS.items() if k not in plan.fixed}
+        bounds = {k: v for k, v in pbt_bounds(plan.trials[0]).items() if k not in plan.fixed}
         mutations: dict[str, Any] = {}
         for key, (low, high) in bounds.items():
             set_dotted(mutations, key, tune.loguniform(low, high))
@@ -693,6 +696,15 @@ def tune_config(plan: Plan) -> Any:
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
     )
+
+
+def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
+    """What PBT can vary in such a trial: key -> least and greatest value."""
+    bounds = {key: limits for key, limits in PBT_MUTATIONS.items() if not unmet(key, trial)}
+    if "loss.clip" in bounds:
+        low, high = bounds["loss.clip"]
+        bounds["loss.clip"] = (low * trial.clip_low, high * trial.clip_low)
+    return bounds
 
 
 def within_bounds(

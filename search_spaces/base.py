@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_trainable.config import ConfigError, GRPOConfig, flatten, set_dotted
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, flatten, set_dotted
+from grpo_trainable.rules import of_other_placement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,9 @@ class SearchSpace:
         samples: int | None = None,
     ) -> list[GRPOConfig]:
         """The config of every trial in the order of the arms, then of the seeds; `fixed` keys
-        replace the arm's, and arms `without` are left out unless `fixed` names one. With `samples`
-        each trial has as many rounds as that many responses take.
+        replace the arm's, and arms `without` are left out unless `fixed` names one. A `fixed`
+        resource of one placement concerns the arms of that placement, where there are any. With
+        `samples` each trial has as many rounds as that many responses take.
 
         Trials that are then equal but for their label are merged into the first of them.
 
@@ -44,7 +46,8 @@ class SearchSpace:
                 some arm has no whole number of rounds for `samples`.
         """
         arms = self._chosen_arms(fixed, without)
-        trials = [self._trial(arm, seed, fixed) for arm in arms for seed in seeds]
+        concerning = {arm: self._concerning(arm, arms, fixed) for arm in arms}
+        trials = [self._trial(arm, seed, concerning[arm]) for arm in arms for seed in seeds]
         if samples is not None:
             trials = at_equal_samples(trials, samples, evaluate="eval.every" not in fixed)
         merged: dict[str, GRPOConfig] = {}
@@ -61,6 +64,22 @@ class SearchSpace:
             return GRPOConfig.from_dict(data)
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm} of {self.name})") from None
+
+    def _concerning(
+        self, arm: str, arms: Sequence[str], fixed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """`fixed` without the resources that other `arms` reserve and this one, whose placement
+        differs, does not: a machine's GPUs are given to all arms by one command."""
+
+        def reserves(name: str, key: str) -> bool:
+            chosen = {**self.arms[name], **fixed}
+            return not of_other_placement(key, chosen.get("placement", CHECKS["placement"].default))
+
+        return {
+            key: value
+            for key, value in fixed.items()
+            if reserves(arm, key) or not any(reserves(other, key) for other in arms)
+        }
 
     def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
         if "arm" not in fixed:

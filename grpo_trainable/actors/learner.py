@@ -374,7 +374,7 @@ class Learner:
         denominator = loss_denominator(
             config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
         )
-        clip = {"clip_low": config.loss.clip, "clip_high": config.clip_high}
+        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
         loss_fn = LOSSES[config.loss.type]
         loss = entropy = clipped = 0.0
         seen = torch.zeros_like(batch.behaviour_log_probs)

@@ -43,6 +43,8 @@ def trial_config(**values: Any) -> dict[str, Any]:
     }
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+    if "reward" in data["task"]:
+        del data["task"]["match"]  # which only the task's own reward reads
     return data
 
 

@@ -111,26 +111,34 @@ class Recorded:
         return getattr(self._learner, name)
 
 
+UPDATES = ("between_batches", "interrupt_recompute", "in_flight")
+
+
 @st.composite
 def any_settings(draw: st.DrawFn) -> dict[str, Any]:
     lag = draw(st.integers(0, 3))
     capacity = draw(st.integers(1, 3))
     prompts = draw(st.integers(2, 4))
+    replay = (
+        {}
+        if capacity == 1
+        else {
+            "buffer_capacity": capacity,
+            "buffer_sampling": draw(st.sampled_from(["recency", "fifo", "uniform", "mixed"])),
+            "buffer": {
+                "sample_batches": draw(st.integers(1, capacity)),
+                "max_age": draw(st.none() | st.integers(lag, lag + capacity)),
+            },
+        }
+    )
     return {
         "placement": "disaggregated",
         "rounds": draw(st.integers(2, 5)),
         "lag": lag,
         "k": draw(st.integers(1, 2)),
         "k_mode": draw(st.sampled_from(["same_batch", "minibatches", "fresh_batches"])),
-        "weight_update": draw(
-            st.sampled_from(["between_batches", "interrupt_recompute", "in_flight"])
-        ),
-        "buffer_capacity": capacity,
-        "buffer_sampling": draw(st.sampled_from(["recency", "fifo", "uniform", "mixed"])),
-        "buffer": {
-            "sample_batches": draw(st.integers(1, capacity)),
-            "max_age": draw(st.none() | st.integers(lag, lag + capacity)),
-        },
+        "weight_update": draw(st.sampled_from(UPDATES)) if lag > 0 else UPDATES[0],
+        **replay,
         "rollout": {
             "prompts": prompts,
             "unit_prompts": draw(st.integers(1, prompts)),

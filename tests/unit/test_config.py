@@ -27,6 +27,7 @@ from grpo_trainable.config import (
     shown,
     threads,
 )
+from grpo_trainable.rules import unmet
 
 
 def nested(**dotted):
@@ -205,6 +206,11 @@ valid_values = {
 
 @given(st.fixed_dictionaries({}, optional=valid_values))
 def test_config_survives_json(values):
+    values = {
+        key: value
+        for key, value in values.items()
+        if not unmet(key, {**flatten(DEFAULTS), **values})
+    }
     data: dict = {}
     for key, value in values.items():
         set_dotted(data, key, value)
@@ -300,7 +306,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(eval__temperature=0), "eval.temperature=0: must be a number > 0"),
         (nested(eval__prompts=0), "eval.prompts=0: must be an integer >= 1"),
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
-        (nested(loss__clip=1), "loss.clip=1: must be a number > 0 and < 1"),
+        (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
         (nested(loss__clip_high=0), "loss.clip_high=0: must be none or a number > 0"),
         (nested(checkpoint__keep=0), "checkpoint.keep=0: must be none or an integer >= 1"),
         (
@@ -409,15 +415,17 @@ APART = {"placement": "disaggregated"}
         (nested(lag=1), "lag=1: needs placement=disaggregated, got colocated"),
         (
             nested(weight_update="in_flight"),
-            "weight_update=in_flight: needs placement=disaggregated, got colocated",
+            "weight_update=in_flight: not read with placement=colocated and lag=0; needs "
+            "placement=disaggregated and lag >= 1",
         ),
         (
-            nested(weight_update="interrupt_recompute"),
-            "weight_update=interrupt_recompute: needs placement=disaggregated, got colocated",
+            APART | nested(weight_update="interrupt_recompute"),
+            "weight_update=interrupt_recompute: not read with lag=0; needs lag >= 1",
         ),
         (
             nested(resources__num_generators=2),
-            "resources.num_generators=2: needs placement=disaggregated, got colocated",
+            "resources.num_generators=2: not read with placement=colocated; needs "
+            "placement=disaggregated",
         ),
         (
             nested(transport="object_store"),
@@ -493,7 +501,7 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(optim__epochs=2, k=2),
-            "optim.epochs=2: needs k_mode=minibatches, got same_batch",
+            "optim.epochs=2: not read with k_mode=same_batch; needs k_mode=minibatches",
         ),
         (
             nested(optim__epochs=2, k=3, k_mode="minibatches"),
@@ -505,7 +513,11 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(buffer__sample_batches=2),
-            "buffer.sample_batches=2: must be <= buffer_capacity=1",
+            "buffer.sample_batches=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
+        ),
+        (
+            nested(buffer__sample_batches=3, buffer_capacity=2),
+            "buffer.sample_batches=3: must be <= buffer_capacity=2",
         ),
         (
             nested(buffer_capacity=2),
@@ -534,21 +546,30 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(callbacks__kl_stop=3, loss__kl_monitor=False),
-            "callbacks.kl_stop=3.0: needs loss.kl_monitor=true, which measures the KL",
+            "callbacks.kl_stop=3.0: not read with loss.kl_monitor=false; needs "
+            "loss.kl_monitor=true, which measures the KL",
         ),
         (
             nested(callbacks__kl_band=[0, 9], loss__kl_monitor=False, loss__kl_coef=0.1),
-            "callbacks.kl_band=[0.0, 9.0]: needs loss.kl_monitor=true, which measures the KL",
+            "callbacks.kl_band=[0.0, 9.0]: not read with loss.kl_monitor=false; needs "
+            "loss.kl_monitor=true, which measures the KL",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
             "resources.deadline_s=600.0: must be >= 602, twice task.reward_deadline_s=301",
         ),
-        (APART | nested(lag=2, buffer__max_age=1), "buffer.max_age=1: must be >= lag=2"),
+        (
+            APART | nested(lag=2, buffer__max_age=2),
+            "buffer.max_age=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
+        ),
+        (
+            APART | nested(lag=2, buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
+            "buffer.max_age=1: must be >= lag=2",
+        ),
         (
             nested(task__keywords_file="w", task__train_file="t"),
-            "task.keywords_file=w: cannot be combined with task.train_file or task.eval_file: "
-            "choose one",
+            "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
+            "task.train_file=none and task.eval_file=none",
         ),
     ],
 )
@@ -560,7 +581,8 @@ def test_contradiction_is_refused_by_name(data, text):
     "data",
     [
         APART | nested(lag=3),
-        APART | nested(lag=2, buffer__max_age=2),
+        APART | nested(lag=1, weight_update="in_flight"),
+        APART | nested(lag=2, buffer_capacity=2, buffer__sample_batches=2, buffer__max_age=3),
         APART | nested(transport="object_store", resources__num_generators=2),
         APART | nested(transport="shm", transport_dtype="bfloat16"),
         APART | nested(transport="nixl"),
@@ -589,7 +611,6 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=2),
         nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.5),
         nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
-        nested(task__reward_deadline_s=301),
     ],
 )
 def test_neighbour_of_a_contradiction_is_accepted(data):
@@ -679,7 +700,12 @@ def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
 def test_max_age_defaults_to_the_lag_without_a_buffer():
     assert GRPOConfig().max_age == 0
     assert GRPOConfig.from_dict(APART | {"lag": 3}).max_age == 3
-    assert GRPOConfig.from_dict(APART | nested(lag=1, buffer__max_age=5)).max_age == 5
+    assert (
+        GRPOConfig.from_dict(
+            APART | nested(lag=1, buffer_capacity=2, buffer__sample_batches=2, buffer__max_age=5)
+        ).max_age
+        == 5
+    )
 
 
 @pytest.mark.parametrize(
@@ -690,11 +716,25 @@ def test_max_age_defaults_to_the_lag_without_a_buffer():
         ({"type": "dapo"}, 0.28),
         ({"type": "dapo", "clip_high": 0.3}, 0.3),
         ({"clip_high": 0.5}, 0.5),
+        ({"type": "cispo"}, 0.2),
+        ({"type": "cispo", "clip_high": 4.0}, 4.0),
+        ({"type": "gspo"}, 4e-4),
+        ({"type": "gspo", "clip_high": 1e-3}, 1e-3),
+        ({"type": "gspo", "clip": 0.01}, 0.01),
     ],
 )
 def test_clip_high_is_the_clip_unless_given_or_dapo(loss, clip_high):
-    assert GRPOConfig.from_dict({"loss": loss}).clip_high == clip_high
+    config = GRPOConfig.from_dict({"loss": loss})
+    assert config.clip_high == clip_high
+    assert config.clip_low == loss.get("clip", 3e-4 if config.loss.type == "gspo" else 0.2)
     assert LossSettings(**loss).clip_high == loss.get("clip_high")
+
+
+def test_files_of_a_trial_show_the_clip_range_that_it_had():
+    assert GRPOConfig().to_dict()["loss"]["clip"] == 0.2
+    gspo = GRPOConfig.from_dict(nested(loss__type="gspo"))
+    assert (gspo.to_dict()["loss"]["clip"], gspo.to_dict()["loss"]["clip_high"]) == (3e-4, 4e-4)
+    assert GRPOConfig.from_dict(gspo.to_dict()) == gspo
 
 
 def test_one_generator_samples_a_batch_as_one_unit_unless_given():

@@ -28,10 +28,12 @@ def config_of(**values: Any) -> GRPOConfig:
         "rollout": {"prompts": 4, "group_size": 3, "max_new_tokens": 16},
         "eval": {"prompts": 3, "samples": 2},
         "task": {"match": "substring"},
-        "resources": {"worker_cpus": 1.0, "generator_cpus": 1.0},
+        "resources": {"generator_cpus": 1.0},
     }
     for name, value in values.items():
         data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+    if "reward" in data["task"]:
+        del data["task"]["match"]  # which only the task's own reward reads
     return GRPOConfig.from_dict(data)
 
 

@@ -17,13 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
 
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
-FOUNDATION = {"config", "rollout", "checksums", "algo", "models", "tasks", "installed"}
+FOUNDATION = {"config", "rules", "rollout", "checksums", "algo", "models", "tasks", "installed"}
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls", "liveness"}
 MAY_IMPORT: dict[str, set[str]] = {
     **{room: set() for room in FOUNDATION},
+    "config": {"rules"},
     **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
     **dict.fromkeys(MIDDLE, BELOW_ACTORS),
     "actors": BELOW_ACTORS,
@@ -38,7 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trainable"}
-TORCH_FREE = {"config", "tasks"}
+TORCH_FREE = {"config", "rules", "tasks"}
+STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 
 
 @functools.cache
@@ -75,7 +77,7 @@ def violations(module: str, source: str, *, package: bool = False) -> list[str]:
                 or (looks_into and target_room not in {room, *MAY_IMPORT[room]})
                 or (target == "ray" and room not in MAY_IMPORT_RAY)
                 or (target == "torch" and room in TORCH_FREE)
-                or (room == "config" and target not in {*sys.stdlib_module_names})
+                or (room in ("config", "rules") and target not in STANDARD_LIBRARY_AND_OURS)
             ):
                 bad.append(name)
         elif top in ("callbacks", "search_spaces") and name.startswith("grpo_trainable.actors"):

@@ -50,7 +50,6 @@ class Pair:
                 "temperature": 0.7,
             },
             "optim": {"lr": 1e-2},
-            "resources": {"worker_cpus": 1.0},
         }
         for name, value in values.items():
             data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
@@ -331,7 +330,8 @@ def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
     for estimator in KL_ESTIMATORS:
         loss: dict[str, float] = {}
         for coefficient in (0.0, 0.25):
-            pair = Pair(policy_path, loss={"kl_coef": coefficient, "kl_estimator": estimator})
+            read = {"kl_estimator": estimator} if coefficient else {}
+            pair = Pair(policy_path, loss={"kl_coef": coefficient, **read})
             pair.sync()
             groups = pair.rollouts()
             # Away from the reference: at the reference every estimate is 0.

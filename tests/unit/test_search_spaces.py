@@ -78,6 +78,29 @@ def test_a_fixed_key_replaces_what_the_arm_says_in_every_trial():
     assert {t.rounds for t in SPACE.trials({"rounds": 5}, [0])} == {5}
 
 
+def test_a_resource_of_one_placement_is_fixed_in_the_arms_of_that_placement():
+    gpus = {f"resources.{name}_gpus": 0.5 for name in ("worker", "generator", "learner")}
+    for trial in SPACE.trials(gpus, [0]):
+        assert [bundle.get("GPU") for bundle in trial.bundles()] in ([None, 0.5], [None, 0.5, 0.5])
+
+
+def test_a_resource_that_no_arm_reserves_is_refused():
+    fixed = {"arm": "sync", "resources.worker_gpus": 1}
+    with pytest.raises(
+        ConfigError, match=r"worker_gpus=1\.0: not read with placement=disaggregated"
+    ):
+        SPACE.trials(fixed, [0])
+
+
+def test_a_key_that_an_arm_does_not_read_is_refused_with_the_arm():
+    with pytest.raises(ConfigError, match=r"lag >= 1 \(arm sync of async_vs_sync\)"):
+        SPACE.trials(
+            {"weight_update": "in_flight", "placement": "disaggregated", "arm": "sync"}, [0]
+        )
+    with pytest.raises(ConfigError, match=r"needs k_mode=minibatches \(arm k1 of gradient_steps\)"):
+        SPACES["gradient_steps"].trials({"optim.epochs": 2}, [0])
+
+
 def test_trials_that_a_fixed_key_makes_equal_are_merged():
     trials = SPACE.trials({"k": 1, "rounds": 8, "eval.every": 4}, [0])
 

@@ -8,6 +8,7 @@ import os
 import pytest
 import ray
 
+from grpo_trainable.config import GRPOConfig
 from launch import tune
 from search_spaces import SPACES
 
@@ -78,6 +79,17 @@ SPACE = ("--space", "async_vs_sync")
             ],
             ["optim.lr and loss.clip"],
         ),
+        (
+            [
+                *(*SPACE, "--scheduler", "pbt", "--num-samples", "2", "--set", "arm=sync"),
+                *("--set", "optim.lr=1", "--set", "loss.type=cispo"),
+            ],
+            ["varies optim.lr, which --set fixes"],
+        ),
+        (
+            [*SPACE, "--set", "loss.type=cispo", "--set", "loss.clip=0.3"],
+            ["loss.clip=0.3: not read with loss.type=cispo", "arm colocated_k1"],
+        ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
     ],
@@ -137,11 +149,21 @@ def test_a_resume_that_cannot_write_is_refused(command, tmp_path):
 
 def test_pbt_explores_within_its_bounds():
     config = {"optim": {"lr": 2e-3}, "loss": {"clip": 0.01, "type": "dapo"}, "k": 2}
-    assert tune.within_bounds(tune.PBT_MUTATIONS, config) == {
+    assert tune.within_bounds(tune.pbt_bounds(GRPOConfig()), config) == {
         "optim": {"lr": 1e-3},
         "loss": {"clip": 0.05, "type": "dapo"},
         "k": 2,
     }
+
+
+def test_pbt_varies_what_the_loss_reads_around_its_default():
+    def bounds(**loss):
+        return tune.pbt_bounds(GRPOConfig.from_dict({"loss": loss}))
+
+    lr = {"optim.lr": (1e-5, 1e-3)}
+    assert bounds() == bounds(type="dapo") == {**lr, "loss.clip": (0.05, 0.4)}
+    assert bounds(type="gspo")["loss.clip"] == pytest.approx((7.5e-5, 6e-4))
+    assert bounds(type="cispo") == bounds(type="reinforce_with_baseline") == lr
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")

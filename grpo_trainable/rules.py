@@ -1,0 +1,144 @@
+"""Which settings are read only beside certain values of others: a table, printable and importable.
+
+`READ_WITH` has a row for each of them; `ALWAYS_READ` holds all others. A key that the chosen
+combination does not read may only have its default: `GRPOConfig` refuses any other value, which
+would look as if it had an effect. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Settings(Protocol):
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What must hold of other settings for a key to be read."""
+
+    keys: tuple[str, ...]  # the settings it is about
+    needs: str  # the condition in words, as errors and the reference give it
+    holds: Callable[..., bool]  # of the values of `keys`, in their order
+
+    def met_by(self, settings: Settings) -> bool:
+        return self.holds(*(settings[key] for key in self.keys))
+
+
+def _is(key: str, *values: str, remark: str = "") -> Condition:
+    *others, last = values
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return Condition(keys=(key,), needs=f"{key}={listed}{remark}", holds=lambda v: v in values)
+
+
+def _at_least(key: str, minimum: int) -> Condition:
+    return Condition(keys=(key,), needs=f"{key} >= {minimum}", holds=lambda v: v >= minimum)
+
+
+def _any_given(*keys: str) -> Condition:
+    return Condition(
+        keys=keys,
+        needs=" or ".join(keys),
+        holds=lambda *values: any(value is not None for value in values),
+    )
+
+
+def _none_given(*keys: str) -> Condition:
+    return Condition(
+        keys=keys,
+        needs=" and ".join(f"{key}=none" for key in keys),
+        holds=lambda *values: all(value is None for value in values),
+    )
+
+
+_COLOCATED = _is("placement", "colocated")
+_DISAGGREGATED = _is("placement", "disaggregated")
+_REPLAY = _at_least("buffer_capacity", 2)
+_NO_PROMPT_FILES = _none_given("task.train_file", "task.eval_file")
+_USERS_REWARD = _any_given("task.reward")
+_KL_MONITOR = Condition(
+    keys=("loss.kl_monitor",),
+    needs="loss.kl_monitor=true, which measures the KL",
+    holds=bool,
+)
+
+# Key -> the conditions that must all hold for it to be read.
+READ_WITH: dict[str, tuple[Condition, ...]] = {
+    # A generator that nothing is under way in takes new weights between batches anyway.
+    "weight_update": (_DISAGGREGATED, _at_least("lag", 1)),
+    "buffer_sampling": (_REPLAY,),
+    "buffer.sample_batches": (_REPLAY,),
+    "buffer.max_age": (_REPLAY,),
+    "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
+    "model.preset": (_none_given("model.path"),),
+    "task.keywords_file": (_NO_PROMPT_FILES,),
+    "task.keywords_per_prompt": (_NO_PROMPT_FILES,),
+    "task.match": (_none_given("task.reward"),),
+    # The task's own reward neither hangs nor fails.
+    "task.reward_deadline_s": (_USERS_REWARD,),
+    "task.max_error_rate": (_USERS_REWARD,),
+    "task.strict": (_any_given("task.reward", "task.train_file", "task.eval_file"),),
+    "loss.advantage_eps": (_is("loss.advantage", "group_std", "batch"),),
+    "loss.clip": (
+        _is("loss.type", "grpo_clip", "dapo", "gspo", remark=" (cispo clips by loss.clip_high)"),
+    ),
+    "loss.clip_high": (_is("loss.type", "grpo_clip", "dapo", "gspo", "cispo"),),
+    "loss.kl_estimator": (
+        Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
+    ),
+    "optim.epochs": (_is("k_mode", "minibatches"),),
+    "callbacks.kl_band": (_KL_MONITOR,),
+    "callbacks.kl_stop": (_KL_MONITOR,),
+    "resources.num_generators": (_DISAGGREGATED,),
+    "resources.reference": (
+        _DISAGGREGATED,
+        Condition(
+            keys=("loss.kl_monitor", "loss.kl_coef"),
+            needs="loss.kl_monitor=true or loss.kl_coef > 0",
+            holds=lambda monitored, coefficient: monitored or coefficient > 0,
+        ),
+    ),
+    "resources.generator_gpus": (_DISAGGREGATED,),
+    "resources.learner_cpus": (_DISAGGREGATED,),
+    "resources.learner_gpus": (_DISAGGREGATED,),
+    "resources.worker_cpus": (_COLOCATED,),
+    "resources.worker_gpus": (_COLOCATED,),
+}
+
+# Values beside the default that a key may have where it is not read: what the default resolves to,
+# and defaults of earlier versions, which the files of their experiments spell out.
+HARMLESS: dict[str, Any] = {"loss.clip": 0.2, "resources.worker_cpus": 1.9}
+
+ALWAYS_READ = frozenset(
+    (
+        *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
+        *("buffer_capacity", "transport", "transport_dtype"),
+        *("model.path", "model.head_fp32", "model.dtype"),
+        *("task.name", "task.train_file", "task.eval_file", "task.reward", "task.length_penalty"),
+        *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
+        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),
+        *("rollout.zero_advantage", "rollout.oversample", "rollout.overlong"),
+        *("loss.type", "loss.advantage", "loss.aggregation"),
+        *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
+        *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
+        *("optim.microbatch", "optim.schedule", "optim.max_skipped_steps"),
+        *("eval.every", "eval.prompts", "eval.samples", "eval.temperature"),
+        *("checkpoint.every", "checkpoint.keep", "callbacks.verbose"),
+        # A colocated worker samples with the threads that generator_cpus buy.
+        *("resources.num_learners", "resources.generator_cpus", "resources.deadline_s"),
+    )
+)
+
+
+def unmet(key: str, settings: Settings) -> list[Condition]:
+    """What keeps `key` from being read; empty where it is read."""
+    return [c for c in READ_WITH.get(key, ()) if not c.met_by(settings)]
+
+
+def of_other_placement(key: str, placement: str) -> bool:
+    """Whether `key` is a resource that only the other placement reserves."""
+    own = next((c for c in (_COLOCATED, _DISAGGREGATED) if c in READ_WITH.get(key, ())), None)
+    return key.startswith("resources.") and own is not None and not own.holds(placement)

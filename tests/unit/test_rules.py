@@ -1,0 +1,192 @@
+"""Keys that the chosen combination does not read: each has a row, and is refused by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, set_dotted
+from grpo_trainable.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
+
+APART = {"placement": "disaggregated"}
+REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
+REWARD = {"task.reward": "my:reward"}
+
+# Key -> another value than the default, settings beside which it is not read, the setting that the
+# error blames and what it says is needed, settings beside which it is read.
+CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
+    "weight_update": ("in_flight", APART, "lag=0", "lag >= 1", {**APART, "lag": 1}),
+    "buffer_sampling": (
+        "fifo",
+        {},
+        "buffer_capacity=1",
+        "buffer_capacity >= 2",
+        REPLAY,
+    ),
+    "buffer.sample_batches": (2, {}, "buffer_capacity=1", "buffer_capacity >= 2", REPLAY),
+    "buffer.max_age": (1, {}, "buffer_capacity=1", "buffer_capacity >= 2", REPLAY),
+    "buffer.fresh_fraction": (
+        0.25,
+        REPLAY,
+        "buffer_sampling=recency",
+        "buffer_sampling=mixed",
+        {**REPLAY, "buffer_sampling": "mixed"},
+    ),
+    "model.preset": ("small", {"model.path": "/p"}, "model.path=/p", "model.path=none", {}),
+    "task.keywords_file": (
+        "/w",
+        {"task.eval_file": "/e"},
+        "task.train_file=none and task.eval_file=/e",
+        "task.train_file=none and task.eval_file=none",
+        REWARD,
+    ),
+    "task.keywords_per_prompt": (
+        2,
+        {"task.train_file": "/t"},
+        "task.train_file=/t and task.eval_file=none",
+        "task.train_file=none and task.eval_file=none",
+        REWARD,
+    ),
+    "task.match": (
+        "substring",
+        REWARD,
+        "task.reward=my:reward",
+        "task.reward=none",
+        {"task.train_file": "/t"},
+    ),
+    "task.reward_deadline_s": (5.0, {}, "task.reward=none", "task.reward", REWARD),
+    "task.max_error_rate": (0.5, {}, "task.reward=none", "task.reward", REWARD),
+    "task.strict": (
+        True,
+        {},
+        "task.reward=none and task.train_file=none and task.eval_file=none",
+        "task.reward or task.train_file or task.eval_file",
+        {"task.eval_file": "/e"},
+    ),
+    "loss.advantage_eps": (
+        1e-6,
+        {"loss.advantage": "rloo"},
+        "loss.advantage=rloo",
+        "loss.advantage=group_std or batch",
+        {"loss.advantage": "batch"},
+    ),
+    "loss.clip": (
+        0.3,
+        {"loss.type": "cispo"},
+        "loss.type=cispo",
+        "loss.type=grpo_clip, dapo or gspo (cispo clips by loss.clip_high)",
+        {"loss.type": "gspo"},
+    ),
+    "loss.clip_high": (
+        0.3,
+        {"loss.type": "reinforce_with_baseline"},
+        "loss.type=reinforce_with_baseline",
+        "loss.type=grpo_clip, dapo, gspo or cispo",
+        {"loss.type": "cispo"},
+    ),
+    "loss.kl_estimator": (
+        "k1",
+        {},
+        "loss.kl_coef=0.0",
+        "loss.kl_coef > 0",
+        {"loss.kl_coef": 0.1},
+    ),
+    "optim.epochs": (
+        2,
+        {"k": 2},
+        "k_mode=same_batch",
+        "k_mode=minibatches",
+        {"k": 2, "k_mode": "minibatches"},
+    ),
+    "callbacks.kl_band": (
+        (0.0, 9.0),
+        {"loss.kl_monitor": False},
+        "loss.kl_monitor=false",
+        "loss.kl_monitor=true, which measures the KL",
+        {},
+    ),
+    "callbacks.kl_stop": (
+        9.0,
+        {"loss.kl_monitor": False},
+        "loss.kl_monitor=false",
+        "loss.kl_monitor=true, which measures the KL",
+        {},
+    ),
+    "resources.reference": (
+        "generator",
+        {**APART, "loss.kl_monitor": False},
+        "loss.kl_monitor=false and loss.kl_coef=0.0",
+        "loss.kl_monitor=true or loss.kl_coef > 0",
+        {**APART, "loss.kl_monitor": False, "loss.kl_coef": 0.1},
+    ),
+    **{
+        f"resources.{name}": (value, {}, "placement=colocated", "placement=disaggregated", APART)
+        for name, value in (
+            ("num_generators", 2),
+            ("generator_gpus", 0.5),
+            ("learner_cpus", 2.0),
+            ("learner_gpus", 0.5),
+        )
+    },
+    **{
+        f"resources.{name}": (value, APART, "placement=disaggregated", "placement=colocated", {})
+        for name, value in (("worker_cpus", 2.0), ("worker_gpus", 0.5))
+    },
+}
+
+
+def config_of(*settings: dict[str, Any]) -> GRPOConfig:
+    data: dict[str, Any] = {}
+    for dotted in settings:
+        for key, value in dotted.items():
+            set_dotted(data, key, value)
+    return GRPOConfig.from_dict(data)
+
+
+def test_every_key_is_always_read_or_has_a_row() -> None:
+    assert READ_WITH.keys() | ALWAYS_READ == CHECKS.keys()
+    assert not READ_WITH.keys() & ALWAYS_READ
+    assert CASES.keys() == READ_WITH.keys()
+
+
+@pytest.mark.parametrize("key", READ_WITH)
+def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> None:
+    value, unread, blamed, needs, _ = CASES[key]
+    with pytest.raises(ConfigError) as caught:
+        config_of(unread, {key: value})
+    line = str(caught.value)
+    assert line.startswith(f"{key}=")
+    assert line.endswith(f": not read with {blamed}; needs {needs}")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("key", READ_WITH)
+def test_where_it_is_read_it_is_accepted(key: str) -> None:
+    value, _, _, _, read = CASES[key]
+    config = config_of(read, {key: value})
+    assert config[key] == value
+    assert not unmet(key, config)
+
+
+@pytest.mark.parametrize("key", READ_WITH)
+def test_a_default_is_never_refused(key: str) -> None:
+    _, unread, _, _, _ = CASES[key]
+    config = config_of(unread, {key: CHECKS[key].default})
+    # As a trial's files have it: every key, resolved.
+    assert GRPOConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize("key", HARMLESS)
+def test_files_of_earlier_experiments_can_be_read(key: str) -> None:
+    _, unread, _, _, _ = CASES[key]
+    assert config_of(unread, {key: HARMLESS[key]})[key] == HARMLESS[key]
+
+
+def test_several_conditions_are_named_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_of({"buffer.fresh_fraction": 0.25})
+    assert str(caught.value) == (
+        "buffer.fresh_fraction=0.25: not read with buffer_capacity=1 and buffer_sampling=recency; "
+        "needs buffer_capacity >= 2 and buffer_sampling=mixed"
+    )
