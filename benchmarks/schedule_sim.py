@@ -37,11 +37,10 @@ from typing import Any
 from asynchrony import ARMS, MOVED, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
 from traces import EVALUATION, SYNC, UPDATE, calls_of
-from trials import counted_rows, finished_trial, rows_of
+from trials import finished_trial, rows_of
 from virtual_time import Durations, simulate, wall_clock_a_round
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.timers import WallClock
 
 PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
 
@@ -94,7 +93,7 @@ def side_of(actor: str, kind: str) -> str:
 def times_of(directory: Path) -> Times:
     """Of a finished trial. `hop_s` is 0 where rounds overlap: there `time/other_s` does not show
     what the driver adds."""
-    rows = counted_rows(rows_of(directory))
+    rows = rows_of(directory)
     events = json.loads((directory / "trace.json").read_text())
     actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -159,15 +158,15 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
 
 def wall_clock_of(directory: Path) -> float:
     """Seconds a round."""
-    rows = counted_rows(rows_of(directory))
+    rows = rows_of(directory)
     return rows[-1]["time/wall_clock_s"] / len(rows)
 
 
 def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Seconds a round, those that warm up apart."""
+    """Seconds a round."""
     durations = times.in_order(passes)
     reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
-    return wall_clock_a_round(reports[WallClock.FIRST_ROUND - 1 :])
+    return wall_clock_a_round(reports)
 
 
 # ---- Scaling ---------------------------------------------------------------------------------

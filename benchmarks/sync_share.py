@@ -16,7 +16,7 @@ from typing import Any
 
 from asynchrony import WORKLOADS, options
 from measure import RESULTS, provenance, write
-from trials import counted_rows, run_trial
+from trials import run_trial
 
 ARMS = ("sync", "async_k1")
 BOUNDS = {"default": 0.02, "small": 0.01}  # with `auto`
@@ -58,7 +58,7 @@ def shares_of(rows: list[dict[str, Any]]) -> list[float]:
     """Of every counted round but the first."""
     return [
         row["time/sync_s"] / (row["time/wall_clock_s"] - before["time/wall_clock_s"])
-        for before, row in pairwise(counted_rows(rows))
+        for before, row in pairwise(rows)
     ]
 
 

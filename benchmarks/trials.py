@@ -14,8 +14,6 @@ from typing import Any
 
 from measure import ROOT
 
-from grpo_trainable.timers import WallClock
-
 
 class TrialFailed(SystemExit):
     """What a benchmark ends with, unless failing is a result."""
@@ -48,15 +46,10 @@ def finished_trial(arm: str, *, seed: int, options: list[str]) -> Iterator[Path]
         yield path.parent
 
 
-def counted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rounds that wall-clock counts."""
-    return rows[WallClock.FIRST_ROUND - 1 :]
-
-
 def overhead(rows: list[dict[str, Any]]) -> dict[str, float]:
     """What every benchmark of trials shows: `time/other_s` as a share of the step, the median over
-    the rounds counted, and the largest lag."""
-    shares = [row["time/other_s"] / row["time/step_s"] for row in counted_rows(rows)]
+    the rounds, and the largest lag."""
+    shares = [row["time/other_s"] / row["time/step_s"] for row in rows]
     return {
         "other_share": statistics.median(shares),
         "largest_lag": max(row["lag/max"] for row in rows),

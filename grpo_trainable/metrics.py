@@ -44,6 +44,7 @@ NAMES = frozenset(
         *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
         *(f"time/{stage}_s" for stage in STAGES),
         *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
+        "time/warm_up_s",
         *("time/generator_idle_s", "time/learner_idle_s", "time/disturbed_fraction"),
         *FRACTIONS,
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),

@@ -97,12 +97,10 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 class WallClock:
     """Wall-clock as tables and speed-ups quote it.
 
-    From the start of round `FIRST_ROUND` (1-based: the first two warm up) to the end of the last,
-    the gaps that Tune leaves between two steps included, evaluation and checkpoints subtracted.
-    Time during which the trial did not run (after a resume) is not counted.
+    From the start of the first round, before which every actor is warmed up, to the end of the
+    last, the gaps that Tune leaves between two steps included, evaluation and checkpoints
+    subtracted. Time during which the trial did not run (after a resume) is not counted.
     """
-
-    FIRST_ROUND = 3
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
@@ -113,14 +111,11 @@ class WallClock:
         """A checkpoint since the last round took `seconds`."""
         self._checkpoint_s += seconds
 
-    def round_ended(self, round_: int, start: float, end: float, eval_s: float) -> float:
-        """Seconds of round `round_` (1-based), from the end of the one before; adds them up."""
+    def round_ended(self, start: float, end: float, eval_s: float) -> float:
+        """Seconds of a round, from the end of the one before; adds them up."""
         since = start if self._last_end is None else self._last_end
         gap_s = 0.0 if self._last_end is None else self._checkpoint_s
-        if round_ == self.FIRST_ROUND:
-            since, gap_s = start, 0.0
         seconds = end - since - gap_s - eval_s
         self._last_end, self._checkpoint_s = end, 0.0
-        if round_ >= self.FIRST_ROUND:
-            self.seconds += seconds
+        self.seconds += seconds
         return seconds

@@ -82,6 +82,7 @@ class GRPOTrainable(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         self._actors: list[RayActor] = []
         self._group: Group | None = None
+        self._warm_up_s: float | None = None  # None: not yet
         self.grpo = GRPOConfig.from_dict(config)
         self._runtime = RayRuntime()
         self._meter = Meter(filter(None, [driver_pid()]))
@@ -142,6 +143,29 @@ class GRPOTrainable(tune.Trainable):
             gpus=r.learner_gpus,
         )
         self._actors = [learner, *(self._generator(1 + i) for i in range(r.num_generators))]
+
+    def _warm_up(self) -> None:
+        """All actors at once, with the prompts of a unit. Actors that began anew are still warm.
+
+        Raises:
+            ActorFailed: one of them cannot do what a round asks of it.
+        """
+        if self._warm_up_s is not None:
+            return
+        start = now()
+        prompts = range(self.grpo.unit_prompts)
+        requests = [self._prompts.request("train", cursor) for cursor in prompts]
+        longest = max(len(request.prompt_ids) for request in requests)
+        learner, *generators = self._actors
+        if generators:
+            calls = [learner.submit("warm-up", "warm_up", longest)]
+            calls += [generator.submit("warm-up", "warm_up", requests) for generator in generators]
+        else:
+            calls = [learner.submit("warm-up", "warm_up", requests, longest)]
+        for call in calls:
+            await_call(self._runtime, call, self.grpo.resources.deadline_s)
+        self._warm_up_s = now() - start
+        self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
     def _set_up_transport(self) -> float:
         """Seconds that it took.
@@ -213,6 +237,7 @@ class GRPOTrainable(tune.Trainable):
     def step(self) -> dict[str, Any]:
         if not self._started:
             # Not in setup: a checkpoint is loaded between the two, and its weights must travel.
+            self._warm_up()
             self.pipeline.start(self._set_up_transport())
             self._started = True
             self._place_actors()
@@ -258,12 +283,13 @@ class GRPOTrainable(tune.Trainable):
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         eval_s = report.metrics["time/eval_s"]
-        seconds = self._wall_clock.round_ended(report.round, report.start, report.end, eval_s)
+        seconds = self._wall_clock.round_ended(report.start, report.end, eval_s)
         new = [group for group in report.groups if group.uses == 1]
         responses = sum(len(group.response_ids) for group in new)
         tokens = sum(group.num_tokens for group in new)
         return {
             "time/wall_clock_s": self._wall_clock.seconds,
+            "time/warm_up_s": self._warm_up_s or 0.0,
             "time/checkpoint_s": sum((span.seconds for span in self._checkpoints), 0.0),
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,

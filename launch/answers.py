@@ -109,7 +109,7 @@ REWARD = Column(
 )
 EARLY_REWARD = Column(name="early_reward", title="after a quarter", form="{:.3f}", value=_early)
 AGAINST = "against"  # the column of the differences, behind the reward
-# Not seconds: of arms with few rounds wall-clock leaves out more samples.
+# Not seconds: those of trials that were cut short compare with nothing.
 SPEED = Column(name="samples_per_s", title="samples/s", form="{:.0f}", value=_samples_per_s)
 DRIFT = (
     Column(

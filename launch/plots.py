@@ -37,7 +37,7 @@ STAGES = ("rollout", "reward", "optimize", "reference", "sync", "other", "eval")
 STAGE_COLOURS = ("#77AADD", "#FFAABB", "#EE8866", "#EEDD88", "#44BB99", "#BBBBBB", "#AAAA00")
 WAITING = {"generator_idle": "generator waits", "learner_idle": "learner waits"}
 
-NO_WALL_CLOCK = "Wall-clock begins with round 3, which no trial has finished."
+NO_WALL_CLOCK = "No wall-clock was recorded."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,7 @@ def _learning(arms: Arms) -> list[Plot]:
         name="reward_wall_clock",
         title="Held-out reward against wall-clock",
         look="Curves further left learn faster in real time. Seconds count from the start of "
-        "round 3, so what the first two rounds brought stands at 0; without evaluation and "
-        "checkpoints.",
+        "round 1, without evaluation and checkpoints.",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),

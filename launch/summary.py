@@ -34,7 +34,7 @@ class TrialSummary:
     seed: int
     rounds: int
     samples: float | None  # responses trained on
-    wall_clock_s: float | None  # None before the first round that is timed
+    wall_clock_s: float | None
     pace: Pace | None
     eval_s: float
     checkpoint_s: float
@@ -117,8 +117,8 @@ class Comparison:
     def footnotes(self) -> list[str]:
         relative = f", relative to {self.baseline}" if self.baseline is not None else ""
         notes = [
-            "Wall-clock and device-hours run from the start of round 3, so arms of few rounds "
-            "count fewer of their samples; evaluation and checkpoints are subtracted. Speed-up: "
+            "Wall-clock and device-hours run from the start of round 1, to which the actors come "
+            "warmed up; evaluation and checkpoints are subtracted. Speed-up: "
             f"samples a second{relative}, whatever an arm reserves. At equal cost: samples a "
             f"device-hour{relative}. A device is a GPU, or a CPU core of the actors where there "
             "is no GPU. Tokens a response: the held-out responses before training and at the "

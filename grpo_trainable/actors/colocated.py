@@ -40,6 +40,10 @@ class Colocated:
         self._generator.reset(config)
         self._learner.reset(config)
 
+    def warm_up(self, requests: Sequence[Request], prompt_tokens: int) -> None:
+        self._generator.warm_up(requests)
+        self._learner.warm_up(prompt_tokens)
+
     def generate(self, requests: Sequence[Request]) -> ScoredUnit:
         return self._generator.generate(requests)
 

@@ -191,6 +191,19 @@ class Generator:
                 scores = self._score(stream, groups)
             return self._unit(groups, scores)
 
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Samples once what is dropped again, so that the first round finds memory and code warm.
+
+        Draws are keyed by what is asked for, so none is used up. Nothing is scored: a reward
+        function of the user's may count its calls, or cost something.
+        """
+        with self._desk.call():
+            groups = self.engine.generate(requests, lambda: None)
+            if self._reference is not None:
+                self._reference.annotate(groups)
+            self._desk.clock.synchronize()
+        self._desk.clock.reset()
+
     def between_tokens(self) -> None:
         """Called before every token: takes in weights that were deposited meanwhile."""
         advance()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -183,23 +183,57 @@ class Learner:
         self.config = config
         model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.policy = model.to(self._desk.device)
-        self._pad_id = tokenizer.pad_id
+        self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
         self._log_probs = LogProbs(config, tokenizer.eos_id)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
         here = config.reference_role == "learner"
         self.reference = Reference(config, self._desk.device) if here else None
-        self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
-            lr=config.optim.lr,
-            betas=config.optim.betas,
-            weight_decay=config.optim.weight_decay,
-            fused=True,
-        )
+        self.optimizer = _optimizer(self.policy.parameters(), config)
         self.version = 0
         self.round = 0
         self._skipped_steps = 0
         self._skipped_in_a_row = 0
+
+    def warm_up(self, prompt_tokens: int) -> None:
+        """Does once what is slow the first time: one microbatch forward and backward, each row with
+        `prompt_tokens` and the longest response, and a step of the optimizer.
+
+        Nothing of it remains but warm code and memory. The gradients are dropped, and the optimizer
+        is another one, with a single number as its parameter: neither a copy of a large policy nor
+        moments for it are made. Those of the policy are still allocated by its first step.
+        """
+        with self._desk.call():
+            batch = self._made_up_batch(prompt_tokens)
+            if self.reference is not None:
+                self.reference.log_probs(batch)
+            log_probs, _ = self._log_probs.with_entropy(self.policy, batch)
+            log_probs.sum().backward()
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip)
+            self.optimizer.zero_grad()
+            number = torch.nn.Parameter(torch.zeros(1, device=self._desk.device))
+            number.grad = torch.ones_like(number)
+            _optimizer([number], self.config).step()
+            self._desk.clock.synchronize()
+        self._desk.clock.reset()
+
+    def _made_up_batch(self, prompt_tokens: int) -> TrainBatch:
+        """As many rows as a microbatch of this config has at most, each as long as can be."""
+        rollout = self.config.rollout
+        rows = min(self.config.optim.microbatch, rollout.prompts * rollout.group_size)
+        shape = (rows, prompt_tokens + rollout.max_new_tokens - 1)
+        # Any token but end-of-text, which a response may not begin with.
+        ids = torch.full(shape, int(self._eos_id == 0))
+        zeros = torch.zeros(shape)
+        mask = torch.zeros(shape, dtype=torch.bool)
+        mask[:, prompt_tokens - 1 :] = True
+        return TrainBatch(
+            input_ids=ids,
+            target_ids=ids,
+            response_mask=mask,
+            behaviour_log_probs=zeros,
+            advantages=zeros,
+        ).to(self._desk.device)
 
     # ---- The round ---------------------------------------------------------------------------
 
@@ -589,6 +623,16 @@ def _drift(
             values[estimator] = total / max(sum(weights), 1)
         drift[name] = Drift(**values)
     return drift
+
+
+def _optimizer(parameters: Iterable[torch.nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.optim.lr,
+        betas=config.optim.betas,
+        weight_decay=config.optim.weight_decay,
+        fused=True,
+    )
 
 
 def _scatter_rows(log_probs: Tensor, rows: Tensor, batch: TrainBatch) -> Tensor:

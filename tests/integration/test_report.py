@@ -292,7 +292,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
         "machine not recorded",
         "started not recorded",
         "Not drawn. KL was not monitored (loss.kl_monitor=false).",
-        "Not drawn. Wall-clock begins with round 3, which no trial has finished.",
+        "Not drawn. No wall-clock was recorded.",
         "Not drawn. No rollouts were kept",
         "Not drawn. No version changes were recorded",
         "Nothing to compare: no evaluation after the first was kept.",

@@ -374,6 +374,26 @@ def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: P
     assert_no_actor_left()
 
 
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_warm_up_changes_neither_rows_nor_weights(
+    trainable: Any, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    def run() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        trial = trainable(trial_config(placement=placement, rounds=2))
+        rows = [trial.step() for _ in range(2)]
+        assert (rows[0]["time/warm_up_s"] > 0) == warmed
+        return [untimed(row) for row in rows], trial._learners.state().policy
+
+    warmed = True
+    rows, policy = run()
+    warmed = False
+    monkeypatch.setattr(GRPOTrainable, "_warm_up", lambda self: None)
+    expected_rows, expected_policy = run()
+    assert rows == expected_rows
+    assert policy.keys() == expected_policy.keys()
+    assert all(policy[name].equal(expected_policy[name]) for name in policy)
+
+
 def test_a_bundle_for_the_trial_and_for_each_actor() -> None:
     request = GRPOTrainable.default_resource_request
     assert request(trial_config(placement="colocated")).bundles == [{"CPU": 0.1}, {"CPU": 0.95}]

@@ -360,7 +360,7 @@ def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so
     assert "relative to sync" in table(trials)
 
 
-def test_before_round_three_speed_is_unknown(experiment):
+def test_without_wall_clock_speed_is_unknown(experiment):
     write_trial(experiment, config(), [row(1), row(2)])
     cell = cells(table(read_experiment(experiment).trials))["colocated_k1"]
 

@@ -95,6 +95,53 @@ def with_first(groups: Sequence[RolloutGroup], **fields: Tensor) -> list[Rollout
     return [replace(groups[0], **fields), *groups[1:]]
 
 
+# ---- Before the first round --------------------------------------------------------------------
+
+
+def a_round(pair: Pair) -> tuple[Any, Weights]:
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()])
+    return updated, pair.weights()
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": {"kl_monitor": False}}, {"k": 2}])
+def test_warm_up_leaves_nothing_that_a_round_could_see(
+    policy_path: str, settings: dict[str, Any]
+) -> None:
+    cold, warm = Pair(policy_path, **settings), Pair(policy_path, **settings)
+    warm.generator.warm_up([warm.prompts.request("train", cursor) for cursor in range(4)])
+    warm.learner.warm_up(prompt_tokens=7)
+    before, after = cold.learner.state(), warm.learner.state()
+    assert equal(before.policy, after.policy)
+    assert after.optimizer == {}
+    assert before.counters == after.counters
+    assert all(p.grad is None for p in warm.learner.policy.parameters())
+    for _ in range(2):
+        (updated, weights), (expected, expected_weights) = a_round(warm), a_round(cold)
+        assert equal(weights, expected_weights)
+        assert (updated.steps, updated.kl) == (expected.steps, expected.kl)
+        assert [span.stage for span in updated.spans] == [span.stage for span in expected.spans]
+    assert equal(warm.learner.state().optimizer, cold.learner.state().optimizer)
+
+
+def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch": 5}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    # Seven tokens and ten more, but for the last, which has nothing to predict.
+    assert batch.input_ids.shape == (5, 16)
+    assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
+
+
 # ---- Weights on their way ----------------------------------------------------------------------
 
 

@@ -110,46 +110,34 @@ def test_covered_seconds_counts_every_moment_once(spans, expected):
     assert covered_seconds([Span("x", *span) for span in spans], 0, 10) == expected
 
 
-def rounds(wall: WallClock, times: list[tuple[float, float]], first: int = 1) -> list[float]:
-    return [
-        wall.round_ended(first + i, start, end, eval_s=0.0) for i, (start, end) in enumerate(times)
-    ]
+def rounds(wall: WallClock, times: list[tuple[float, float]]) -> list[float]:
+    return [wall.round_ended(start, end, eval_s=0.0) for start, end in times]
 
 
-def test_the_first_two_rounds_are_not_counted():
+def test_every_round_and_the_gaps_between_them_are_counted():
     wall = WallClock()
-    rounds(wall, [(0, 10), (12, 20)])
-    assert wall.seconds == 0
-    rounds(wall, [(21, 25)], first=3)
-    assert wall.seconds == 4
-
-
-def test_gaps_between_rounds_are_counted_from_round_three_on():
-    wall = WallClock()
-    assert rounds(wall, [(0, 10), (12, 20), (21, 25), (28, 30)]) == [10, 10, 4, 5]
-    assert wall.seconds == 30 - 21
+    assert rounds(wall, [(0, 10), (12, 20), (21, 25), (28, 30)]) == [10, 10, 5, 5]
+    assert wall.seconds == 30
 
 
 def test_evaluation_and_checkpoints_are_subtracted():
     wall = WallClock()
-    rounds(wall, [(0, 10), (12, 20), (21, 25)])
+    assert wall.round_ended(0, 10, eval_s=4) == 10 - 4
     wall.checkpointed(2)
-    assert wall.round_ended(4, 28, 40, eval_s=6) == (40 - 25) - 2 - 6
-    assert wall.round_ended(5, 41, 43, eval_s=0) == 3
-    assert wall.seconds == 4 + 7 + 3
+    assert wall.round_ended(13, 25, eval_s=6) == (25 - 10) - 2 - 6
+    assert wall.round_ended(26, 28, eval_s=0) == 3
+    assert wall.seconds == 6 + 7 + 3
 
 
-def test_a_checkpoint_before_round_three_takes_nothing_from_it():
+def test_a_checkpoint_before_the_first_round_takes_nothing_from_it():
     wall = WallClock()
-    rounds(wall, [(0, 10), (12, 20)])
     wall.checkpointed(5)
-    assert wall.round_ended(3, 26, 30, eval_s=1) == 3
-    assert wall.seconds == 3
+    assert wall.round_ended(26, 30, eval_s=1) == 3
 
 
 def test_time_before_a_resume_is_kept_and_the_pause_is_not_counted():
     before = WallClock()
-    rounds(before, [(0, 10), (12, 20), (21, 25), (28, 30)])
+    rounds(before, [(0, 10), (12, 20)])
     resumed = WallClock(before.seconds)
-    rounds(resumed, [(1000, 1004), (1005, 1006)], first=5)
-    assert resumed.seconds == 9 + 4 + 2
+    rounds(resumed, [(1000, 1004), (1005, 1006)])
+    assert resumed.seconds == 20 + 4 + 2
