@@ -12,7 +12,7 @@ from ray.tune import Checkpoint
 
 from callbacks.survivor import Survivor
 from callbacks.trial_files import is_local, label, read_rows
-from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
+from grpo_trainable.checkpointing import CheckpointError, checkpoint_round, newest_whole
 from grpo_trainable.details import DETAILS
 
 
@@ -31,6 +31,8 @@ class CheckpointFallback(Survivor):
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._written.add(trial.trial_id)
+        if is_local(trial):
+            forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         # After `on_checkpoint`, to which only a checkpoint that was written comes.
@@ -64,11 +66,8 @@ class CheckpointFallback(Survivor):
         instead = None if whole is None else training_result(Path(trial.path), *whole)
         # Tune has no public way to say this.
         manager._latest_checkpoint_result = instead
-        manager._checkpoint_results = [
-            result
-            for result in manager._checkpoint_results
-            if result is not noted and result.checkpoint and Path(result.checkpoint.path).is_dir()
-        ]
+        manager._checkpoint_results = [r for r in manager._checkpoint_results if r is not noted]
+        forget_missing(manager)
         if instead is None:
             print(f"{label(trial)}: {problem}; no whole one is left, starting anew", flush=True)
             return
@@ -79,22 +78,21 @@ class CheckpointFallback(Survivor):
         print(f"{label(trial)}: {problem}; going on from {path.name} (round {round_})", flush=True)
 
 
+def forget_missing(manager: Any) -> None:
+    """Tune shall neither offer nor remove a checkpoint that the trial has removed."""
+    manager._checkpoint_results = [
+        result
+        for result in manager._checkpoint_results
+        if result.checkpoint and Path(result.checkpoint.path).is_dir()
+    ]
+
+
 def damage(path: str) -> str | None:
     """What is wrong with a checkpoint, in one line; None when it is whole."""
     try:
         checkpoint_round(path)
     except CheckpointError as error:
         return str(error).removeprefix(str(Path(path).parent)).lstrip("/")
-    return None
-
-
-def newest_whole(directory: Path) -> tuple[Path, int] | None:
-    """The last whole checkpoint that was written to a trial's directory, and its rounds."""
-    for path in sorted(directory.glob("checkpoint_*"), reverse=True):
-        try:
-            return path, checkpoint_round(path)
-        except CheckpointError:
-            continue
     return None
 
 

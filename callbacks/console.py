@@ -130,6 +130,11 @@ def _seconds_left(result: Mapping[str, Any], rounds: int) -> float:
     return result["time_total_s"] / round_ * (rounds - round_)
 
 
+def _held_back(trial: Any) -> bool:
+    """Whether it has not run yet because no more trials may run at a time."""
+    return trial.status == "PAUSED" and not trial.has_reported_at_least_once
+
+
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -> Table:
     """One row a trial that has started; `latest` holds the newest row of each."""
     table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
@@ -139,7 +144,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("shares of a round", no_wrap=True, width=BAR_WIDTH)
     table.add_column("left", justify="right", no_wrap=True)
-    begun = [trial for trial in trials if trial.status != "PENDING"]
+    begun = [trial for trial in trials if trial.status != "PENDING" and not _held_back(trial)]
     # What runs is always in sight.
     hidden = max(0, len(begun) - SHOWN_TRIALS)
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:

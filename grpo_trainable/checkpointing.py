@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,6 +27,7 @@ from grpo_trainable.rollout import RolloutGroup
 
 FORMAT_VERSION = 3
 WORLD_SIZE = 1  # learners that write
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
 STATE = "state.json"
 PARTS = ("policy", "optimizer", "buffer")
@@ -103,7 +106,52 @@ def checkpoint_round(directory: str | Path) -> int:
         CheckpointError: as `read_checkpoint`.
     """
     directory = Path(directory)
-    state = _parse(directory / STATE, _verified(directory)[STATE])
+    return _round(_parse(directory / STATE, _verified(directory)[STATE]), directory)
+
+
+def newest_whole(directory: Path) -> tuple[Path, int] | None:
+    """The last whole checkpoint that was written to a trial's directory, and its rounds."""
+    for path in reversed(numbered_checkpoints(directory)):
+        try:
+            return path, checkpoint_round(path)
+        except CheckpointError:
+            continue
+    return None
+
+
+def remove_older(directory: Path, keep: int, shared_rounds: Collection[int]) -> None:
+    """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
+
+    Raises:
+        CheckpointError: the newest is not whole; nothing was removed.
+        OSError: one cannot be removed.
+    """
+    paths = numbered_checkpoints(directory)
+    older = [path for path in paths[:-keep] if _unverified_round(path) not in shared_rounds]
+    if older:
+        checkpoint_round(paths[-1])
+    # Out of sight at once: half a checkpoint would look like a damaged one.
+    removed = directory / ".removed"
+    for path in older:
+        shutil.rmtree(removed, ignore_errors=True)
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def numbered_checkpoints(directory: Path) -> list[Path]:
+    """What Tune has copied, or begun to copy, to a trial's directory, in order."""
+    return sorted(p for p in directory.glob("checkpoint_*") if CHECKPOINT.fullmatch(p.name))
+
+
+def _unverified_round(directory: Path) -> int | None:
+    """None when the checkpoint does not say."""
+    try:
+        return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
+    except CheckpointError:
+        return None
+
+
+def _round(state: Mapping[str, Any], directory: Path) -> int:
     with _named_errors(directory):
         return int(state["pipeline"]["learner_round"])
 

@@ -341,7 +341,8 @@ class CheckpointSettings(_Settings):
     SECTION: ClassVar[str] = "checkpoint"
 
     every: int = _integer(10, minimum=1)  # rounds
-    keep: int | None = _integer(2, minimum=1, optional=True)  # the newest; None: all
+    # The newest, and those that another trial may go on from under PBT (docs/faults.md); None: all.
+    keep: int | None = _integer(2, minimum=1, optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import ray
 import ray.util
-from pyarrow.fs import FileSelector
+from pyarrow.fs import FileSelector, LocalFileSystem
 from ray import tune
+from ray.air.constants import TRAINING_ITERATION
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
 from ray.tune.registry import register_trainable
@@ -25,12 +25,16 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner, LearnerState
 from grpo_trainable.calls import Actor, ActorFailed, await_call
 from grpo_trainable.checkpointing import (
+    CHECKPOINT,
+    CheckpointError,
     TrialState,
+    newest_whole,
     read_checkpoint,
     refuse_foreign_files,
+    remove_older,
     write_checkpoint,
 )
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, make_absolute
 from grpo_trainable.details import (
     DETAILS,
     Columns,
@@ -39,6 +43,7 @@ from grpo_trainable.details import (
     response_columns,
     rollout_columns,
 )
+from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
@@ -65,6 +70,9 @@ CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 # Keys that an actor's process, its reservation and its transport are made from; for any other key
 # it can begin anew.
 BUILT_INTO_ACTORS = ("placement", "resources", "transport", "in_mid_batch")
+# Rounds whose checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start from
+# its donor's checkpoint of one perturbation until the donor has been through the next.
+SHARED_ROUNDS = 2
 
 
 class GRPOTrainable(tune.Trainable):
@@ -83,7 +91,7 @@ class GRPOTrainable(tune.Trainable):
         self._actors: list[RayActor] = []
         self._group: Group | None = None
         self._warm_up_s: float | None = None  # None: not yet
-        self.grpo = GRPOConfig.from_dict(config)
+        self.grpo = resolved(config)
         self._runtime = RayRuntime()
         self._meter = Meter(filter(None, [driver_pid()]))
         self._places: list[RayCall] = []  # of actors that have not said yet where they run
@@ -109,6 +117,7 @@ class GRPOTrainable(tune.Trainable):
         )
         self._tokenizer = read_tokenizer(config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
+        self._inputs = input_digests(config)
         self._learners = learners
         self.pipeline = Pipeline(
             config,
@@ -118,10 +127,13 @@ class GRPOTrainable(tune.Trainable):
             self._runtime,
             spawn=self._replacement if self._replaceable else None,
         )
-        self._notes: list[str] = []  # since the last round
+        self._notes = self._keep_notes()  # since the last round
         self._news = [f"weights travel by {self._transport.name}: {self._transport.why}"]
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # since the last round
+        self._shared_rounds: list[int] = []
+        self._saved_round: int | None = None
+        self._due = False  # whether the trial itself has asked for a checkpoint of this round
         self._started = False
         self._disturbed = False  # whether the user has heard of it
 
@@ -251,13 +263,13 @@ class GRPOTrainable(tune.Trainable):
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
-        checkpoint = report.last or report.round % self.grpo.checkpoint.every == 0
+        self._due = report.last or report.round % self.grpo.checkpoint.every == 0
         self._notes += report.notes
         for note in self._notes:
             logger.warning("%s", note)
         extra = self._extra(report)
         self._checkpoints, self._notes, self._news = [], [], []
-        return {**row, **extra, "done": report.last, "should_checkpoint": checkpoint}
+        return {**row, **extra, "done": report.last, "should_checkpoint": self._due}
 
     def _extra(self, report: RoundReport) -> dict[str, Any]:
         """What a row holds that is no metric."""
@@ -322,7 +334,9 @@ class GRPOTrainable(tune.Trainable):
         # it was killed or the copy failed, must not be written over: it may be the only whole one.
         storage.current_checkpoint_index = before = newest_index(storage)
         try:
-            return super().save(str(directory))
+            result = super().save(str(directory))
+            self._remove_older()
+            return result
         except OSError as error:
             # No space, or no permission: work that can go on must not end for it.
             reason = error if error.errno is None else os.strerror(error.errno)
@@ -338,15 +352,52 @@ class GRPOTrainable(tune.Trainable):
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
+    @property
+    def _local_directory(self) -> Path | None:
+        """The trial's directory in the storage path, if that is of this machine."""
+        storage = self._storage
+        if storage is None or not isinstance(storage.storage_filesystem, LocalFileSystem):
+            return None
+        return Path(storage.trial_fs_path)
+
+    def _keep_notes(self) -> list[str]:
+        keep = self.grpo.checkpoint.keep
+        if keep is None or self._storage is None or self._local_directory is not None:
+            return []
+        return [f"checkpoint.keep={keep} has no effect on a remote storage path: all stay"]
+
+    def _remove_older(self) -> None:
+        """What `checkpoint.keep` does not keep. On a remote storage path, where `restore` could
+        not look for the newest one, all stay."""
+        keep, directory = self.grpo.checkpoint.keep, self._local_directory
+        if keep is None or directory is None:
+            return
+        try:
+            remove_older(directory, keep, self._shared_rounds)
+        except (CheckpointError, OSError) as error:
+            self._notes.append(f"older checkpoints stay: {error}")
+
+    def _share(self, round_: int) -> None:
+        """Another trial may go on from this one's checkpoint of `round_`."""
+        rounds = [*(other for other in self._shared_rounds if other != round_), round_]
+        self._shared_rounds = rounds[-SHARED_ROUNDS:]
+
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Policy, optimizer, waiting groups and every counter; safetensors and JSON.
 
         Every random draw is keyed by (seed, cursor, response, token), so the seed in the config
         and the cursor in the pipeline's state are the random state.
         """
+        round_ = self.pipeline.gate.learner_round
+        # Tune saves of its own accord, or once more, what PBT lets another trial start from.
+        if not self._due or round_ == self._saved_round:
+            self._share(round_)
+        self._saved_round = round_
         learner = self._learners.state()
         state = {
             "config": self.grpo.to_dict(),
+            "inputs": self._inputs,
+            "shared_rounds": self._shared_rounds,
             "learner": learner.counters,
             "pipeline": self.pipeline.state(),
             "wall_clock_s": self._wall_clock.seconds,
@@ -362,9 +413,13 @@ class GRPOTrainable(tune.Trainable):
     def restore(self, checkpoint_path: Any) -> None:
         """Tune's restore, once the directory is known to hold nothing that Ray would unpickle.
 
+        Where it is gone, because `checkpoint.keep` removed it after the last snapshot that Tune
+        took of the experiment, the trial goes on from its newest whole one.
+
         Raises:
             CheckpointError: it holds a file that no checkpoint of ours has.
         """
+        checkpoint_path = self._instead_of_removed(checkpoint_path)
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, tune.Checkpoint):
             with checkpoint.as_directory() as directory:
@@ -373,16 +428,34 @@ class GRPOTrainable(tune.Trainable):
             refuse_foreign_files(checkpoint)
         super().restore(checkpoint_path)
 
+    def _instead_of_removed(self, noted: Any) -> Any:
+        checkpoint = getattr(noted, "checkpoint", None)
+        directory = self._local_directory
+        if checkpoint is None or directory is None or Path(checkpoint.path).exists():
+            return noted
+        whole = newest_whole(directory)
+        if whole is None:
+            return noted
+        path, round_ = whole
+        logger.warning("%s is gone; going on from %s", checkpoint.path, path)
+        return _TrainingResult(
+            checkpoint=tune.Checkpoint(str(path), LocalFileSystem()),
+            metrics={**noted.metrics, TRAINING_ITERATION: round_},
+        )
+
     def load_checkpoint(self, checkpoint: Any) -> None:
         """
         Raises:
             CheckpointError: the directory is damaged or none of ours.
+            InputChanged: a file that the trial reads is not what it was.
             ActorFailed: the checkpoint is of another model.
         """
         trial = read_checkpoint(Path(checkpoint))
         if self._started:
             # The pipeline in place has work under way that belongs to another history.
             self.reset_config(self.config)
+        # Checkpoints of before there were digests have none.
+        refuse_changed_inputs(self.grpo, self._inputs, trial.state.get("inputs", {}))
         self._learners.load_state(
             LearnerState(
                 policy=trial.policy,
@@ -392,6 +465,8 @@ class GRPOTrainable(tune.Trainable):
         )
         self.pipeline.load_state(trial.state["pipeline"], trial.groups)
         self._wall_clock = WallClock(trial.state["wall_clock_s"])
+        self._shared_rounds = trial.state.get("shared_rounds", [])
+        self._share(self.pipeline.gate.learner_round)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts over with another config, which must reserve the same resources.
@@ -399,7 +474,7 @@ class GRPOTrainable(tune.Trainable):
         The actors stay and begin anew where it also shares them out alike and moves weights the
         same way; else others are started.
         """
-        new, old = GRPOConfig.from_dict(new_config), self.grpo
+        new, old = resolved(new_config), self.grpo
         if new.bundles() != old.bundles():
             return False
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):
@@ -434,6 +509,13 @@ class GRPOTrainable(tune.Trainable):
         self._actors, self._group = [], None
 
 
+def resolved(config: dict[str, Any]) -> GRPOConfig:
+    """A trial's config; relative paths mean the directory in which Ray was started, not the one to
+    which Tune moves a trial's process."""
+    started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
+    return GRPOConfig.from_dict(make_absolute(config, started))
+
+
 def reserved_nodes() -> list[str]:
     """The machines that a trial's actors may be on: of its placement group, or all there are."""
     group = ray.util.get_current_placement_group()
@@ -448,7 +530,7 @@ def newest_index(storage: StorageContext) -> int:
     entries = storage.storage_filesystem.get_file_info(
         FileSelector(storage.trial_fs_path, allow_not_found=True)
     )
-    matches = [re.fullmatch(r"checkpoint_(\d+)", entry.base_name) for entry in entries]
+    matches = [CHECKPOINT.fullmatch(entry.base_name) for entry in entries]
     return max((int(match[1]) for match in matches if match), default=-1)
 
 

@@ -27,6 +27,7 @@ from urllib.parse import quote
 from grpo_trainable.config import GRPOConfig, flatten, shown
 from launch import changes, experiment_files
 from launch.answers import Answer, answer
+from launch.directories import local_directory
 from launch.experiment import (
     ExperimentError,
     ExperimentRecord,
@@ -78,11 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment_dir", metavar="EXPERIMENT_DIR", help="as tune.py printed it")
     try:
         directory = parser.parse_args(argv).experiment_dir
-        print(write_report(Path(os.path.expanduser(directory))))
+        print(write_report(experiment_directory(directory)))
     except ReportError as error:
         print(f"report.py: {error}", file=sys.stderr)
         return USAGE
     return OK
+
+
+def experiment_directory(text: str) -> Path:
+    try:
+        return local_directory(text)
+    except ValueError as error:
+        raise ReportError(f"{text}: {error}") from None
 
 
 def _warn(text: str) -> None:

@@ -36,6 +36,7 @@ from grpo_trainable.config import (
 from grpo_trainable.installed import missing_on_machine
 from grpo_trainable.rules import unmet
 from launch import EXPERIMENT_FILE
+from launch.directories import WRITABLE_BY_OTHERS, local_directory, refuse_state_of_others
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import in_blocks, param_space
 
@@ -57,6 +58,8 @@ class UsageError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A resume refuses state that others could have written. Ray's processes inherit it.
+    os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
     try:
         args = parse_arguments(sys.argv[1:] if argv is None else argv)
         if args.list:
@@ -137,7 +140,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--num-samples", metavar="N", type=_at_least(1), default=1, help="seeds of every arm (1)")
     add("--seed", metavar="N", type=_at_least(0), default=0, help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
-    add("--storage", metavar="DIR", default="~/ray_results", help="where experiments are kept")
+    add(
+        "--storage",
+        metavar="DIR",
+        default="~/ray_results",
+        help="where experiments are kept, a directory of this machine (~/ray_results)",
+    )
     add(
         "--resume",
         nargs="?",
@@ -145,8 +153,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         default="never",
         choices=("auto", "never", "must"),
         help="go on with the experiment --name: must (the bare option) refuses when there is none, "
-        "auto starts it then, never (the default) refuses when there is one. Its state is pickle: "
-        "resume only experiments that you own",
+        "auto starts it then, never (the default) refuses when there is one. Its state is pickle, "
+        "so it is refused when others own it or can write to it. Settings and data files must be "
+        "what they were; --max-failures and --max-concurrent may change",
     )
     add(
         "--checkpoint-every", metavar="N", type=_at_least(1), help="rounds between checkpoints (10)"
@@ -155,8 +164,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--max-failures",
         metavar="N",
         type=_at_least(0),
-        default=2,
-        help="retries of a failed trial (2)",
+        help="retries of a failed trial, counted anew by each --resume (2)",
     )
     add(
         "--scheduler",
@@ -208,7 +216,10 @@ class Plan:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.storage = Path(os.path.abspath(os.path.expanduser(args.storage)))
+        try:
+            self.storage = local_directory(args.storage)
+        except ValueError as error:
+            raise UsageError(f"--storage {shown(args.storage)}: {error}") from None
         if args.name is not None and not re.fullmatch(r"[\w][\w.+-]*", args.name):
             raise UsageError(
                 f"--name {shown(args.name)}: must be letters, digits and . _ + -, no slashes"
@@ -224,6 +235,7 @@ class Plan:
         self.space = self._space()
         if not self.name:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.limits = self._limits()
         self.fixed = self._fixed()
         seeds = range(args.seed, args.seed + args.num_samples)
         if "seed" in self.fixed:
@@ -247,7 +259,7 @@ class Plan:
     @property
     def max_concurrent(self) -> int:
         """Trials at a time; 0: as many as fit."""
-        given = self.args.max_concurrent
+        given = self.limits["max_concurrent"]
         return given if given is not None else int(self.args.scheduler == "fifo")
 
     @property
@@ -298,6 +310,15 @@ class Plan:
         for key, value in fixed.items():
             set_dotted(nested, key, value)
         return flatten(make_absolute(nested, os.getcwd()))
+
+    def _limits(self) -> dict[str, Any]:
+        """What a resume may change: as this command says, else as the one before it did."""
+        limits: dict[str, Any] = {"max_failures": 2, "max_concurrent": None}
+        before = self.stored if self.resuming else {}
+        for option, default in limits.items():
+            given = getattr(self.args, option)
+            limits[option] = before.get(option, default) if given is None else given
+        return limits
 
     def description(self) -> dict[str, Any]:
         """What a resume must agree with."""
@@ -378,11 +399,8 @@ class Plan:
             )
         if self.args.scheduler == "pbt" and len(self.trials) < 2:
             raise UsageError("--scheduler pbt: needs several trials; choose --num-samples >= 2")
-        if self.resuming and self.directory.stat().st_uid != os.getuid():
-            raise UsageError(
-                f"--resume: {self.directory} belongs to another user; its state is pickle, which "
-                "runs code when it is read"
-            )
+        if self.resuming:
+            self._check_state()
         if self.args.address is None:
             check_transports(self.trials)
             check_resources(self.trials, this_machine(self.trials), "this machine")
@@ -394,8 +412,33 @@ class Plan:
                 check_inputs(trial)
             seen.add(inputs)
 
+    def _check_state(self) -> None:
+        """What a resume reads is the user's own, and what the trials read is what it was."""
+        from grpo_trainable.inputs import InputChanged, input_digests, refuse_changed_inputs
+
+        before = self.stored.get("inputs", {})  # none in an experiment of an older version
+        try:
+            refuse_state_of_others(self.directory)
+            for trial in self._readers():
+                refuse_changed_inputs(trial, input_digests(trial), before)
+        except OSError as error:
+            reason = f"{error.filename} cannot be read ({error.strerror})"
+            raise UsageError(f"--resume: {reason}") from None
+        except (ValueError, InputChanged) as error:
+            raise UsageError(f"--resume: {error}") from None
+
+    def _readers(self) -> Iterable[GRPOConfig]:
+        """A trial for each set of input files."""
+        return {(trial.model, trial.task): trial for trial in self.trials}.values()
+
     def prepare_directory(self) -> None:
+        from grpo_trainable.inputs import input_digests
+
+        inputs: dict[str, str] = {}
+        for trial in self._readers():
+            inputs.update(input_digests(trial))
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
+        kept = {"inputs": inputs, **kept, **self.limits}
         path = self.directory / EXPERIMENT_FILE
         temporary = path.with_suffix(".tmp")
         try:
@@ -600,7 +643,7 @@ def run(plan: Plan) -> int:
             flush=True,
         )
         available = ray.cluster_resources()
-        if args.max_concurrent is None and 1 == plan.max_concurrent < at_once(
+        if plan.limits["max_concurrent"] is None and 1 == plan.max_concurrent < at_once(
             plan.trials, available
         ):
             print("one trial at a time, so that none slows another; --max-concurrent N runs more")
@@ -614,8 +657,6 @@ def run(plan: Plan) -> int:
             name=plan.name,
             storage_path=str(plan.storage),
             callbacks=grpo_callbacks(verbose=args.verbose),
-            failure_config=tune.FailureConfig(max_failures=args.max_failures),
-            checkpoint_config=tune.CheckpointConfig(num_to_keep=checkpoints_to_keep(plan)),
             verbose=0,  # of Tune's own reporter, which the callbacks replace
         )
         if plan.resuming and plan.has_state:
@@ -625,6 +666,9 @@ def run(plan: Plan) -> int:
                 resume_errored=True,
                 param_space=param_space(plan.trials),
             )
+            # Tune keeps the settings of the command that started the experiment, limits among them,
+            # and has no public way to say others.
+            tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore
         else:
             tuner = tune.Tuner(
                 NAME,
@@ -651,31 +695,24 @@ def run(plan: Plan) -> int:
         ray.shutdown()
 
 
-def checkpoints_to_keep(plan: Plan) -> int | None:
-    # A clone under PBT may need any donor's checkpoint.
-    return None if plan.args.scheduler == "pbt" else plan.trials[0].checkpoint.keep
-
-
 def tune_config(plan: Plan) -> Any:
     from ray import tune
-    from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining
 
     from launch.blocks import OrderedGrid
+    from launch.schedulers import ASHA, FIFO, PBT
 
     args = plan.args
     if args.scheduler == "asha":
         # By samples: arms differ in what a round is.
         groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
-        scheduler = ASHAScheduler(
-            time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4)
-        )
+        scheduler = ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
     elif args.scheduler == "pbt":
         rounds = max(trial.rounds for trial in plan.trials)
         bounds = {k: v for k, v in pbt_bounds(plan.trials[0]).items() if k not in plan.fixed}
         mutations: dict[str, Any] = {}
         for key, (low, high) in bounds.items():
             set_dotted(mutations, key, tune.loguniform(low, high))
-        scheduler = PopulationBasedTraining(
+        scheduler = PBT(
             time_attr="training_iteration",
             perturbation_interval=max(1, rounds // 8),
             hyperparam_mutations=mutations,
@@ -683,7 +720,8 @@ def tune_config(plan: Plan) -> Any:
             synch=True,
         )
     else:
-        scheduler = FIFOScheduler()
+        scheduler = FIFO()
+    scheduler.limit(plan.limits["max_failures"], plan.max_concurrent)
     return tune.TuneConfig(
         metric="reward/eval_mean",
         mode="max",

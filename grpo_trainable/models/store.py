@@ -15,6 +15,7 @@ from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerL
 
 SHIPPED_POLICY = Path(__file__).parent.parent / "assets" / "policy"
 SHIPPED_PRESET = "tiny"
+POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
 
 
 def save_policy(
@@ -42,7 +43,7 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
         ValueError: the directory is not a policy of ours, in one line that names the file.
     """
     directory = Path(directory)
-    for name in ("config.json", "tokenizer.json", "policy.safetensors"):
+    for name in POLICY_FILES:
         if (directory / name).is_symlink():
             raise ValueError(f"{directory / name}: is a link, which may lead out of the directory")
     config = read_config(directory)

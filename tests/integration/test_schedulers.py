@@ -11,7 +11,7 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 
 from callbacks import grpo_callbacks
-from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.checkpointing import checkpoint_round, read_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
 
 
@@ -55,7 +55,7 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
 
     results = run(
         {
-            **trial_config(lag=1, rounds=6),
+            **trial_config(lag=1, rounds=6, checkpoint={"every": 1, "keep": 1}),
             "optim": {"lr": tune.grid_search([1e-5, 1e-3])},
             "loss": {"clip": 0.2},
             "k": 1,
@@ -86,6 +86,9 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     assert [row["kl/reference_k3_nats"] < 1e-3 for row in history] == [True] * 4 + [False] * 2
     # What the donor had in flight is asked for again: two passes over a batch need no other.
     assert history[-1]["count/dropped_lost"] == 0
+    # The newest, and what a clone may have started from: round 4, which PBT saves once or twice.
+    kept = [checkpoint_round(path) for path in sorted(Path(donor.path).glob("checkpoint_*"))]
+    assert kept in ([4, 6], [4, 4, 6])
     loaded = read_checkpoint(sorted(Path(clone.path).glob("checkpoint_*"))[-1])
     assert loaded.state["config"]["k"] == 2
     assert loaded.state["config"]["loss"]["clip"] == 0.1

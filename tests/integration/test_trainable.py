@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import re
 import shutil
@@ -15,11 +16,16 @@ import pytest
 import ray
 from conftest import actor_processes, assert_no_actor_left, fit, trial_config
 from ray import cloudpickle, tune
+from ray.train._internal.session import _TrainingResult
+from ray.train._internal.storage import StorageContext
 from ray.tune.utils import validate_save_restore
 
 from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
+from grpo_trainable.inputs import InputChanged
 from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
+from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
 
 # Ray's processes cannot import this file.
@@ -461,3 +467,57 @@ def test_actors_end_with_the_trainable(trainable: Any) -> None:
     assert len(actor_processes()) == 2
     running.stop()
     assert_no_actor_left()
+
+
+def test_a_trial_keeps_its_newest_checkpoints_and_finds_relative_paths(
+    ray_session: None, tmp_path: Path
+) -> None:
+    # Relative to where Ray was started, as a user's script would name them.
+    files = tmp_path / "files"
+    shutil.copytree(SHIPPED_POLICY, files / "policy")
+    shutil.copy(NOUNS_FILE, files / "words.txt")
+    (files / "rewards.py").write_text("def score(response, ground_truth):\n    return 1.0\n")
+    relative = Path(os.path.relpath(files))
+    config = trial_config(
+        rounds=3,
+        checkpoint={"every": 1, "keep": 1},
+        model={"path": str(relative / "policy")},
+        task={
+            "keywords_file": str(relative / "words.txt"),
+            "reward": f"{relative / 'rewards.py'}:score",
+            "reward_deadline_s": 5.0,
+        },
+    )
+    (result,) = fit(config, tmp_path)
+    assert result.error is None
+    assert [row["reward/train_mean"] for row in rows(result)] == [1.0] * 3
+    (kept,) = checkpoints(result)
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path) == kept
+    state = read_checkpoint(kept).state
+    assert state["pipeline"]["learner_round"] == 3
+    assert state["config"]["task"]["keywords_file"] == str(files / "words.txt")
+
+
+def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
+    trainable: Any, tmp_path: Path
+) -> None:
+    directory = tmp_path / "experiment" / "trial"
+    config = trial_config(placement="colocated")
+    trainable(config).save(str(directory / "checkpoint_000001"))
+    trial = trainable(config)
+    trial._storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+    gone = tune.Checkpoint.from_directory(str(directory / "checkpoint_000000"))
+    trial.restore(_TrainingResult(checkpoint=gone, metrics={"training_iteration": 3}))
+    assert trial.iteration == trial.pipeline.gate.learner_round == 0
+
+
+def test_a_trial_refuses_to_go_on_with_another_data_file(trainable: Any, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    shutil.copy(NOUNS_FILE, words)
+    config = trial_config(placement="colocated", task={"keywords_file": str(words)})
+    trainable(config).save(str(tmp_path / "checkpoint"))
+    with words.open("a") as file:
+        file.write("one more\n")
+    with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words}"):
+        trainable(config).restore(str(tmp_path / "checkpoint"))

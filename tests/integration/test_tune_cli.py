@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -375,3 +376,15 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(tmp_path):
     assert done.returncode == 1
     assert "failed: " in done.stdout
     assert "no reward" in done.stdout
+    assert failures(tmp_path / "broken") == 1
+
+    # As often as the resume says, whatever the first command said.
+    resume = ["--resume", "must", "--name", "broken", "--max-failures", "1"]
+    done = run(*resume, storage=tmp_path)
+    assert done.returncode == 1
+    assert failures(tmp_path / "broken") == 1 + 2
+
+
+def failures(experiment: Path) -> int:
+    (errors,) = experiment.glob("*/error.txt")
+    return max(map(int, re.findall(r"Failure # (\d+)", errors.read_text())))

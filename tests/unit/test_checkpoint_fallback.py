@@ -183,6 +183,18 @@ def test_without_a_whole_one_the_trial_starts_anew(trial, capsys):
     assert "no whole one is left, starting anew" in capsys.readouterr().out
 
 
+def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._checkpoint_config.num_to_keep = 2
+    for number in (0, 1):
+        shutil.rmtree(Path(trial.path) / f"checkpoint_{number:06d}")
+    callback = CheckpointFallback()
+    callback.on_checkpoint(iteration=1, trials=[trial], trial=trial, checkpoint=None)
+    saved(trial, 3, 16)
+    rounds = [r.metrics["training_iteration"] for r in manager.best_checkpoint_results]
+    assert rounds == [12, 16]
+
+
 def test_checkpoint_of_another_trial_stays_where_tune_put_it(trial, tmp_path, capsys):
     # As when population based training lets a trial continue from a better one's.
     donor = FakeTrial(tmp_path / "donor")

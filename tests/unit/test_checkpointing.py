@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from benchmarks.write_points import killed_at
-from callbacks.checkpoints import newest_whole
 from grpo_trainable.checkpointing import (
     FORMAT_VERSION,
     MANIFEST,
     STATE,
     CheckpointError,
     TrialState,
+    newest_whole,
     part_file,
     read_checkpoint,
     refuse_foreign_files,
+    remove_older,
     write_checkpoint,
 )
 from grpo_trainable.rollout import RolloutGroup
@@ -303,3 +304,45 @@ def test_file_of_anybody_else_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"anything")
     with pytest.raises(CheckpointError, match=f"{name}: is not of a checkpoint"):
         refuse_foreign_files(tmp_path)
+
+
+def checkpoints(directory: Path, rounds: list[int]) -> list[str]:
+    """Writes one for each of the rounds, in order; their names."""
+    names = [f"checkpoint_{number:06d}" for number in range(len(rounds))]
+    for name, round_ in zip(names, rounds, strict=True):
+        write_checkpoint(directory / name, trial(round_))
+    return names
+
+
+def left(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("keep", [1, 2, 9])
+def test_the_newest_checkpoints_are_kept(tmp_path, keep):
+    names = checkpoints(tmp_path, [2, 4, 6, 8])
+    remove_older(tmp_path, keep, shared_rounds=[])
+    assert left(tmp_path) == names[-keep:]
+
+
+def test_checkpoints_that_another_trial_may_start_from_are_kept_as_well(tmp_path):
+    # Round 4 was saved twice, as by PBT: it saves what it clones and then pauses its trial.
+    names = checkpoints(tmp_path, [2, 4, 4, 6, 8])
+    remove_older(tmp_path, 1, shared_rounds=[4])
+    assert left(tmp_path) == [names[1], names[2], names[4]]
+
+
+def test_nothing_is_removed_while_the_newest_checkpoint_is_damaged(tmp_path):
+    names = checkpoints(tmp_path, [2, 4, 6])
+    with (tmp_path / names[-1] / part_file("policy")).open("r+b") as file:
+        file.truncate(9)
+    with pytest.raises(CheckpointError, match=names[-1]):
+        remove_older(tmp_path, 1, shared_rounds=[])
+    assert left(tmp_path) == names
+
+
+def test_what_a_killed_removal_left_goes_with_the_next(tmp_path):
+    names = checkpoints(tmp_path, [2, 4])
+    write_checkpoint(tmp_path / ".removed", trial(1))
+    remove_older(tmp_path, 1, shared_rounds=[])
+    assert left(tmp_path) == names[-1:]

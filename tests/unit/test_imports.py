@@ -19,7 +19,7 @@ PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "launch")
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
 FOUNDATION = {"config", "rules", "rollout", "checksums", "algo", "models", "tasks", "installed"}
 CLOCKS = {"timers", "metrics", "noise"}
-MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details"}
+MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 BELOW_LEARNER_GROUP = BELOW_ACTORS | {"actors", "transports", "calls", "liveness"}
 MAY_IMPORT: dict[str, set[str]] = {

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import ray
 
 from grpo_trainable.config import GRPOConfig
-from launch import tune
+from grpo_trainable.models.store import SHIPPED_POLICY
+from launch import report, tune
 from search_spaces import SPACES
 
 
@@ -66,6 +71,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--max-failures", "-3"], ["--max-failures", "an integer >= 0"]),
         ([*SPACE, "--seed", "-1"], ["--seed", "an integer >= 0"]),
         ([*SPACE, "--name", "../elsewhere"], ["--name", "no slashes"]),
+        ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
         ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
@@ -145,6 +151,145 @@ def test_a_resume_that_cannot_write_is_refused(command, tmp_path):
     (directory / "experiment.tmp").mkdir()
 
     refused(command("--resume", "--name", "mine"), "--storage", "cannot write")
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/runs", "gs://bucket", "file:///tmp/runs"])
+def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
+    monkeypatch.chdir(tmp_path)
+    remedy = "give its path alone" if uri.startswith("file") else "not built yet"
+
+    status = tune.main([*SPACE, "--storage", uri])
+    refused((status, *capsys.readouterr()), "--storage", uri, remedy)
+    status = report.main([uri])
+    refused((status, *capsys.readouterr()), uri, remedy)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """A plan that was started as far as Ray, by the options given; and one that resumes it."""
+    monkeypatch.chdir(tmp_path)
+    name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
+
+    def start(*argv: str, resume: bool = False) -> tune.Plan:
+        first = (*SPACE, "--set", "arm=sync")
+        begin = ("--resume", "must") if resume else first
+        plan = tune.Plan(tune.parse_arguments([*begin, *name, *argv]))
+        plan.check()
+        plan.prepare_directory()
+        return plan
+
+    return start
+
+
+def words(path: Path, *left_out: str) -> None:
+    path.write_text("".join(f"{word}\n" for word in WORDS if word not in left_out))
+
+
+WORDS = ("apple", "pear", "stone", "river", "cloud", "horse", "lamp", "tower", "coat", "wheel")
+
+
+def test_a_resume_refuses_a_data_file_that_has_changed(started, command, tmp_path):
+    words(tmp_path / "words.txt")
+    plan = started("--set", "task.keywords_file=words.txt")
+    stored = json.loads((plan.directory / tune.EXPERIMENT_FILE).read_text())
+    content = (tmp_path / "words.txt").read_bytes()
+    assert stored["inputs"]["task.keywords_file"] == hashlib.sha256(content).hexdigest()
+    started(resume=True)
+
+    words(tmp_path / "words.txt", "lamp")
+    changed = command("--resume", "--name", "mine")
+    refused(changed, "task.keywords_file", str(tmp_path / "words.txt"), "put the file back")
+    (tmp_path / "words.txt").unlink()
+    refused(command("--resume", "--name", "mine"), str(tmp_path / "words.txt"), "cannot be read")
+
+
+def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, command, tmp_path):
+    policy, rewards = tmp_path / "policy", tmp_path / "rewards.py"
+    shutil.copytree(SHIPPED_POLICY, policy)
+    rewards.write_text("def score(response, ground_truth):\n    return 1.0\n")
+    started("--set", "model.path=policy", "--set", "task.reward=rewards.py:score")
+    started(resume=True)
+
+    with (policy / "config.json").open("a") as file:
+        file.write(" ")
+    refused(command("--resume", "--name", "mine"), "model.path", str(policy / "config.json"))
+    shutil.copy(SHIPPED_POLICY / "config.json", policy)
+    rewards.write_text("def score(response, ground_truth):\n    return 0.0\n")
+    refused(command("--resume", "--name", "mine"), "task.reward", str(rewards))
+
+
+def test_an_experiment_of_before_there_were_digests_is_resumed(started):
+    path = started().directory / tune.EXPERIMENT_FILE
+    stored = json.loads(path.read_text())
+    for key in ("inputs", "max_failures", "max_concurrent"):
+        del stored[key]
+    path.write_text(json.dumps(stored))
+
+    assert started(resume=True).limits == {"max_failures": 2, "max_concurrent": None}
+    assert "task.keywords_file" in json.loads(path.read_text())["inputs"]
+
+
+def test_a_resume_takes_its_own_limits_or_those_of_the_command_before(started):
+    first = started("--max-failures", "0", "--max-concurrent", "3")
+    assert first.limits == {"max_failures": 0, "max_concurrent": 3}
+    assert started(resume=True).limits == first.limits
+    changed = {"max_failures": 5, "max_concurrent": 1}
+    assert started("--max-failures", "5", "--max-concurrent", "1", resume=True).limits == changed
+    assert started(resume=True).limits == changed
+
+
+def tune_state(directory: Path) -> list[Path]:
+    """What Tune leaves that a resume unpickles."""
+    (directory / "trial").mkdir()
+    names = ("tuner.pkl", "experiment_state-1.json", "searcher-state-1.pkl", "trial/error.pkl")
+    files = [directory / name for name in names]
+    for file in files:
+        file.write_bytes(b"pickle")
+    return [directory, directory / "trial", directory / tune.EXPERIMENT_FILE, *files]
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "everybody"])
+def test_a_resume_refuses_state_that_others_can_write_and_says_how_to_mend_it(
+    started, command, mode
+):
+    directory = started().directory
+    for path in tune_state(directory):
+        started(resume=True)
+        path.chmod(path.stat().st_mode | mode)
+        out = command("--resume", "--name", "mine")
+        refused(out, f"{path} can be written by others", f"chmod -R go-w {directory}")
+        subprocess.run(["chmod", "-R", "go-w", directory], check=True)
+
+
+def test_a_resume_refuses_state_that_is_a_link(started, command, tmp_path):
+    directory = started().directory
+    for path in tune_state(directory)[1:]:
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+        refused(command("--resume", "--name", "mine"), f"{path} is a link")
+        path.unlink()
+        (tmp_path / "elsewhere").rename(path)
+
+
+def test_a_resume_refuses_what_belongs_to_another_user(started, command, monkeypatch):
+    directory = started().directory
+    monkeypatch.setattr(os, "getuid", lambda: directory.stat().st_uid + 1)
+
+    refused(command("--resume", "--name", "mine"), f"{directory} belongs to another user")
+
+
+def test_an_experiment_of_a_shared_group_can_be_resumed(started, command):
+    before = os.umask(0o002)  # as on machines where each user has a group of his own
+    try:
+        command("--list")
+        directory = started().directory
+    finally:
+        os.umask(before)
+
+    assert [oct(path.stat().st_mode & 0o777) for path in directory.rglob("*")] == ["0o644"]
+    assert oct(directory.stat().st_mode & 0o777) == "0o755"
+    started(resume=True)
 
 
 def test_pbt_explores_within_its_bounds():

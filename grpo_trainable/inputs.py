@@ -1,0 +1,101 @@
+"""What a trial reads besides its config, by SHA-256: a resumed run must read the same again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
+from grpo_trainable.tasks.keyword import NOUNS_FILE
+
+CHUNK_BYTES = 1 << 20
+ASSETS = NOUNS_FILE.parent
+
+
+class InputChanged(RuntimeError):
+    """A file is not what it was when the run started; the message names it and what to do."""
+
+
+def input_files(config: GRPOConfig) -> dict[str, Path]:
+    """Config key -> the file that it makes a trial read, a policy's with `/name` after the key.
+
+    Shipped files are among them, since another version of the package may bring others. A reward
+    function's file is found without importing it; where it cannot be found (a built-in module, or
+    one that its package makes up) it is left out. What that file imports is not looked into.
+    """
+    return {key: Path(path) for key, path in _input_files(config)}
+
+
+def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
+    task = config.task
+    if task.train_file is None and task.eval_file is None:
+        yield "task.keywords_file", task.keywords_file or NOUNS_FILE
+    for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
+        if path is not None:
+            yield key, path
+    if task.reward is not None and (source := reward_source(task.reward)) is not None:
+        yield "task.reward", source
+    random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
+    for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
+        yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+
+
+def reward_source(reward: str) -> str | None:
+    """The file of `module:function` or `file.py:function`, found without importing anything."""
+    where = reward.rpartition(":")[0]
+    if where.endswith(".py"):
+        return where
+    # The reward's own process looks in its working directory first.
+    path: list[str] | None = [os.getcwd(), *sys.path]
+    spec = None
+    for name in where.split("."):
+        spec = PathFinder.find_spec(name, path)
+        path = None if spec is None else list(spec.submodule_search_locations or [])
+        if path is None:
+            return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def input_digests(config: GRPOConfig) -> dict[str, str]:
+    """Config key -> SHA-256 of its file.
+
+    Raises:
+        ValueError: a file cannot be read, in one line that names it.
+    """
+    digests = {}
+    for key, path in input_files(config).items():
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.sha256()
+                for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
+                    digest.update(chunk)
+                digests[key] = digest.hexdigest()
+        except OSError as error:
+            raise ValueError(f"{key}: {path} cannot be read ({error.strerror})") from None
+    return digests
+
+
+def refuse_changed_inputs(
+    config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
+) -> None:
+    """Compares what `input_digests` says `now` with what it said `before`; a key that only one of
+    them has is not compared.
+
+    Raises:
+        InputChanged: a file has another content.
+    """
+    files = input_files(config)
+    for key in now.keys() & before.keys():
+        if now[key] != before[key]:
+            shipped = ASSETS in files[key].parents
+            old = "install the version of grpo-trainable" if shipped else "put the file back"
+            raise InputChanged(
+                f"{key}: {files[key]} is not what it was when this run started; {old} that it "
+                "started with, or start a new run"
+            )

@@ -1,0 +1,110 @@
+"""What a trial reads is known by its SHA-256, and a change of it is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.inputs import (
+    InputChanged,
+    input_digests,
+    input_files,
+    refuse_changed_inputs,
+    reward_source,
+)
+from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.tasks.keyword import NOUNS_FILE
+
+
+def config(**sections: Any) -> GRPOConfig:
+    return GRPOConfig.from_dict(sections)
+
+
+def test_the_default_trial_reads_what_ships():
+    assert input_files(config()) == {
+        "task.keywords_file": NOUNS_FILE,
+        "model.path/config.json": SHIPPED_POLICY / "config.json",
+        "model.path/tokenizer.json": SHIPPED_POLICY / "tokenizer.json",
+        "model.path/policy.safetensors": SHIPPED_POLICY / "policy.safetensors",
+    }
+
+
+def test_random_weights_read_the_tokenizer_alone():
+    keys = {"task.keywords_file", "model.path/tokenizer.json"}
+    assert input_files(config(model={"preset": "small"})).keys() == keys
+
+
+def test_a_users_files_are_read_in_place_of_what_ships(tmp_path):
+    files = input_files(
+        config(
+            model={"path": str(tmp_path)},
+            task={"train_file": "/a.jsonl", "eval_file": "/b.jsonl", "reward": "/r.py:score"},
+        )
+    )
+    assert files == {
+        "task.train_file": Path("/a.jsonl"),
+        "task.eval_file": Path("/b.jsonl"),
+        "task.reward": Path("/r.py"),
+        "model.path/config.json": tmp_path / "config.json",
+        "model.path/tokenizer.json": tmp_path / "tokenizer.json",
+        "model.path/policy.safetensors": tmp_path / "policy.safetensors",
+    }
+
+
+def test_a_digest_is_the_sha256_of_the_file(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_bytes(b"apple\n" * 300_000)  # more than is read at once
+    digests = input_digests(config(task={"keywords_file": str(words)}))
+    assert digests["task.keywords_file"] == hashlib.sha256(words.read_bytes()).hexdigest()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"task\.keywords_file: .*nowhere cannot be read \(No such"
+    ):
+        input_digests(config(task={"keywords_file": str(tmp_path / "nowhere")}))
+
+
+def test_one_word_less_is_refused_by_the_files_name(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("apple\npear\n")
+    reads = config(task={"keywords_file": str(words)})
+    before = input_digests(reads)
+    refuse_changed_inputs(reads, input_digests(reads), before)
+
+    words.write_text("apple\n")
+    with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words} .*put the file back"):
+        refuse_changed_inputs(reads, input_digests(reads), before)
+
+
+def test_another_version_of_what_ships_is_refused_with_what_to_install():
+    now = input_digests(config())
+    with pytest.raises(InputChanged, match=r"nouns\.txt .*install the version of grpo-trainable"):
+        refuse_changed_inputs(config(), now, {**now, "task.keywords_file": "0" * 64})
+
+
+def test_a_run_of_before_there_were_digests_goes_on():
+    refuse_changed_inputs(config(), input_digests(config()), {})
+
+
+def test_a_rewards_file_is_found_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "my_rewards"
+    package.mkdir()
+    for name in ("__init__.py", "words.py"):
+        (package / name).write_text("raise RuntimeError('imported')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    assert reward_source("my_rewards.words:score") == str(package / "words.py")
+    assert reward_source("my_rewards:score") == str(package / "__init__.py")
+    assert "my_rewards" not in sys.modules
+
+
+def test_a_reward_without_a_file_is_not_looked_for_further():
+    assert reward_source("sys:intern") is None
+    assert reward_source("no_such_package.rewards:score") is None
+    assert "task.reward" not in input_files(config(task={"reward": "sys:intern"}))

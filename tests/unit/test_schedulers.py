@@ -1,0 +1,111 @@
+"""How often a trial is tried again and how many run at a time, on a resume as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.tune.experiment import Trial
+
+from launch.schedulers import ASHA, FIFO, PBT
+
+SCHEDULERS = {
+    "fifo": FIFO,
+    "asha": lambda: ASHA(metric="reward", mode="max"),
+    "pbt": lambda: PBT(metric="reward", mode="max", hyperparam_mutations={"lr": [1, 2]}),
+}
+
+
+@dataclass(eq=False)
+class FakeTrial:
+    """A trial as schedulers see it; a restored one comes with what the first command said."""
+
+    trial_id: str
+    status: str = Trial.PENDING
+    num_failures: int = 0
+    max_failures: int = 7
+
+    def __post_init__(self) -> None:
+        manager = SimpleNamespace(checkpoint_config=SimpleNamespace(num_to_keep=None))
+        self.run_metadata = SimpleNamespace(checkpoint_manager=manager)
+        self.config: dict[str, Any] = {"lr": 1}
+        self.evaluated_params: dict[str, Any] = {}
+        self.experiment_tag = self.trial_id
+
+    def set_status(self, status: str) -> None:
+        self.status = status
+
+
+class FakeController:
+    """Adds trials to a scheduler, and starts what it chooses, as Tune does."""
+
+    def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
+        self.scheduler, self.trials, self.search_alg = scheduler, trials, None
+        for trial in trials:
+            scheduler.on_trial_add(self, trial)
+
+    def get_trials(self) -> list[FakeTrial]:
+        return self.trials
+
+    def start(self) -> str | None:
+        """What the next step of Tune starts, by the scheduler's choice."""
+        chosen = self.scheduler.choose_trial_to_run(self)
+        if chosen is None:
+            return None
+        chosen.set_status(Trial.PENDING)
+        return chosen.trial_id
+
+
+@pytest.fixture(params=list(SCHEDULERS))
+def controller(request: pytest.FixtureRequest) -> Any:
+    def build(trials: list[FakeTrial], **limits: Any) -> FakeController:
+        scheduler = SCHEDULERS[request.param]()
+        scheduler.limit(**{"max_failures": 2, "max_concurrent": 0, **limits})
+        return FakeController(scheduler, trials)
+
+    return build
+
+
+def trials(count: int) -> list[FakeTrial]:
+    return [FakeTrial(name) for name in "abcdef"[:count]]
+
+
+def test_no_more_trials_start_than_may_run_at_a_time(controller):
+    c = controller(trials(4), max_concurrent=2)
+    assert [c.start(), c.start(), c.start()] == ["a", "b", None]
+    c.trials[0].set_status(Trial.RUNNING)
+    assert c.start() is None
+    c.trials[0].set_status(Trial.TERMINATED)
+    assert [c.start(), c.start()] == ["c", None]
+
+
+def test_nothing_is_held_back_without_a_limit(controller):
+    c = controller(trials(3))
+    assert [trial.status for trial in c.trials] == [Trial.PENDING] * 3
+
+
+def test_what_had_ended_before_a_resume_does_not_count(controller):
+    ended = [FakeTrial("x", Trial.TERMINATED), FakeTrial("y", Trial.ERROR)]
+    c = controller([*ended, *trials(2)], max_concurrent=1)
+    assert [c.start(), c.start()] == ["a", None]
+    assert [trial.status for trial in ended] == [Trial.TERMINATED, Trial.ERROR]
+
+
+def test_retries_are_counted_from_the_resume(controller):
+    # Tune tries again while failures <= max_failures, and goes on counting them.
+    failed, other = FakeTrial("a", num_failures=3), FakeTrial("b")
+    controller([failed, other], max_failures=1)
+    assert (failed.max_failures, other.max_failures) == (4, 1)
+
+
+def test_a_retry_takes_nothing_from_the_count_and_waits_for_nobody(controller):
+    c = controller(trials(2), max_concurrent=1, max_failures=1)
+    c.start()
+    trial = c.trials[0]
+    trial.num_failures = 1
+    c.scheduler.on_trial_add(c, trial)  # as Tune does before each retry
+    assert trial.max_failures == 1
+    assert trial.status == Trial.PENDING
+    assert c.start() is None
