@@ -14,13 +14,13 @@ import math
 import operator
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
+from grpo_trainable.actors.generator import Deposited, Loaded, SampledUnit, ScoredUnit
 from grpo_trainable.actors.learner import (
     Drift,
     GradientStep,
@@ -38,6 +38,8 @@ from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 from grpo_trainable.timers import Span
 
 MAX_WAITS = 20_000  # after which a pipeline is taken to wait for ever
+# A `task.reward` that is scored by calls of its own, as a user's is; any other within `generate`.
+SCORED_BESIDE = "virtual:scored_beside"
 TICK = 1 / 64  # of durations in tests: sums of them are exact in floating point
 
 Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
@@ -155,7 +157,7 @@ class VirtualActor:
         self._submitted = {} if submitted is None else submitted
         self._dead = False
         self._free_at = 0.0
-        self._beside_free_at = 0.0  # of the thread that takes deposits
+        self._beside_free_at = {"deposit": 0.0, "score": 0.0}  # of their threads
         self._step_s, self._mute = step_s, mute
         self._worked: list[tuple[float, float]] = []  # in each call, from when until when
         self._hangs_from = math.inf
@@ -164,8 +166,8 @@ class VirtualActor:
         if method == "progress":
             return self._ask_progress()
         n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
-        beside = method == "deposit"
-        free_at = self._beside_free_at if beside else self._free_at
+        beside = method in self._beside_free_at
+        free_at = self._beside_free_at[method] if beside else self._free_at
         start = max(self._runtime.time + self._runtime.latency, free_at)
         end = start + self._durations(self.name, stage)
         self._worked.append((start, end))
@@ -174,7 +176,7 @@ class VirtualActor:
             self._runtime.hangs.append((self.name, end))
             end = math.inf
         if beside:
-            self._beside_free_at = end
+            self._beside_free_at[method] = end
         else:
             self._free_at = end
         call = VirtualCall(self, stage, start, end)
@@ -286,9 +288,13 @@ class VirtualGenerator:
         reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
         *,
         takes_deposits: bool = False,
+        scores_beside: bool = False,
     ) -> None:
-        """With deposits, a response has three tokens, each by the weights that are there then."""
+        """With deposits, a response has three tokens, each by the weights that are there then.
+        `scores_beside`: by a user's reward, in calls of their own."""
         self.takes_deposits = takes_deposits
+        self._scores_beside = scores_beside
+        self._scored: dict[int, ScoredUnit] = {}  # not yet asked for, by the id of what was sampled
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
@@ -324,7 +330,23 @@ class VirtualGenerator:
         version, round_ = max(there)
         return version, round_
 
-    def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
+    def generate(
+        self, start: float, end: float, requests: Sequence[Request]
+    ) -> ScoredUnit | SampledUnit:
+        scored = self._generate(start, end, requests)
+        if not self._scores_beside:
+            return scored
+        stream = requests[0].stream
+        spans = [Span("eval" if stream == "eval" else "rollout", start, end)]
+        sampled = SampledUnit(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
+        self._scored[id(sampled)] = scored
+        return sampled
+
+    def score(self, start: float, end: float, sampled: SampledUnit) -> ScoredUnit:
+        spans = [Span("eval" if sampled.stream == "eval" else "reward", start, end, beside=True)]
+        return replace(self._scored.pop(id(sampled)), loaded=[], spans=spans)
+
+    def _generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
         moments = (start, (start + end) / 2, end) if self.takes_deposits else (start,)
         weights = [self._at(moment) for moment in moments]
         round_ = weights[0][1]
@@ -486,6 +508,7 @@ class VirtualColocated:
 
     def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
         self.generate, self.load = generator.generate, generator.load
+        self.score = generator.score
         self.update, self.publish = learner.update, learner.publish
         self.state, self.load_state = learner.state, learner.load_state
 
@@ -560,13 +583,21 @@ def world(
             mute=mute,
         )
 
+    def generator_role(name: str) -> VirtualGenerator:
+        return VirtualGenerator(
+            name,
+            generated,
+            reward_fails,
+            takes_deposits=config.in_mid_batch,
+            scores_beside=config.task.reward == SCORED_BESIDE,
+        )
+
     def spawn(name: str) -> VirtualActor:
-        role = VirtualGenerator(name, generated, reward_fails, takes_deposits=config.in_mid_batch)
-        return actor(name, role)
+        return actor(name, generator_role(name))
 
     learner_role = VirtualLearner(config, trained, releases)
     if config.placement == "colocated":
-        role = VirtualColocated(VirtualGenerator("worker", generated, reward_fails), learner_role)
+        role = VirtualColocated(generator_role("worker"), learner_role)
         learner = actor("worker", role)
         generators = [learner]
     else:

@@ -26,7 +26,8 @@ OPEN, END = b"[\n", b"]\n"
 class TraceCallback(DetailsReader):
     """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
 
-    The file is a JSON array with one event a line, complete after every round. Times are in
+    What a thread of an actor does beside its calls overlaps with them and has a row of its own. The
+    file is a JSON array with one event a line, complete after every round. Times are in
     microseconds since 1970 by each actor's own clock.
     """
 
@@ -54,9 +55,10 @@ class TraceCallback(DetailsReader):
         rows = self._rows.setdefault(trial.trial_id, [])
         # The trial's own row first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
-            if item.actor not in rows:
-                rows.append(item.actor)
-                events.append(_named("thread_name", item.actor, len(rows), details.round))
+            row = f"{item.actor}, beside" if item.span.beside else item.actor
+            if row not in rows:
+                rows.append(row)
+                events.append(_named("thread_name", row, len(rows), details.round))
             stage = item.span.stage
             events.append(
                 {
@@ -64,7 +66,7 @@ class TraceCallback(DetailsReader):
                     "cat": item.role,
                     "ph": "X",
                     "pid": 1,
-                    "tid": rows.index(item.actor) + 1,
+                    "tid": rows.index(row) + 1,
                     "ts": round(item.span.start * 1e6, 1),
                     "dur": round(item.span.seconds * 1e6, 1),
                     "args": {"round": details.round},

@@ -378,6 +378,8 @@ class ResourceSettings(_Settings):
     # Of a colocated worker. One core: the shipped policy trains slower on two threads.
     worker_cpus: float = _number(0.95, minimum=0.01)
     worker_gpus: float = _gpus(0.0)
+    reward_workers: int = _integer(1, minimum=1)  # processes of each generator for a user's reward
+    reward_cpus: float = _number(0.0, minimum=0)  # reserved for them beside the generator's own
     deadline_s: float = _number(  # seconds without an answer or progress of an actor that owes one
         600.0, above=0
     )
@@ -767,8 +769,8 @@ class GRPOConfig(_Settings):
         # trial pending for ever.
         driver = {"CPU": 0.1}
         if self.placement == "colocated":
-            return [driver, _bundle(self.worker_cpus, r.worker_gpus)]
-        generator = _bundle(self.generator_cpus, r.generator_gpus)
+            return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
+        generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
         return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
 
     @property

@@ -5,6 +5,7 @@ Names are `area/name_unit`; values are floats.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.timers import Span
+from grpo_trainable.timers import Span, covered_seconds
 
 # Stages by the role that does them. Each is timed by the clock of the actor that does the work.
 STAGES = ("rollout", "reward", "optimize", "sync", "reference", "eval")
@@ -87,10 +88,11 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     """`time/<stage>_s` of one round, and the idle time of each side.
 
     Generators work side by side, so a stage takes as long as the one that spent most on it; the
-    sync of the learner (publish) and of the generators (load) follow each other and add up. Idle
-    is the mean over a side's actors; an actor that has both roles idles when neither works.
+    sync of the learner (publish) and of the generators (load) follow each other and add up. What
+    two threads of an actor do in one stage at the same time counts once. Idle is the mean over a
+    side's actors; an actor that has both roles idles when neither works.
     """
-    by_actor: dict[tuple[str, str, str], float] = defaultdict(float)
+    by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
     actors: dict[str, set[str]] = {"generator": set(), "learner": set()}
     idle: dict[str, float] = defaultdict(float)
     for item in spans:
@@ -98,11 +100,15 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
         if item.span.stage == "idle":
             idle[item.actor] += item.span.seconds
         else:
-            by_actor[item.span.stage, item.role, item.actor] += item.span.seconds
+            by_actor[item.span.stage, item.role, item.actor].append(item.span)
     seconds = {f"time/{stage}_s": 0.0 for stage in STAGES}
     for stage in STAGES:
         for role in ("generator", "learner"):
-            spent = [s for (name, r, _), s in by_actor.items() if (name, r) == (stage, role)]
+            spent = (
+                covered_seconds(spans, -math.inf, math.inf)
+                for (name, r, _), spans in by_actor.items()
+                if (name, r) == (stage, role)
+            )
             seconds[f"time/{stage}_s"] += max(spent, default=0.0)
     for role, side in actors.items():
         seconds[f"time/{role}_idle_s"] = sum(idle[actor] for actor in side) / max(len(side), 1)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_trainable.actors.generator import Deposited, Loaded, ScoredUnit
+from grpo_trainable.actors.generator import Deposited, Loaded, SampledUnit, ScoredUnit
 from grpo_trainable.actors.learner import GradientStep, Updated
 from grpo_trainable.calls import (
     Actor,
@@ -203,7 +203,7 @@ class Pipeline:
 
     def abandon(self) -> None:
         """Another takes over its actors: what was published and what is under way is let go. Only
-        deposits are waited for: they are not in order with what the actors do next."""
+        what runs beside their calls is waited for: it is not in order with what they do next."""
         for call, item in self._open.items():
             if item.beside:
                 with contextlib.suppress(ActorFailed):
@@ -471,17 +471,26 @@ class Pipeline:
     ) -> None:
         generator.units += 1
 
-        def collect(scored: ScoredUnit) -> None:
+        def collect(unit: SampledUnit | ScoredUnit) -> None:
+            self._add_spans("generator", generator.actor.name, unit.spans)
+            for loaded in unit.loaded:
+                self._took(generator, loaded)
+            if isinstance(unit, SampledUnit):
+                submit("reward", "score", unit, beside=True)
+                return
+            # Until here the unit counts as its generator's, which samples the next meanwhile.
             generator.units -= 1
             generator.replaced = 0
-            self._add_spans("generator", generator.actor.name, scored.spans)
-            for loaded in scored.loaded:
-                self._took(generator, loaded)
             self._rested(generator)
-            done(scored)
+            done(unit)
 
-        call = generator.actor.submit(stage, "generate", requests)
-        self._open[call] = _Open(generator=generator, collect=collect, again=again)
+        def submit(stage: str, method: str, work: Any, *, beside: bool) -> None:
+            call = generator.actor.submit(stage, method, work)
+            self._open[call] = _Open(
+                generator=generator, collect=collect, again=again, beside=beside
+            )
+
+        submit(stage, "generate", requests, beside=False)
 
     def _lost(self, unit: int) -> None:
         """A unit whose generator is gone is next in turn."""

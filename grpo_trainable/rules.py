@@ -105,6 +105,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.learner_cpus": (_DISAGGREGATED,),
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),
+    "resources.reward_workers": (_USERS_REWARD,),
+    "resources.reward_cpus": (_USERS_REWARD,),
     "resources.worker_gpus": (_COLOCATED,),
 }
 

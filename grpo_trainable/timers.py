@@ -23,6 +23,7 @@ class Span:
     stage: str
     start: float
     end: float
+    beside: bool = False  # by another thread than the one that works through the actor's calls
 
     @property
     def seconds(self) -> float:
@@ -37,6 +38,7 @@ class StageClock:
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize
+        self._beside = 0  # works of other threads under way
         self.reset()
 
     def reset(self) -> None:
@@ -53,13 +55,25 @@ class StageClock:
         start = now()
         waiting = start if self._last_end is None else min(start, max(self._last_end, since))
         if self._last_end is not None:
-            self._spans.append(Span("idle", self._last_end, waiting))
+            if not self._beside:
+                self._spans.append(Span("idle", self._last_end, waiting))
             if waiting < start:
                 self._spans.append(Span(stage, waiting, start))
         try:
             yield start - waiting
         finally:
             self._last_end = now()
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Surrounds the work of another thread: meanwhile the actor is not idle between calls."""
+        self._beside += 1
+        try:
+            yield
+        finally:
+            self._beside -= 1
+            if self._last_end is not None:
+                self._last_end = now()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

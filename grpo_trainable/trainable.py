@@ -142,7 +142,7 @@ class GRPOTrainable(tune.Trainable):
         config = self.grpo
         r = config.resources
         if config.placement == "colocated":
-            cpus = config.worker_cpus
+            cpus = config.worker_cpus + r.reward_cpus
             worker = self._actor(0, Colocated, "worker", InProcess(), cpus=cpus, gpus=r.worker_gpus)
             self._actors = [worker]
             return
@@ -210,7 +210,7 @@ class GRPOTrainable(tune.Trainable):
             make_receiver(
                 self._transport.name, r.deadline_s, "cuda" if r.generator_gpus else "cpu"
             ),
-            cpus=self.grpo.generator_cpus,
+            cpus=self.grpo.generator_cpus + r.reward_cpus,
             gpus=r.generator_gpus,
         )
 

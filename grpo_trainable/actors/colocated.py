@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from grpo_trainable.actors.generator import Generator, Loaded, ScoredUnit, WeightReceiver
+from grpo_trainable.actors.generator import (
+    Generator,
+    Loaded,
+    SampledUnit,
+    ScoredUnit,
+    WeightReceiver,
+)
 from grpo_trainable.actors.learner import (
     Learner,
     LearnerState,
@@ -29,7 +35,7 @@ class Colocated:
     sampling, which is fastest on one, `resources.worker_cpus` while training.
     """
 
-    BESIDE = ("progress",)
+    BESIDE = ("progress", "score")
 
     def __init__(self, config: GRPOConfig, transport: SenderAndReceiver) -> None:
         clock = StageClock()
@@ -44,8 +50,11 @@ class Colocated:
         self._generator.warm_up(requests)
         self._learner.warm_up(prompt_tokens)
 
-    def generate(self, requests: Sequence[Request]) -> ScoredUnit:
+    def generate(self, requests: Sequence[Request]) -> ScoredUnit | SampledUnit:
         return self._generator.generate(requests)
+
+    def score(self, sampled: SampledUnit) -> ScoredUnit:
+        return self._generator.score(sampled)
 
     def load(self, handle: Any) -> Loaded:
         return self._generator.load(handle)

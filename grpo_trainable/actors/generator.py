@@ -62,6 +62,16 @@ class Deposited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampledUnit:
+    """One unit of requests that `Generator.score` has yet to score."""
+
+    stream: str
+    groups: list[RolloutGroup]
+    loaded: list[Loaded]  # as below
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredUnit:
     """What came of one unit of requests, in their order."""
 
@@ -84,7 +94,7 @@ class _Fetched:
 class Generator:
     """Samples and scores units of requests with its own copy of the weights."""
 
-    BESIDE = ("progress", "deposit")
+    BESIDE = ("progress", "deposit", "score")
 
     def __init__(
         self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
@@ -126,7 +136,11 @@ class Generator:
         self._scorer: Scorer = (
             InlineScorer(task.reward)
             if config.task.reward is None
-            else ProcessScorer(config.task.reward, deadline_s=config.task.reward_deadline_s)
+            else ProcessScorer(
+                config.task.reward,
+                deadline_s=config.task.reward_deadline_s,
+                workers=config.resources.reward_workers,
+            )
         )
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
@@ -149,7 +163,7 @@ class Generator:
             version=fetched.weights.version,
             round=fetched.weights.round,
             bytes=fetched.bytes,
-            spans=[Span("sync", start, now())],
+            spans=[Span("sync", start, now(), beside=True)],
         )
 
     def _fetch(self, handle: Any, received: Any, waited_s: float) -> _Fetched:
@@ -177,19 +191,34 @@ class Generator:
             spans=[],
         )
 
-    def generate(self, requests: Sequence[Request]) -> ScoredUnit:
-        """Samples and scores one unit of a stream. Evaluation is one stage, not two."""
+    def generate(self, requests: Sequence[Request]) -> ScoredUnit | SampledUnit:
+        """Samples one unit of a stream, and scores it by a reward of ours. A user's may take its
+        time: `score` asks for it, while the next unit is sampled. Evaluation is one stage, not two.
+        """
         stream = requests[0].stream
-        rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
         with self._desk.call():
-            with self._desk.clock(rollout):
+            with self._desk.clock("eval" if stream == "eval" else "rollout"):
                 groups = self.engine.generate(requests, self.between_tokens)
             if self._reference is not None and stream == "train":
                 with self._desk.clock("reference"):
                     groups = self._reference.annotate(groups)
-            with self._desk.clock(reward):
-                scores = self._score(stream, groups)
-            return self._unit(groups, scores)
+            scores = None
+            if isinstance(self._scorer, InlineScorer):
+                with self._desk.clock(_scoring(stream)):
+                    scores = self._scores(stream, groups)
+            loaded, self._loaded = self._loaded, []
+            spans = self._desk.clock.take()
+        sampled = SampledUnit(stream=stream, groups=groups, loaded=loaded, spans=spans)
+        return sampled if scores is None else _unit(sampled, scores)
+
+    def score(self, sampled: SampledUnit) -> ScoredUnit:
+        """What came of a unit that `generate` sampled. Runs in a thread of its own, beside any
+        other call; the unit's weights were told by `generate`."""
+        start = now()
+        with self._desk.clock.beside():
+            scores = self._scores(sampled.stream, sampled.groups)
+        spans = [Span(_scoring(sampled.stream), start, now(), beside=True)]
+        return _unit(replace(sampled, loaded=[], spans=spans), scores)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Samples once what is dropped again, so that the first round finds memory and code warm.
@@ -220,7 +249,7 @@ class Generator:
         self._scorer.close()
         self._receiver.close()
 
-    def _score(
+    def _scores(
         self, stream: str, groups: Sequence[RolloutGroup]
     ) -> list[list[Score | RewardError]]:
         requests = [
@@ -234,27 +263,30 @@ class Generator:
         answers = iter(self._scorer.score(requests))
         return [[next(answers) for _ in group.response_ids] for group in groups]
 
-    def _unit(
-        self, groups: Sequence[RolloutGroup], scores: list[list[Score | RewardError]]
-    ) -> ScoredUnit:
-        unit = ScoredUnit(
-            groups=[],
-            format_rewards=[],
-            answer_rewards=[],
-            unscored=[],
-            reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
-            loaded=self._loaded,
-            spans=self._desk.clock.take(),
-        )
-        self._loaded = []
-        for group, row in zip(groups, scores, strict=True):
-            valid = [score for score in row if isinstance(score, Score)]
-            if len(valid) < len(row):
-                error = next(score for score in row if isinstance(score, RewardError))
-                unit.unscored.append((group.cursor, error.message))
-                continue
-            rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
-            unit.groups.append(replace(group, rewards=rewards))
-            unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
-            unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
-        return unit
+
+def _scoring(stream: str) -> str:
+    """The stage in which a stream's responses are scored."""
+    return "eval" if stream == "eval" else "reward"
+
+
+def _unit(sampled: SampledUnit, scores: list[list[Score | RewardError]]) -> ScoredUnit:
+    unit = ScoredUnit(
+        groups=[],
+        format_rewards=[],
+        answer_rewards=[],
+        unscored=[],
+        reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+        loaded=sampled.loaded,
+        spans=sampled.spans,
+    )
+    for group, row in zip(sampled.groups, scores, strict=True):
+        valid = [score for score in row if isinstance(score, Score)]
+        if len(valid) < len(row):
+            error = next(score for score in row if isinstance(score, RewardError))
+            unit.unscored.append((group.cursor, error.message))
+            continue
+        rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
+        unit.groups.append(replace(group, rewards=rewards))
+        unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
+        unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+    return unit

@@ -1,4 +1,4 @@
-"""Responses in, scores out: in this process for our own rewards, in a killable one for users'."""
+"""Responses in, scores out: in this process for our own rewards, in killable ones for users'."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import IO, Any, Protocol
 
 from grpo_trainable.actors.progress import advance
@@ -47,7 +50,7 @@ class InlineScorer:
 
 
 class ProcessScorer:
-    """Scores with a user's function in a process of its own, which can be killed.
+    """Scores with a user's function, in `workers` processes side by side that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`, looked up from `directory` (None:
     the current one) and on this process's `sys.path`. The function is `f(response, ground_truth)`
@@ -58,55 +61,91 @@ class ProcessScorer:
     within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
     already warm, takes over from one that was killed or died. After `HANGS_A_UNIT` answers of one
     `score` that did not come, the rest is not asked for, so that rewards which all hang end the
-    trial soon. ValueError when the function cannot be imported.
+    trial soon; what other processes are at by then is still awaited. ValueError when the function
+    cannot be imported.
+
+    Requests are begun in order, each by the process that is free first. Which one that is depends
+    on timing, so only a function that keeps nothing from call to call gives the same rewards again.
     """
 
-    def __init__(self, reward: str, *, deadline_s: float, directory: str | None = None) -> None:
+    def __init__(
+        self, reward: str, *, deadline_s: float, workers: int = 1, directory: str | None = None
+    ) -> None:
         self._start = functools.partial(_Worker, reward, directory)
         self._deadline_s = deadline_s
-        self._worker = self._start()
-        self._worker.wait_until_ready()
-        self._spare = self._start()
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
+        self._changing = threading.Lock()  # of the two that follow
+        self._processes = [self._start() for _ in range(workers)]  # the spare last
+        self._closed = False
+        self._free: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._processes:
+            worker.wait_until_ready()
+            self._free.put(worker)
+        self._processes.append(self._start())
 
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
-        hangs = 0
-        scores: list[Score | RewardError] = []
-        for request in requests:
-            if hangs == HANGS_A_UNIT:
-                scores.append(RewardError(f"not asked for: {hangs} others of its unit hung"))
-                continue
+        hung: list[ScoreRequest] = []
+
+        def score_one(request: ScoreRequest) -> Score | RewardError:
+            if len(hung) >= HANGS_A_UNIT:
+                return RewardError(f"not asked for: {len(hung)} others of its unit hung")
             try:
-                scores.append(self._score_one(request))
+                return self._ask(request)
             except TimeoutError:
-                scores.append(RewardError(f"no reward within {self._deadline_s:g} s"))
-                hangs += 1
-            advance()
-        return scores
+                hung.append(request)
+                return RewardError(f"no reward within {self._deadline_s:g} s")
+            finally:
+                advance()
+
+        try:
+            return list(self._threads.map(score_one, requests))
+        except BaseException:
+            self._stop()
+            raise
 
     def close(self) -> None:
-        self._worker.kill()
-        self._spare.kill()
+        with self._changing:
+            self._closed = True
+        self._stop()
+        self._threads.shutdown()
+        for worker in self._processes:
+            worker.kill()
 
-    def _score_one(self, request: ScoreRequest) -> Score | RewardError:
+    def _stop(self) -> None:
+        """Ends every process; who waits for an answer gets none."""
+        with self._changing:
+            for worker in self._processes:
+                worker.stop()
+
+    def _ask(self, request: ScoreRequest) -> Score | RewardError:
         """TimeoutError when no answer comes in time."""
-        self._ensure_worker()
         message = {"response": request.response, "ground_truth": request.ground_truth}
+        worker = self._free.get()
         try:
-            reply = self._worker.ask(message, self._deadline_s)
+            if not worker.is_alive():
+                worker = self._spare_for(worker)
+                worker.wait_until_ready()
+            reply = worker.ask(message, self._deadline_s)
         except EOFError as death:
             return RewardError(f"the reward process died, {death}")
+        finally:
+            self._free.put(worker)
         return RewardError(reply["error"]) if "error" in reply else Score(**reply)
 
-    def _ensure_worker(self) -> None:
-        if self._worker.is_alive():
-            return
-        logger.warning("the reward process has ended; its spare takes over")
-        self._worker.kill()  # closes our ends of its pipes
-        if not self._spare.is_alive():
-            self._spare.kill()
-            self._spare = self._start()
-        self._worker, self._spare = self._spare, self._start()
-        self._worker.wait_until_ready()
+    def _spare_for(self, ended: _Worker) -> _Worker:
+        """The spare, which gets another behind it. EOFError once the scorer is closed."""
+        with self._changing:
+            if self._closed:
+                raise EOFError("as the scorer was closed")
+            logger.warning("a reward process has ended; the spare takes over")
+            ended.kill()  # closes our ends of its pipes
+            self._processes.remove(ended)
+            worker = self._processes[-1]
+            if not worker.is_alive():
+                worker.kill()
+                worker = self._processes[-1] = self._start()
+            self._processes.append(self._start())
+        return worker
 
 
 def check_reward_spec(reward: str, *, directory: str | None = None) -> None:
@@ -178,16 +217,25 @@ class _Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    def stop(self) -> None:
+        """End it from another thread than the one that talks to it, which is told so by EOFError
+        and has yet to `kill` it."""
+        if self.is_alive():
+            self._signal_group()
+
     def kill(self) -> None:
         """End it and the processes it started; it is gone on return. Again is harmless."""
         if not self._killed:
             self._killed = True
-            # It leads its group, whose number nobody else gets while one of its processes is left.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal_group()
             self._process.wait()
         for pipe in (self._stdin, self._stdout, self._lifeline):
             pipe.close()
+
+    def _signal_group(self) -> None:
+        # It leads its group, whose number nobody else gets while one of its processes is left.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _converse(self, data: bytes, deadline_s: float) -> dict[str, Any]:
         """Send `data`, return the next reply."""

@@ -90,7 +90,9 @@ def test_hang_is_noticed_in_time_beside_an_actor_that_answers(ray_session: None,
         assert watch.result(calls[1]) == "done"
 
 
-def test_slow_reward_within_its_deadline_is_no_hang(ray_session: None, tmp_path: Path) -> None:
+def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
+    ray_session: None, tmp_path: Path
+) -> None:
     reward = tmp_path / "slow_reward.py"
     reward.write_text(
         "import time\ndef reward(response, ground_truth):\n    time.sleep(0.5)\n    return 1.0\n"
@@ -99,12 +101,20 @@ def test_slow_reward_within_its_deadline_is_no_hang(ray_session: None, tmp_path:
         {
             "rollout": {"prompts": 4, "group_size": 4, "max_new_tokens": 8},
             "task": {"reward": f"{reward}:reward", "reward_deadline_s": DEADLINE_S / 2},
-            "resources": {"deadline_s": DEADLINE_S},
+            "resources": {"deadline_s": DEADLINE_S, "reward_workers": 2},
         }
     )
     prompts = Prompts(config, build_task(config), read_tokenizer(None))
     requests = [prompts.request("train", cursor) for cursor in range(4)]
     with started(Generator, "generator", config, InProcess()) as generator:
-        call = generator.submit("rollout", "generate", requests)
-        unit = Watch(RayRuntime(), DEADLINE_S).result(call)
-    assert [group.rewards.tolist() for group in unit.groups] == [[1.0] * 4] * 4
+        watch = Watch(RayRuntime(), DEADLINE_S)
+        sampled = watch.result(generator.submit("rollout", "generate", requests))
+        scoring = generator.submit("reward", "score", sampled)
+        following = watch.result(generator.submit("rollout", "generate", requests))
+        scored = watch.result(scoring)
+    assert [group.rewards.tolist() for group in scored.groups] == [[1.0] * 4] * 4
+    (reward_span,) = scored.spans
+    # Two side by side for half a second each: longer than the deadline, shorter than one by one.
+    assert DEADLINE_S < reward_span.seconds < 16 * 0.5
+    (sampling,) = (span for span in following.spans if span.stage == "rollout")
+    assert reward_span.start < sampling.start < sampling.end < reward_span.end

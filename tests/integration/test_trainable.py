@@ -359,7 +359,8 @@ def test_generator_that_dies_again_and_again_fails_the_trial_and_leaves_no_actor
     reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
     config = trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0})
     (result,) = fit(config, tmp_path)
-    assert "ActorFailed: rollout: generator-0 died" in str(result.error)
+    # It samples the second unit while it scores the first.
+    assert re.search(r"ActorFailed: (rollout|reward): generator-0 died", str(result.error))
     assert "replaced 3 times without finishing any work" in str(result.error)
     assert result.metrics["training_iteration"] == 2
     assert_no_actor_left()

@@ -129,6 +129,8 @@ DEFAULTS = {
         "learner_gpus": 0.0,
         "worker_cpus": 0.95,
         "worker_gpus": 0.0,
+        "reward_workers": 1,
+        "reward_cpus": 0.0,
         "deadline_s": 600.0,
     },
 }
@@ -555,6 +557,14 @@ APART = {"placement": "disaggregated"}
             "loss.kl_monitor=true, which measures the KL",
         ),
         (
+            nested(resources__reward_workers=8),
+            "resources.reward_workers=8: not read with task.reward=none; needs task.reward",
+        ),
+        (
+            nested(resources__reward_cpus=1),
+            "resources.reward_cpus=1.0: not read with task.reward=none; needs task.reward",
+        ),
+        (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
             "resources.deadline_s=600.0: must be >= 602, twice task.reward_deadline_s=301",
         ),
@@ -611,6 +621,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(buffer_capacity=4, buffer_sampling="fifo", buffer__sample_batches=2),
         nested(buffer_capacity=4, buffer_sampling="mixed", buffer__fresh_fraction=0.5),
         nested(buffer_capacity=4, buffer_sampling="uniform", buffer__max_age=1),
+        nested(task__reward="my:reward", resources__reward_workers=8, resources__reward_cpus=1),
     ],
 )
 def test_neighbour_of_a_contradiction_is_accepted(data):

@@ -12,7 +12,7 @@ import torch
 from policies import Mailbox
 
 from grpo_trainable.actors.colocated import Colocated
-from grpo_trainable.actors.generator import Generator, ScoredUnit
+from grpo_trainable.actors.generator import Generator, SampledUnit, ScoredUnit
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
@@ -56,7 +56,8 @@ def requests_of(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> list
 def sample(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> ScoredUnit:
     generator = Generator(config, InProcess())
     try:
-        return generator.generate(requests_of(config, stream, cursors))
+        unit = generator.generate(requests_of(config, stream, cursors))
+        return generator.score(unit) if isinstance(unit, SampledUnit) else unit
     finally:
         generator.close()
 
@@ -320,6 +321,23 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     assert [cursor for cursor, _ in unit.unscored] == [c for c in cursors if failing[c]]
     assert all("no such word" in reason for _, reason in unit.unscored)
     assert unit.reward_errors == sum(failing)
+
+
+def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: Any) -> None:
+    config = user_reward("length")
+    generator = Generator(config, InProcess())
+    requests = requests_of(config, "train", [0, 1])
+    first, second = generator.generate(requests), generator.generate(requests)
+    assert isinstance(first, SampledUnit)
+    assert isinstance(second, SampledUnit)
+    assert [span.stage for span in (*first.spans, *second.spans)] == ["rollout", "idle", "rollout"]
+    scored = generator.score(first)
+    assert [(span.stage, span.beside) for span in scored.spans] == [("reward", True)]
+    assert scored.loaded == []
+    held_out = generator.generate(requests_of(config, "eval", [0]))
+    assert isinstance(held_out, SampledUnit)
+    assert [span.stage for span in generator.score(held_out).spans] == ["eval"]
+    generator.close()
 
 
 def test_reward_that_cannot_be_imported_is_named(tmp_path: Path) -> None:

@@ -93,6 +93,15 @@ def test_stage_seconds_of_nothing_are_zero() -> None:
     assert seconds.keys() <= NAMES
 
 
+def test_what_two_threads_of_an_actor_do_in_one_stage_at_a_time_counts_once() -> None:
+    spans = [
+        ActorSpan("generator", "generator-0", Span("eval", 0.0, 4.0)),
+        ActorSpan("generator", "generator-0", Span("eval", 3.0, 5.0, beside=True)),
+        ActorSpan("generator", "generator-0", Span("eval", 6.0, 7.0, beside=True)),
+    ]
+    assert stage_seconds(spans)["time/eval_s"] == 6.0
+
+
 def test_both_roles_of_a_colocated_actor_are_told_apart() -> None:
     spans = [
         ActorSpan("generator", "worker", Span("sync", 1.0, 2.0)),

@@ -15,7 +15,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.virtual_time import World, constant_durations, long_tailed_durations, world
+from benchmarks.virtual_time import (
+    SCORED_BESIDE,
+    World,
+    constant_durations,
+    long_tailed_durations,
+    world,
+)
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.pipeline import RoundReport
@@ -64,7 +70,11 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
         rounds=draw(st.integers(1, 6)),
         rollout={"prompts": prompts, "unit_prompts": draw(st.integers(1, prompts))},
         eval={"every": draw(st.integers(1, 7)), "prompts": draw(st.integers(1, 5))},
-        task={"max_error_rate": 1.0},
+        # A user's reward is asked for beside the sampling of the next unit.
+        task={
+            "max_error_rate": 1.0,
+            "reward": draw(st.sampled_from(["virtual:reward", SCORED_BESIDE])),
+        },
     )
     return config if colocated else config_with_generators(config, draw(st.integers(1, 3)))
 
@@ -72,7 +82,7 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
 speeds = st.fixed_dictionaries(
     {
         stage: st.sampled_from([1.0, 10.0, 100.0])
-        for stage in ("rollout", "optimize", "sync", "eval")
+        for stage in ("rollout", "reward", "optimize", "sync", "eval")
     }
 )
 seeds = st.integers(0, 2**16)
@@ -337,6 +347,47 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     assert not set(trained) & set(trained_cursors(third))
 
 
+# ---- A user's reward ---------------------------------------------------------------------------
+
+
+def user_reward_config(**values: Any) -> GRPOConfig:
+    """Six units of one prompt a round."""
+    rollout = {"prompts": 6, "unit_prompts": 1}
+    return config_of(rounds=2, task={"reward": SCORED_BESIDE}, rollout=rollout, **values)
+
+
+def test_a_unit_is_scored_while_the_next_is_sampled() -> None:
+    w = world(
+        user_reward_config(eval={"every": 9}), durations=constant_durations(rollout=8, reward=8)
+    )
+    first, second = w.run(2)
+    # Seven times the time of a unit: the first is sampled alone, the last is scored alone.
+    assert second.metrics["time/rollout_s"] == second.metrics["time/reward_s"] == 6 * 8 / 64
+    spans = [item.span for item in second.spans]
+    sampling = [span for span in spans if span.stage == "rollout"]
+    scoring = [span for span in spans if span.stage == "reward"]
+    assert scoring[-1].end - sampling[0].start == 7 * 8 / 64
+    assert all(
+        later.start == span.start for later, span in zip(sampling[1:], scoring[:-1], strict=True)
+    )
+    assert trained_cursors(w) == all_cursors(w.config)
+    assert first.metrics["time/other_s"] == 0
+
+
+def test_sampling_waits_for_a_reward_that_is_slower() -> None:
+    """A unit more is sampled than can be scored, never two."""
+    w = world(
+        user_reward_config(lag=1, eval={"every": 9}),
+        durations=constant_durations(rollout=1, reward=64, optimize=1),
+    )
+    reports = w.run(2)
+    spans = [item.span for report in reports for item in report.spans]
+    moments = sorted(span.end for span in spans if span.stage == "reward")
+    for sampled, span in enumerate(sorted(s.start for s in spans if s.stage == "rollout")):
+        scored = sum(moment <= span for moment in moments)
+        assert sampled - scored < 2
+
+
 # ---- Weights in mid-batch ----------------------------------------------------------------------
 
 
@@ -555,7 +606,9 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
 
 @bounded
 @given(
-    configs(lags=st.just(0)).filter(lambda config: config.resources.num_generators == 1),
+    configs(lags=st.just(0)).filter(
+        lambda config: config.resources.num_generators == 1 and config.task.reward != SCORED_BESIDE
+    ),
     speeds,
     seeds,
 )
@@ -862,12 +915,14 @@ def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
 # ---- Generators that are lost ------------------------------------------------------------------
 
 
-def some_die(seed: int, share: float) -> Callable[[str, str, int], bool]:
+def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:
     """Whether a generator dies in a call: at most three times in a row, once in each stage."""
+    # With a user's reward there are four stages.
+    spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_BESIDE else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:
         # The first load is at the start, where nothing is replaced.
-        if actor == "learner" or (stage, n) == ("sync", 1):
+        if actor == "learner" or (stage, n) == ("sync", 1) or stage == spared:
             return False
         return n % 3 == 0 and random.Random(f"{seed}/{actor}/{stage}/{n}").random() < share
 
@@ -880,7 +935,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     config: GRPOConfig, scale: dict[str, float], seed: int, share: float, latency: float
 ) -> None:
     config = config_with_generators(config, config.resources.num_generators)
-    dies = some_die(seed, share)
+    dies = some_die(config, seed, share)
     durations = long_tailed_durations(seed, scale)
     w = world(config, durations=durations, seed=seed, latency=latency, dies=dies)
     reports = []
@@ -961,11 +1016,17 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
 ) -> None:
     config = config_with_generators(config, config.resources.num_generators)
     # Calls take up to minutes, and every quarter of a second they are a step further.
-    config = replace(config, resources=replace(config.resources, deadline_s=1.0))
+    config = replace(
+        config,
+        resources=replace(config.resources, deadline_s=1.0),
+        task=replace(config.task, reward_deadline_s=0.5),
+    )
     # While the learner publishes nobody waits for a generator.
     durations = long_tailed_durations(seed, {**scale, "sync": 0.0})
     hung = f"generator-{seed % config.resources.num_generators}"
-    stage = random.Random(seed).choice(["rollout", "eval"])
+    beside = config.task.reward == SCORED_BESIDE
+    stages = ["rollout", "eval", *(["reward"] if beside else [])]
+    stage = random.Random(seed).choice(stages)
     w = world(
         config,
         durations=durations,

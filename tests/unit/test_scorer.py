@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def reward(response, ground_truth):
         os.system("echo and more")
     if response == "read":
         return len(sys.stdin.read())
-    if response == "pid":
+    if response in ("pid", "slow pid"):
+        time.sleep(0.3 * (response == "slow pid"))
         return os.getpid()
     if response in ("child", "child, then die", "child, then hang"):
         child = subprocess.Popen(["sleep", "1000"])
@@ -78,7 +80,8 @@ def requests(*responses):
 
 
 def worker_pids(scorer):
-    return [scorer._worker._process.pid, scorer._spare._process.pid]
+    """The spare's last."""
+    return [worker._process.pid for worker in scorer._processes]
 
 
 def is_running(pid):
@@ -190,6 +193,50 @@ def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec):
     assert steps_done() - before == 5
 
 
+def test_workers_score_side_by_side_and_answer_in_order(spec):
+    # A second in turn; 64 of a hundredth each are begun in order and end in any.
+    with contextlib.closing(ProcessScorer(spec, deadline_s=30, workers=8)) as scorer:
+        start = time.monotonic()
+        pids = {answer.reward for answer in scorer.score(requests(*["slow pid"] * 16))}
+        # 4.8 s one after the other.
+        assert time.monotonic() - start < 2.4
+        assert len(pids) == 8
+        lengths = [n % 7 for n in range(64)]
+        answers = scorer.score(requests(*("x" * n for n in lengths)))
+        assert [answer.reward for answer in answers] == [n + 2.0 for n in lengths]
+
+
+def test_hangs_of_one_worker_are_replaced_while_the_others_go_on(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.5, workers=3)) as scorer:
+        answers = scorer.score(requests("x", "hang", "die", *["x"] * 9))
+        failed = [i for i, answer in enumerate(answers) if isinstance(answer, RewardError)]
+        assert failed == [1, 2]
+        assert all(isinstance(answer, Score) for answer in scorer.score(requests(*["x"] * 9)))
+        assert len(worker_pids(scorer)) == 4
+
+
+def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spec):
+    with contextlib.closing(ProcessScorer(spec, deadline_s=0.05, workers=4)) as scorer:
+        answers = [answer.message for answer in scorer.score(requests(*["hang"] * 30))]
+        hung = answers.count("no reward within 0.05 s")
+        # What the others were at when the tenth hung is still awaited.
+        assert 10 <= hung <= 13
+        assert all("others of its unit hung" in message for message in answers[hung + 4 :])
+
+
+def test_scorer_that_is_closed_while_it_scores_leaves_no_process(spec):
+    scorer = ProcessScorer(spec, deadline_s=60, workers=2)
+    pids = worker_pids(scorer)
+    answers = []
+    scoring = threading.Thread(target=lambda: answers.extend(scorer.score(requests(*["hang"] * 5))))
+    scoring.start()
+    time.sleep(0.2)  # let the requests reach the workers
+    scorer.close()
+    scoring.join(5)
+    assert [type(answer) for answer in answers] == [RewardError] * 5
+    assert wait_until_gone([*pids, *worker_pids(scorer)])
+
+
 @pytest.mark.parametrize("response", ["child, then die", "child, then hang"])
 def test_what_a_reward_has_started_ends_with_it(spec, response, capfd):
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.5)) as scorer:
@@ -237,7 +284,7 @@ def test_no_worker_outlives_a_parent_that_was_killed(spec, response):
         from grpo_trainable.actors.scorer import ProcessScorer
         from grpo_trainable.tasks import ScoreRequest
         scorer = ProcessScorer({spec!r}, deadline_s=60)
-        print(scorer._worker._process.pid, scorer._spare._process.pid, flush=True)
+        print(*[worker._process.pid for worker in scorer._processes], flush=True)
         {call}
         time.sleep(60)
     """

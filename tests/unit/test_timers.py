@@ -49,6 +49,21 @@ def test_idle_is_the_time_between_two_calls_and_not_before_the_first(clock):
     assert stages.take() == [Span("idle", 106, 109), Span("optimize", 109, 111)]
 
 
+def test_actor_is_not_idle_while_another_of_its_threads_works(clock):
+    stages = StageClock()
+    with stages.call():
+        clock.sleep(1)
+    with stages.beside():
+        clock.sleep(2)
+        with stages.call(), stages("rollout"):
+            clock.sleep(1)
+        clock.sleep(4)
+    clock.sleep(8)
+    with stages.call():
+        pass
+    assert stages.take() == [Span("rollout", 103, 104), Span("idle", 108, 116)]
+
+
 def test_waiting_for_weights_is_a_stage_from_when_they_were_sent_or_it_had_nothing_else_to_do(
     clock,
 ):
