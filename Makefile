@@ -39,6 +39,7 @@ bench-trials: $(READY)
 	$(BIN)/python benchmarks/weight_transport.py
 	$(BIN)/python benchmarks/sync_share.py
 	$(BIN)/python benchmarks/disturbed.py
+	$(BIN)/python benchmarks/a_a.py
 
 # Everything that can break, broken: an hour and a half.
 bench-faults: $(READY)

@@ -18,18 +18,17 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from measure import RESULTS, provenance, write
+from resampling import verdict
 from trials import run_trial
 
 import search_spaces
 from grpo_trainable.config import GRPOConfig
 from launch import tune
-from launch.contrasts import Contrast, speed_up
-from launch.experiment import TrialRecord, read_experiment
+from launch.experiment import read_experiment
 from search_spaces import SearchSpace
 
 SLOWED = 0.15
@@ -103,57 +102,6 @@ def reward(storage: Path, name: str, sleep_s: float) -> str:
     path = storage / f"{name}.py"
     path.write_text(REWARD.format(sleep_s=sleep_s))
     return f"{path}:score"
-
-
-def verdict(
-    arm: Sequence[TrialRecord],
-    base: Sequence[TrialRecord],
-    repeats: int,
-    rng: random.Random,
-    *,
-    swap: bool,
-) -> dict[str, Any]:
-    found = speed_up(arm, base)
-    assert found is not None
-    again = [speed_up(*resampled(arm, base, rng, swap=swap)) for _ in range(repeats)]
-    return {
-        "speed_up": found.value,
-        "interval": interval(found),
-        "seeds": list(found.seeds),
-        "told_apart": found.told_apart,
-        "why_not": found.doubt,
-        "repeats": repeats,
-        "repeats_told_apart": sum(own is not None and own.told_apart is True for own in again),
-    }
-
-
-def interval(found: Contrast) -> list[float] | None:
-    return None if found.interval is None else [found.interval.low, found.interval.high]
-
-
-def resampled(
-    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], rng: random.Random, *, swap: bool
-) -> tuple[list[TrialRecord], list[TrialRecord]]:
-    pairs = []
-    for own, other in zip(arm, base, strict=True):
-        pair = (drawn(own, rng), drawn(other, rng))
-        pairs.append(pair[::-1] if swap and rng.random() < 0.5 else pair)
-    return [own for own, _ in pairs], [other for _, other in pairs]
-
-
-def drawn(trial: TrialRecord, rng: random.Random) -> TrialRecord:
-    """The trial with its rounds drawn with replacement: wall-clock and samples add up anew."""
-    names = ("time/wall_clock_s", "count/trained")
-    before = [dict.fromkeys(names, 0.0), *trial.rows[:-1]]
-    steps = [
-        {**row, **{name: row[name] - last[name] for name in names}}
-        for row, last in zip(trial.rows, before, strict=True)
-    ]
-    rows, totals = [], dict.fromkeys(names, 0.0)
-    for place, step in enumerate(rng.choices(steps, k=len(steps)), start=1):
-        totals = {name: totals[name] + step[name] for name in names}
-        rows.append({**step, **totals, "training_iteration": float(place)})
-    return replace(trial, rows=rows)
 
 
 def said(arm: str, found: dict[str, Any]) -> str:

@@ -50,9 +50,12 @@ class ConsoleCallback(Survivor):
         self._started: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
         self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row
+        self._total = 0
 
-    def setup(self, **info: Any) -> None:
+    def setup(self, *, total_num_samples: int = 0, **info: Any) -> None:
+        """Tune makes a trial when it may start: `total_num_samples` counts the later ones too."""
         global _live
+        self._total = total_num_samples
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
             stop_live_table()
@@ -62,7 +65,7 @@ class ConsoleCallback(Survivor):
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._started[trial.trial_id] = time.time()
         place = [other.trial_id for other in trials].index(trial.trial_id) + 1
-        self._show(trials, trial, f"started (trial {place} of {len(trials)})")
+        self._show(trials, trial, f"started (trial {place} of {self._count(trials)})")
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
@@ -82,7 +85,9 @@ class ConsoleCallback(Survivor):
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         seconds = time.time() - self._started.get(trial.trial_id, time.time())
         ended = sum(other.is_finished() or other is trial for other in trials)
-        self._show(trials, trial, f"done in {seconds:.0f} s ({ended} of {len(trials)} trials)")
+        self._show(
+            trials, trial, f"done in {seconds:.0f} s ({ended} of {self._count(trials)} trials)"
+        )
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._show(trials, trial, "failed")
@@ -93,13 +98,16 @@ class ConsoleCallback(Survivor):
 
     def _show(self, trials: Sequence[Any], trial: Any, line: str | None) -> None:
         if _live is not None:
-            _live.update(live_table(trials, self._latest))
+            _live.update(live_table(trials, self._latest, self._count(trials)))
         elif line is not None:
             print(f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {line}", flush=True)
 
+    def _count(self, trials: Sequence[Any]) -> int:
+        return max(self._total, len(trials))
+
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
-        return {"_started": {}, "_evaluated": {}, "_latest": {}}
+        return {"_started": {}, "_evaluated": {}, "_latest": {}, "_total": 0}
 
 
 def progress_line(result: Mapping[str, Any], rounds: int) -> str:
@@ -135,7 +143,7 @@ def _held_back(trial: Any) -> bool:
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
-def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -> Table:
+def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
     """One row a trial that has started; `latest` holds the newest row of each."""
     table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
     table.add_column("arm/seed", no_wrap=True)
@@ -167,9 +175,8 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]]) -
             _bar(row),
             left,
         )
-    pending = len(trials) - len(begun)
     done = sum(trial.is_finished() for trial in trials)
-    table.title = f"{done} of {len(trials)} trials done, {pending} waiting"
+    table.title = f"{done} of {count} trials done, {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"

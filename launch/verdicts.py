@@ -33,14 +33,14 @@ def quantities(
     """Speed in wall-clock, speed at equal cost and held-out reward, each over the baseline's."""
     return [
         Quantity(
-            name="speed in wall-clock",
+            name="speed (samples a second)",
             above="Faster than {} (samples a second)",
             below="Slower than {} (samples a second)",
             form="{:.2f}x",
             contrasts=comparison.speed,
         ),
         Quantity(
-            name="speed at equal cost",
+            name="cost (samples a device-hour)",
             above="Cheaper than {} (more samples a device-hour)",
             below="Dearer than {} (fewer samples a device-hour)",
             form="{:.2f}x",

@@ -650,7 +650,7 @@ def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_o
 
 def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
-    callback.setup()
+    callback.setup(total_num_samples=6)  # one at a time: Tune makes the others when they start
     start([callback], trial)
     for round_ in range(1, 6):
         evaluated = float(round_ // 2 * 2)
@@ -663,7 +663,8 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     assert "KL 1.25" in lines[3]
     assert "12 tokens a response" in lines[3]
     assert "8 s left" in lines[3]
-    assert "(1 of 1 trials)" in lines[4]
+    assert "started (trial 1 of 6)" in lines[0]
+    assert "(1 of 6 trials)" in lines[4]
 
 
 def test_progress_line_shares_leave_the_evaluation_out():
@@ -691,8 +692,8 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
         trial.status = "PENDING"
     values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9}
     latest = {t.trial_id: row(3, **values) for t in trials[:21]}
-    text = rendered(live_table(trials, latest))
-    assert "21 of 30 trials done, 8 waiting, 6 not shown" in text
+    text = rendered(live_table(trials, latest, 40))
+    assert "21 of 40 trials done, 18 waiting, 6 not shown" in text
     assert "sync/21" in text  # it runs, and has no row yet
     assert "starting" in text
     assert "failed" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import experiments
 import numpy as np
 import pytest
 
+from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
 from launch.contrasts import pace, reward_difference, speed_up
 from launch.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
@@ -143,7 +145,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert comparison.speed[OTHER].told_apart is None
     assert f"? not comparable. {reason}." in " ".join(table(record.trials).split())
     said = told(record)
-    assert f"Not comparable with {BASE} in speed in wall-clock: {OTHER} ({reason})." in said
+    assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
 
 
@@ -275,3 +277,26 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert data["pairs"][OTHER]["reward_difference"] is None  # no evaluations were kept
     assert [trial["disturbed_rounds"] for trial in data["trials"]] == [0, 0, 12, 12]
     assert all(sentence in page.read_text() for sentence in data["told"])
+
+
+# ---- benchmarks/resampling.py -------------------------------------------------------------------
+
+
+def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_ones_are(tmp_path):
+    rng = np.random.default_rng(1)
+    arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}
+    runs = {arm: [rows(rng, slower) for _ in range(5)] for arm, slower in arms.items()}
+    trials = write(tmp_path / "e", runs).arms
+    found = pace(trials[BASE][0])
+    again = pace(drawn(trials[BASE][0], random.Random(0)))
+
+    assert found is not None
+    assert again is not None
+    assert again.rounds == ROUNDS
+    seconds = {round(own, 6) for own in found.seconds}
+    assert {round(own, 6) for own in again.seconds} < seconds  # with replacement
+    equal = verdict(trials[OTHER], trials[BASE], 20, random.Random(0), swap=True)
+    slowed = verdict(trials[THIRD], trials[BASE], 20, random.Random(0), swap=False)
+    assert (equal["told_apart"], slowed["told_apart"]) == (False, True)
+    assert equal["repeats_told_apart"] <= 2
+    assert slowed["repeats_told_apart"] >= 18
