@@ -3,10 +3,11 @@
     python launch/pretrain.py --out DIR                   the story policy, about 10 minutes
     python launch/pretrain.py --out DIR --corpus FILE     one of your own texts
 
-The story corpus comes in an order, and the order is what makes it work: short documents that
-always hold their keyword teach copying; then come stories, of which some hold it, with more short
-documents among them. Stories alone give a fluent policy that never copies, from which GRPO learns
-nothing, and stories alone at the end undo the copying.
+The story corpus comes in an order, and the order is what makes it work: documents that all hold
+their keyword teach copying; then come documents of which only a share holds it, and that share sets
+the inclusion rate that GRPO starts from. Without the first ones the policy is fluent but never
+copies, and GRPO learns nothing. All are of one length, so that nothing but the keyword itself tells
+a story that holds it from one that does not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,13 +47,13 @@ from grpo_trainable.tasks.keyword import (
     read_keywords,
     split_of,
 )
-from grpo_trainable.tasks.stories import Document, Storyteller
+from grpo_trainable.tasks.stories import Document, Storyteller, count_sentences
 
 NO_LOSS = -100  # target of prompt and padding positions
 WARMUP_SHARE = 0.03
 DECAY_SHARE = 0.5
 FINAL_LR_SHARE = 0.03
-FRONT_SHARE = 2 / 3  # of the short documents; the others are mixed in among the stories
+FRONT_SEVERAL_SHARE = 2 / 3  # with more keywords to copy, copying is learned sooner
 GRAD_CLIP = 1.0
 WEIGHT_DECAY = 0.1
 TOKENIZER_DOCUMENTS = 20_000  # as good as all of them, and sooner done
@@ -69,11 +71,11 @@ CARD_SAMPLES = 20
 class Recipe:
     """What is made. With the same corpus, thread count and machine it gives the same bits."""
 
-    steps: int = 2000
-    batch_size: int = 32
+    steps: int = 4500
+    batch_size: int = 16
     lr: float = 3e-3
-    short_share: float = 0.5  # of the documents; two thirds of them in front
-    keyword_share: float = 0.42  # of the stories, that hold their keywords
+    front_share: float = 0.6  # of the documents: those in front, which all hold their keywords
+    keyword_share: float = 0.3  # of the documents after those, that hold their keywords
     seed: int = 0
     preset: str = "tiny"
 
@@ -90,19 +92,15 @@ class Row:
 
 
 def story_corpus(recipe: Recipe) -> tuple[list[Document], list[Document]]:
-    """Training documents in the order they are to be seen, and fresh stories held out."""
+    """Training documents in the order they are to be seen, and fresh ones held out."""
     nouns = read_keywords(NOUNS_FILE)
     count = recipe.steps * recipe.batch_size
     teller = Storyteller(nouns, Random(f"corpus {recipe.seed}"))
-    shorts = [teller.short_document() for _ in range(round(count * recipe.short_share))]
-    stories = [teller.story_document(recipe.keyword_share) for _ in range(count - len(shorts))]
-    # Stories alone, most of which lack their keyword, would undo the copying.
-    front = round(len(shorts) * FRONT_SHARE)
-    mixed = shorts[front:] + stories
-    Random(f"order {recipe.seed}").shuffle(mixed)
-    documents = shorts[:front] + mixed
+    front = round(count * recipe.front_share)
+    documents = [teller.document(1.0, FRONT_SEVERAL_SHARE) for _ in range(front)]
+    documents += [teller.document(recipe.keyword_share) for _ in range(count - front)]
     fresh = Storyteller(nouns, Random(f"held-out {recipe.seed}"))
-    return documents, [fresh.story_document(recipe.keyword_share) for _ in range(HELD_OUT_STORIES)]
+    return documents, [fresh.document(recipe.keyword_share) for _ in range(HELD_OUT_STORIES)]
 
 
 def read_corpus(path: str | Path) -> dict[str, Document]:
@@ -212,7 +210,7 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """Up, level, and down in a line to a small share: the stories come late and need the level."""
+    """Up, level, and down in a line to a small share: the later documents need the level."""
     up = (step + 1) / max(1, round(WARMUP_SHARE * recipe.steps))
     down = (recipe.steps - step) / (DECAY_SHARE * recipe.steps)
     return recipe.lr * min(1.0, up, FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * down)
@@ -282,6 +280,7 @@ def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
 @dataclass(frozen=True, slots=True)
 class Response:
     text: str
+    tokens: int  # end-of-text included
     finished: bool  # by end-of-text, within the limit
 
 
@@ -305,7 +304,7 @@ def sample(
         groups += engine.generate(requests[i : i + PROMPTS_AT_ONCE], between_tokens=lambda: None)
     return [
         [
-            Response(tokenizer.decode(ids[mask].tolist()), bool(finished))
+            Response(tokenizer.decode(ids[mask].tolist()), int(mask.sum()), bool(finished))
             for ids, mask, finished in zip(
                 group.response_ids, group.response_mask, group.finished, strict=True
             )
@@ -326,6 +325,17 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
     return len(set(trigrams)) / len(trigrams) if trigrams else 0.0
 
 
+def mean_length(responses: Sequence[Response]) -> dict[str, float] | None:
+    """Mean tokens and sentences; None of no responses."""
+    if not responses:
+        return None
+    return {
+        "responses": len(responses),
+        "tokens": statistics.mean(response.tokens for response in responses),
+        "sentences": statistics.mean(count_sentences(response.text) for response in responses),
+    }
+
+
 def measure(
     model: TransformerLM, tokenizer: Tokenizer, held_out: Sequence[Document], seed: int
 ) -> dict[str, Any]:
@@ -341,27 +351,37 @@ def measure(
         response for (response,) in sample(model, tokenizer, [d.prompt for d in readable], 1, seed)
     ]
     texts = [tokenizer.decode(tokenizer.encode(d.response)[:limit]) for d in readable]
+    corpus = [
+        Response(document.response, len(row.ids) - row.prompt_length, True)
+        for document, row in zip(held_out, rows, strict=True)
+    ]
 
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
     task = KeywordTask(seed=seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))
     prompts = [example.prompt for example in examples]
     stories = sample(model, tokenizer, prompts, RESPONSES_PER_KEYWORD, seed + 1)
-    included = [
-        task.reward(story.text, example.ground_truth).reward
-        for example, group in zip(examples, stories, strict=True)
-        for story in group
-    ]
+    included: dict[bool, list[Response]] = {True: [], False: []}
+    for example, group in zip(examples, stories, strict=True):
+        for story in group:
+            included[task.reward(story.text, example.ground_truth).reward == 1.0].append(story)
+    responses_to_keywords = included[True] + included[False]
     return {
         "held_out_loss_nats": mean_loss(model, rows, tokenizer.pad_id),
         "held_out_documents": len(rows),
-        "held_out_inclusion_rate": sum(included) / len(included),
-        "held_out_inclusion_responses": len(included),
+        "held_out_inclusion_rate": len(included[True]) / len(responses_to_keywords),
+        "held_out_inclusion_responses": len(responses_to_keywords),
         "held_out_inclusion_keywords": len(examples),
+        "mean_length": {
+            "all": mean_length(responses_to_keywords),
+            "with_keyword": mean_length(included[True]),
+            "without_keyword": mean_length(included[False]),
+            "corpus": mean_length(corpus),
+        },
         "distinct_trigram_share": distinct_trigram_share([r.text for r in responses]),
         "distinct_trigram_share_corpus": distinct_trigram_share(texts),
         "distinct_trigram_responses": len(responses),
-        "finished_share": sum(s.finished for g in stories for s in g) / len(included),
+        "finished_share": statistics.mean(r.finished for r in responses_to_keywords),
         "samples": [
             {"prompt": d.prompt, "response": r.text, "finished": r.finished}
             for d, r in zip(readable[:CARD_SAMPLES], responses, strict=False)
@@ -386,6 +406,11 @@ MEASURED_HOW = {
         "held-out documents, {sampling}; for the corpus the same number of held-out documents, cut "
         "to the same number of tokens"
     ),
+    "mean_length": (
+        "means over those {held_out_inclusion_responses} responses, and over the "
+        "{held_out_documents} held-out documents; tokens count end-of-text, sentences end where "
+        "`grpo_trainable.tasks.stories.count_sentences` says"
+    ),
     "finished_share": "share of those {held_out_inclusion_responses} responses that end within "
     "the limit by themselves",
 }
@@ -401,7 +426,8 @@ def make_card(
         "held_out_source": (
             f"lines of {corpus} that were not trained on"
             if corpus
-            else "fresh stories of the same grammar under another seed"
+            else "fresh documents of the same grammar under another seed, with the keyword share "
+            "of the later part of the corpus"
         ),
     }
     return {
@@ -421,6 +447,20 @@ def make_card(
     }
 
 
+MEASURED_LENGTHS = {
+    "all": "all",
+    "with the keyword": "with_keyword",
+    "without it": "without_keyword",
+    "corpus": "corpus",
+}
+
+
+def lengths(card: dict[str, Any], unit: str) -> str:
+    """One number for each of `MEASURED_LENGTHS`."""
+    means = map(card["mean_length"].get, MEASURED_LENGTHS.values())
+    return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in means)
+
+
 def card_text(card: dict[str, Any]) -> str:
     """The card as Markdown, for a person."""
     how = card["measured_how"]
@@ -430,6 +470,14 @@ def card_text(card: dict[str, Any]) -> str:
             "held-out inclusion rate",
             f"{card['held_out_inclusion_rate']:.3f}",
             "held_out_inclusion_rate",
+        ),
+        *(
+            (
+                f"{unit} a response: {', '.join(MEASURED_LENGTHS)}",
+                lengths(card, unit),
+                "mean_length",
+            )
+            for unit in ("tokens", "sentences")
         ),
         (
             "distinct trigrams, policy / corpus",
@@ -478,7 +526,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: str | None, command: str) -> dic
         # Prompts name every noun equally often: many of them and few stories make more nouns one
         # token, and a noun that is one token is easier to copy.
         texts = [d.prompt for d in documents[:TOKENIZER_DOCUMENTS]]
-        texts += [d.response for d in documents[-TOKENIZER_STORIES:]]
+        texts += [d.response for d in documents[:TOKENIZER_STORIES]]
     else:
         lines = read_corpus(corpus)
         documents, held_out = split_corpus(list(lines.values()), recipe.seed)
@@ -584,20 +632,20 @@ def _parser() -> argparse.ArgumentParser:
         f"{DECAY_SHARE:.0%}% of the steps",
     )
     parser.add_argument(
-        "--short-share",
+        "--front-share",
         type=_number(float, 0, 1),
-        default=default.short_share,
+        default=default.front_share,
         metavar="X",
-        help="share of the story corpus that is short documents, from which copying is learned: "
-        f"two thirds of them first, the rest among the stories (default {default.short_share:g})",
+        help="share of the story corpus that comes first and always holds its keywords: copying is "
+        f"learned from it (default {default.front_share:g})",
     )
     parser.add_argument(
         "--keyword-share",
         type=_number(float, 0, 1),
         default=default.keyword_share,
         metavar="X",
-        help="share of the stories that hold their keywords: it sets the inclusion rate that "
-        f"GRPO starts from (default {default.keyword_share:g})",
+        help="share of the later documents that hold their keywords: it sets the inclusion rate "
+        f"that GRPO starts from (default {default.keyword_share:g})",
     )
     parser.add_argument(
         "--preset",

@@ -1,15 +1,14 @@
 """The story grammar: prompts and the stories that a policy is pretrained on, from a seed.
 
-Two kinds of document. A short one is a sentence or two that always hold every keyword: it teaches
-copying. A story is four or five sentences and holds its keywords for a chosen share of prompts
-only; that share sets how often a pretrained policy includes a keyword, the level from which GRPO
-starts.
+Every story has three to five sentences, the last of which closes it. A chosen share of them holds
+the keywords of its prompt; the others are drawn in the same way about other nouns, so that length
+and form say nothing about whether a keyword is there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -22,9 +21,11 @@ from grpo_trainable.tasks.keyword import (
 
 MAX_KEYWORDS = 3
 SEVERAL_SHARE = 0.08  # of prompts that hold two or three keywords
-INTRO_SHARE = 0.5
-CLOSING_SHARE = 0.4
-LEADING_ROLES = 2  # a document is about the noun in one of its first roles
+MIN_SENTENCES = 3
+MAX_SENTENCES = 5
+MAX_CHARACTERS = 160  # at most 60 tokens of the shipped tokenizer
+INTRO_SHARE = 0.3
+OMISSION_SHARE = 0.4  # of stories that pass over the second stage of their plot
 MAX_OUTLINES = 50  # tried before a keyword gets a sentence of its own
 LEFTOVER_ROLE = 10  # `any10`, `any11`: beyond the numbers that the templates use
 
@@ -132,20 +133,8 @@ ROLES = {
     "any": (*KINDS, THING),
 }
 
-GIRLS = _words(
-    """
-    Ada Alice Amy Anna Beth Carla Clara Dora Ella Emma Eva Fiona Greta Hanna Ines Jane Julia Kate
-    Kira Laura Lena Lisa Lucy Maria Maya Mia Molly Nina Nora Olga Paula Rita Sara Sofia Tara Tina
-    Vera Wendy Zara Zoe
-    """
-)
-BOYS = _words(
-    """
-    Adam Alex Anton Ben Carl Dan David Emil Eric Felix Finn George Hugo Ian Ivan Jacob Joe Karl Kofi
-    Leo Liam Luke Max Milo Noah Omar Oscar Otto Paul Peter Ravi Sam Simon Theo Tim Tom Victor Walt
-    Yuri Zack
-    """
-)
+GIRLS = _words("Amy Anna Clara Ella Emma Fiona Jane Julia Kate Lena Lucy Maya Mia Nina Sara Zoe")
+BOYS = _words("Adam Ben Carl Dan David Felix Hugo Leo Max Noah Omar Paul Peter Sam Theo Tom")
 ADJECTIVES = {
     "animal": _words("big small brown gray friendly shy hungry sleepy funny tiny lonely clever"),
     "person": _words("kind old friendly busy cheerful tall grumpy young gentle famous"),
@@ -225,6 +214,11 @@ It was the best day ever.
 {hero} and {friend} were [happy/best friends/so glad].
 {He} told everyone about it.
 {He} could not wait for the next day.
+{hero} never forgot that day.
+And that was the end of a [long/good/funny/strange] day.
+From then on, {hero} was never [sad/lonely/bored] again.
+In the end, everyone was happy.
+After that, {hero} and {friend} went home.
 """
 PLOTS = """
 {when} {who} found {a+ gift} {in place}.
@@ -414,7 +408,7 @@ When {he} woke up, {he} saw {a any2} instead.
 
 "It is lovely," said {his} [mom/dad].
 {A+ person} wanted to have it.
-The picture now hangs in the {place}.
+The picture now hangs {in place}.
 ====
 {Who} was afraid of the {any}.
 {when} {who} saw {a+ any} and got scared.
@@ -524,43 +518,6 @@ On the way home, {he} saw {a+ any}.
 There was also {a+ any}.
 {friend} had {a+ any}.
 """
-SHORTS = """
-{hero} saw {a+ any}.
-{hero} saw {a+ any} {in place}.
-{hero} talked to {friend} about {a+ any}.
-{when} {hero} drew {a+ any}.
-There was {a+ any} {in place}.
-{friend} told {hero} about {a+ any}.
-{hero} dreamed of {a+ any}.
-{when} {hero} found {a+ gift}.
-{hero} had {a+ gift}.
-{hero} gave {friend} {a+ gift}.
-{hero} met {a+ animal}.
-{hero} met {a+ person}.
-{hero} ate {a+ food}.
-{hero} wore {a+ wear}.
-{hero} went to the {place}.
-{when} {hero} was {in place}.
-{hero} looked at {a+ view}.
-{hero} rode past {a+ view}.
-{hero} wanted {a+ vehicle}.
-{hero} was afraid of {a+ animal}.
-{A+ animal} ate {a+ food}.
-{A+ person} had {a+ thing}.
-
-{hero} saw {a any} and {a any2}.
-{hero} talked about {a any} and {a any2}.
-{friend} drew {a any}, {a any2} and {a any3}.
-{hero} dreamed of {a any}, {a any2} and {a any3}.
-"""
-SHORT_ENDS = """
-{He} liked it a lot.
-It was [big/small/new/old/lovely].
-"Look!" said {friend}.
-{He} told {friend} about it.
-{He} was very happy.
-Then {he} went home.
-"""
 
 
 def _lines(text: str) -> list[str]:
@@ -572,8 +529,8 @@ def _stages(text: str) -> list[list[str]]:
 
 
 _WHEN, _INTROS, _CLOSINGS, _LEFTOVERS = map(_lines, (WHEN, INTROS, CLOSINGS, LEFTOVERS))
-_SHORTS, _SHORT_ENDS = _stages(SHORTS), _lines(SHORT_ENDS)
 _PLOTS = [_stages(plot) for plot in PLOTS.split("====")]
+_SENTENCE_END = re.compile(r"[.!?]\"?(?=\s+[\"A-Z]|\s*$)")
 _CHOICE = re.compile(r"\[([^\]]+)\]")
 _FIELD = re.compile(r"\{(?:(a|a\+|in|use) )?(\w+)\}", re.IGNORECASE)
 _ROLE = re.compile(r"\{(?:(?:a|a\+|in) )?((?:" + "|".join(ROLES) + r")\d*)\}", re.IGNORECASE)
@@ -601,77 +558,68 @@ class Storyteller:
             kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)
         }
 
-    def keywords(self) -> list[str]:
-        """One keyword, or two or three of them in `SEVERAL_SHARE` of the prompts."""
+    def keywords(self, several_share: float = SEVERAL_SHARE) -> list[str]:
+        """One keyword, or two or three of them with probability `several_share`."""
         count = 1
-        if self._rng.random() < SEVERAL_SHARE:
+        if self._rng.random() < several_share:
             count = self._rng.randint(2, MAX_KEYWORDS)
         return self._rng.sample(self._nouns, count)
 
-    def short_document(self) -> Document:
-        keywords = self.keywords()
-        return Document(keyword_prompt(keywords), self.short(keywords))
-
-    def story_document(self, keyword_share: float) -> Document:
+    def document(self, keyword_share: float, several_share: float = SEVERAL_SHARE) -> Document:
         """A story that includes its keywords with probability `keyword_share`, else none."""
-        keywords = self.keywords()
+        keywords = self.keywords(several_share)
         include = self._rng.random() < keyword_share
         return Document(keyword_prompt(keywords), self.story(keywords, include=include))
 
-    def short(self, keywords: Sequence[str]) -> str:
-        """One or two sentences with every keyword in them."""
-
-        def outline() -> str:
-            sentence = self._rng.choice(_SHORTS[len(keywords) > 1])
-            if self._rng.random() < 0.5:
-                sentence += " " + self._rng.choice(_SHORT_ENDS)
-            return sentence
-
-        return self._tell(outline, keywords, avoid=())
-
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
-        """Four or five sentences about the keywords, or about as many other nouns.
+        """A story about the keywords, or about as many other nouns.
 
         Without them the story is drawn in the same way for other nouns, so that nothing but the
-        words themselves tells the two kinds apart.
+        words themselves tells the two kinds apart, least of all the length.
         """
-
-        def outline() -> str:
-            plot = " ".join(self._rng.choice(stage) for stage in self._rng.choice(_PLOTS))
-            intro = self._rng.choice(_INTROS) + " " if self._rng.random() < INTRO_SHARE else ""
-            closing = (
-                " " + self._rng.choice(_CLOSINGS) if self._rng.random() < CLOSING_SHARE else ""
-            )
-            if intro:  # who is known is a pronoun from then on
-                plot = plot.replace("{who}", "{he}").replace("{Who}", "{He}")
-            return intro + re.sub("{who}", "{hero}", plot, flags=re.IGNORECASE) + closing
-
         if include:
-            return self._tell(outline, keywords, avoid=())
+            return self._tell(keywords, avoid=())
+        others = self._rng.sample([n for n in self._nouns if n not in keywords], len(keywords))
+        return self._tell(others, avoid=keywords)
+
+    def _tell(self, subjects: Sequence[str], avoid: Sequence[str]) -> str:
         while True:
-            others = self._rng.sample(self._nouns, len(keywords))
-            if set(others) & set(keywords):
-                continue
-            text = self._tell(outline, others, avoid=keywords)
-            if not any(word_inclusion_reward_fn(text, keyword) for keyword in keywords):
+            template, cast = self._outline(subjects)
+            text = _Scene(self._rng, self._by_kind, cast, avoid).tell(template)
+            if (
+                MIN_SENTENCES <= count_sentences(text) <= MAX_SENTENCES
+                and len(text) <= MAX_CHARACTERS
+                and not any(word_inclusion_reward_fn(text, word) for word in avoid)
+            ):
                 return text
 
-    def _tell(
-        self, outline: Callable[[], str], subjects: Sequence[str], avoid: Sequence[str]
-    ) -> str:
-        """An outline that is about the first subject and has a role for each, told to the end."""
-        template, roles, cast = "", [], {}
+    def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """A template whose first noun is the first subject, and the noun of each role so far."""
+        sentences, cast = [], {}
         for _ in range(MAX_OUTLINES):
-            template = _choose(outline(), self._rng)
-            roles = list(dict.fromkeys(_ROLE.findall(template)))
+            sentences = [_choose(sentence, self._rng) for sentence in self._plot()]
+            roles = list(dict.fromkeys(_ROLE.findall(" ".join(sentences))))
             cast = _cast(roles, subjects)
-            if subjects[0] in map(cast.get, roles[:LEADING_ROLES]):
+            if roles and cast.get(roles[0]) == subjects[0]:
                 break
         for number, subject in enumerate(s for s in subjects if s not in cast.values()):
             role = f"any{LEFTOVER_ROLE + number}"
-            template += " " + self._rng.choice(_LEFTOVERS).replace("any", role)
+            sentences.append(self._rng.choice(_LEFTOVERS).replace("any", role))
             cast[role] = subject
-        return _Scene(self._rng, self._by_kind, cast, avoid).tell(template)
+        sentences.append(_choose(self._rng.choice(_CLOSINGS), self._rng))
+        return " ".join(sentences), cast
+
+    def _plot(self) -> list[str]:
+        """The sentences before the closing one: maybe an introduction, then a plot."""
+        stages = list(self._rng.choice(_PLOTS))
+        if self._rng.random() < OMISSION_SHARE:
+            del stages[1]
+        plot = [self._rng.choice(stage) for stage in stages]
+        if self._rng.random() < INTRO_SHARE:
+            # Who is known is a pronoun from then on.
+            plot = [s.replace("{who}", "{he}").replace("{Who}", "{He}") for s in plot]
+            plot.insert(0, self._rng.choice(_INTROS))
+        return [re.sub("{who}", "{hero}", s, flags=re.IGNORECASE) for s in plot]
 
 
 class _Scene:
@@ -734,6 +682,11 @@ class _Scene:
             self._cast[role] = noun
             self._avoid.add(noun)
         return self._cast[role]
+
+
+def count_sentences(text: str) -> int:
+    """Ends of sentences; a quotation that goes on with "said" ends none."""
+    return len(_SENTENCE_END.findall(text))
 
 
 def kind_of(noun: str) -> str:

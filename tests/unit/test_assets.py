@@ -59,18 +59,29 @@ def test_the_card_states_how_the_policy_was_made_and_measured(card: dict):
 
 def test_the_card_is_within_the_bounds_that_grpo_needs(card: dict):
     assert card["held_out_inclusion_responses"] >= 1000
-    assert 0.20 <= card["held_out_inclusion_rate"] <= 0.42
+    assert 0.15 <= card["held_out_inclusion_rate"] <= 0.45
+    assert card["finished_share"] >= 0.95
     assert card["held_out_loss_nats"] <= 1.35
     assert card["distinct_trigram_share"] == pytest.approx(
         card["distinct_trigram_share_corpus"], rel=0.2
     )
 
 
+def test_the_length_of_a_response_does_not_tell_whether_it_holds_its_keyword(card: dict):
+    """Otherwise inclusion could be won by writing shorter or longer ones."""
+    length = card["mean_length"]
+    for unit in ("tokens", "sentences"):
+        assert length["with_keyword"][unit] == pytest.approx(
+            length["without_keyword"][unit], rel=0.05
+        )
+        assert length["all"][unit] == pytest.approx(length["corpus"][unit], rel=0.05)
+
+
 def test_the_shipped_policy_has_about_the_loss_its_card_says(card: dict):
     """On stories of yet another seed: the files belong together."""
     model, tokenizer = load_policy(SHIPPED_POLICY)
     teller = Storyteller(read_keywords(NOUNS_FILE), Random("another seed"))
-    stories = [teller.story_document(card["recipe"]["keyword_share"]) for _ in range(150)]
+    stories = [teller.document(card["recipe"]["keyword_share"]) for _ in range(150)]
     rows = [encode(tokenizer, story, model.config.context_length) for story in stories]
     loss = mean_loss(model, rows, tokenizer.pad_id)
     assert loss == pytest.approx(card["held_out_loss_nats"], abs=0.1)

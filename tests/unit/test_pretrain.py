@@ -66,6 +66,12 @@ def test_a_small_run_writes_a_policy_that_loads_and_a_complete_card(
     assert card["documents"] == 24
     assert 0 < card["response_tokens_seen"] < card["tokens_seen"]
     assert card["held_out_inclusion_responses"] == 10
+    length = card["mean_length"]
+    assert length["all"]["responses"] == 10
+    assert 1 <= length["all"]["tokens"] <= 8
+    assert length["with_keyword"] is None, "an untrained policy copies nothing"
+    assert length["without_keyword"] == length["all"]
+    assert 3 <= length["corpus"]["sentences"] <= 5
     assert len(card["samples"]) == 20
     assert "20 samples" in (out / "card.md").read_text()
 
@@ -160,7 +166,7 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert "5% of it held out" in " ".join(text.split())
-    for option in ("--out", "--corpus", "--steps", "--seed", "--threads", "--keyword-share"):
+    for option in ("--out", "--corpus", "--steps", "--seed", "--threads", "--front-share"):
         assert text.count(option) >= 2
 
 
@@ -225,30 +231,38 @@ def test_shuffled_batches_use_every_row_once_an_epoch():
     assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4]
 
 
-def test_the_corpus_is_short_documents_first_then_stories_with_short_ones_among_them():
-    documents, held_out = pretrain.story_corpus(Recipe(steps=10, batch_size=60, short_share=0.5))
-    words = [len(d.response.split()) for d in documents]
-    longest_short = max(words[:200])
-    short_later = sum(length <= longest_short for length in words[200:]) / 400
-    assert len(words) == 600
-    assert max(words[:200]) < sum(words[200:]) / 400
-    assert 0.2 < short_later < 0.4
+def inclusion_share(documents: list[Document]) -> float:
+    keywords = [d.prompt.rstrip("\n").split(": ")[1].split(", ") for d in documents]
+    pairs = zip(documents, keywords, strict=True)
+    return sum(word_inclusion_reward_fn(d.response, k) for d, k in pairs) / len(documents)
+
+
+def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked_for():
+    recipe = Recipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
+    documents, held_out = pretrain.story_corpus(recipe)
+    assert len(documents) == 2000
+    assert inclusion_share(documents[:800]) == 1.0
+    assert inclusion_share(documents[800:]) == pytest.approx(0.2, abs=0.05)
+    assert inclusion_share(held_out) == pytest.approx(0.2, abs=0.05)
     assert not {d.response for d in held_out} & {d.response for d in documents}
 
 
-def test_the_share_of_stories_with_keywords_is_the_one_asked_for():
-    recipe = Recipe(steps=20, batch_size=100, short_share=0.0, keyword_share=0.2)
-    documents, held_out = pretrain.story_corpus(recipe)
+def test_both_parts_of_the_corpus_have_one_length():
+    """Mean words within a twentieth, though the front asks for more keywords a prompt."""
+    recipe = Recipe(steps=20, batch_size=100, front_share=0.5)
+    documents, _ = pretrain.story_corpus(recipe)
+    words = [len(document.response.split()) for document in documents]
+    assert sum(words[:1000]) == pytest.approx(sum(words[1000:]), rel=0.05)
 
-    def share(some: list[Document]) -> float:
-        keywords = [d.prompt.rstrip("\n").split(": ")[1].split(", ") for d in some]
-        held = [
-            word_inclusion_reward_fn(d.response, k) for d, k in zip(some, keywords, strict=True)
-        ]
-        return sum(held) / len(held)
 
-    assert share(documents) == pytest.approx(0.2, abs=0.05)
-    assert share(held_out) == pytest.approx(0.2, abs=0.05)
+def test_mean_length_is_over_tokens_and_sentences():
+    responses = [
+        pretrain.Response("One day. It rained.", 7, True),
+        pretrain.Response("It was cut", 4, False),
+    ]
+    expected = {"responses": 2, "tokens": 5.5, "sentences": 1.0}
+    assert pretrain.mean_length(responses) == expected
+    assert pretrain.mean_length([]) is None
 
 
 def test_learning_rate_warms_up_and_comes_down():

@@ -6,6 +6,8 @@ from random import Random
 
 import pytest
 
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.store import SHIPPED_POLICY, load_policy
 from grpo_trainable.tasks import stories
 from grpo_trainable.tasks.keyword import (
     NOUNS_FILE,
@@ -13,7 +15,16 @@ from grpo_trainable.tasks.keyword import (
     read_keywords,
     word_inclusion_reward_fn,
 )
-from grpo_trainable.tasks.stories import BOYS, GIRLS, KIND_OF, KINDS, THING, Storyteller, article
+from grpo_trainable.tasks.stories import (
+    BOYS,
+    GIRLS,
+    KIND_OF,
+    KINDS,
+    THING,
+    Storyteller,
+    article,
+    count_sentences,
+)
 
 NOUNS = read_keywords(NOUNS_FILE)
 
@@ -28,23 +39,15 @@ def keywords_of(prompt: str) -> list[str]:
 
 def test_the_same_seed_tells_the_same_stories():
     first, second, other = teller(), teller(), teller(1)
-    documents = [first.story_document(0.5) for _ in range(50)]
-    assert documents == [second.story_document(0.5) for _ in range(50)]
-    assert documents != [other.story_document(0.5) for _ in range(50)]
+    documents = [first.document(0.5) for _ in range(50)]
+    assert documents == [second.document(0.5) for _ in range(50)]
+    assert documents != [other.document(0.5) for _ in range(50)]
 
 
-def test_a_short_document_holds_every_keyword_as_a_whole_word():
-    storyteller = teller()
-    for _ in range(1000):
-        document = storyteller.short_document()
-        assert word_inclusion_reward_fn(document.response, keywords_of(document.prompt)), document
-
-
-def test_any_noun_alone_fits_into_a_short_document_and_a_story():
+def test_any_noun_alone_fits_into_a_story():
     storyteller = teller()
     for noun in NOUNS:
-        for text in (storyteller.short([noun]), storyteller.story([noun], include=True)):
-            assert word_inclusion_reward_fn(text, [noun]), (noun, text)
+        assert word_inclusion_reward_fn(storyteller.story([noun], include=True), [noun]), noun
 
 
 def test_a_story_asked_to_holds_all_of_its_keywords_and_else_none():
@@ -60,7 +63,7 @@ def test_a_story_asked_to_holds_all_of_its_keywords_and_else_none():
 
 def test_keyword_share_is_the_share_of_stories_that_hold_their_keywords():
     storyteller = teller()
-    documents = [storyteller.story_document(0.3) for _ in range(2000)]
+    documents = [storyteller.document(0.3) for _ in range(2000)]
     held = [word_inclusion_reward_fn(d.response, keywords_of(d.prompt)) for d in documents]
     assert sum(held) / len(held) == pytest.approx(0.3, abs=0.04)
 
@@ -70,29 +73,88 @@ def test_some_prompts_ask_for_two_or_three_keywords():
     counts = Counter(len(storyteller.keywords()) for _ in range(4000))
     assert set(counts) == {1, 2, 3}
     assert 0.05 <= (counts[2] + counts[3]) / 4000 <= 0.10
+    assert {len(storyteller.keywords(several_share=1.0)) for _ in range(100)} == {2, 3}
 
 
 def test_prompts_are_those_of_the_keyword_task():
-    document = teller().story_document(0.5)
+    document = teller().document(0.5)
     assert document.prompt == keyword_prompt(keywords_of(document.prompt))
 
 
 def test_documents_have_no_markup_left_and_are_sentences():
     storyteller = teller()
     for _ in range(1500):
-        for document in (storyteller.short_document(), storyteller.story_document(0.5)):
-            text = document.response
-            assert re.fullmatch(r"[A-Za-z'\",.!? ]+", text), text
-            assert "  " not in text
-            assert text[0].isupper() or text[0] == '"', text
-            assert text.endswith((".", "!", '"')), text
-            assert not re.search(r"[.!?] [a-z]", text.replace('!" ', "")), text
+        text = storyteller.document(0.5).response
+        assert re.fullmatch(r"[A-Za-z'\",.!? ]+", text), text
+        assert "  " not in text
+        assert text[0].isupper() or text[0] == '"', text
+        assert not re.search(r"[.!?] [a-z]", text.replace('!" ', "")), text
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", 0),
+        ("no end", 0),
+        ("One day, Ann saw a cat.", 1),
+        ("It was a cat! It ran off. ", 2),
+        ('"Wow, a cat!" she said, and she ran.', 1),
+        ('"It is mine!" said Ann. "No, mine!" said Ben.', 2),
+        ('"Do not worry," said Ann. "I will help you."', 2),
+        ('Then Ben came. "You found my cat!" he said.', 2),
+        ('Ann had an idea. "We can take turns!" She smiled', 2),
+        ("It was cut in the", 0),
+    ],
+)
+def test_sentences_are_counted_by_their_ends(text: str, sentences: int):
+    assert count_sentences(text) == sentences
+
+
+def test_a_story_has_three_to_five_sentences_and_fits_the_default_limit():
+    """With end-of-text, by the shipped tokenizer; whether or not its keywords are in it."""
+    _, tokenizer = load_policy(SHIPPED_POLICY)
+    limit = GRPOConfig.from_dict({}).rollout.max_new_tokens
+    storyteller = teller()
+    for number in range(2000):
+        document = storyteller.document(0.5, several_share=number % 2)
+        assert 3 <= count_sentences(document.response) <= 5, document
+        assert len(tokenizer.encode(document.response)) + 1 <= limit, document
+
+
+def test_the_last_sentence_closes_the_story():
+    """A closing sentence comes last and nowhere else."""
+    closings = [re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(c)) for c in stories._CLOSINGS]
+    closings = [
+        re.sub(r"\\\[(.+?)\\\]", lambda m: f"({m[1].replace('/', '|')})", c) for c in closings
+    ]
+    closing = re.compile("|".join(f"({c})" for c in closings))
+    storyteller = teller()
+    for _ in range(1000):
+        text = storyteller.document(0.5, several_share=0.5).response
+        (found,) = closing.finditer(text)
+        assert found.end() == len(text), text
+
+
+def test_length_says_nothing_about_the_keyword():
+    """Tokens and sentences of stories with their keyword and without it have one distribution:
+    the largest distance of the two distribution functions (Kolmogorov-Smirnov) is within what
+    chance leaves in 99.9 of 100 samples."""
+    _, tokenizer = load_policy(SHIPPED_POLICY)
+    storyteller, count = teller(), 3000
+    kinds = [[storyteller.document(share).response for _ in range(count)] for share in (0.0, 1.0)]
+    for length in (lambda text: len(tokenizer.encode(text)), count_sentences):
+        without, with_keyword = (Counter(map(length, texts)) for texts in kinds)
+        distance = max(
+            abs(sum(without[n] - with_keyword[n] for n in range(limit + 1))) / count
+            for limit in {*without, *with_keyword}
+        )
+        assert distance <= 1.95 * (2 / count) ** 0.5
 
 
 def test_articles_agree_with_the_next_word():
     storyteller = teller()
     for _ in range(1500):
-        text = storyteller.story_document(0.5).response
+        text = storyteller.document(0.5).response
         for found, word in re.findall(r"\b([Aa]n?) (\w+)", text):
             assert found.lower() == article(word), text
 
@@ -118,7 +180,7 @@ def test_a_hero_keeps_one_pronoun():
     storyteller = teller()
     checked = 0
     for _ in range(1500):
-        text = storyteller.story_document(0.5).response
+        text = storyteller.document(0.5).response
         if sum(name in text.split() for name in (*GIRLS, *BOYS)) == 1 and '"' not in text:
             words = set(re.findall(r"\w+", text.lower()))
             if len([n for n in (*GIRLS, *BOYS) if n.lower() in words]) == 1:
@@ -135,8 +197,6 @@ def test_no_noun_is_written_into_a_template():
         stories.PLOTS,
         stories.CLOSINGS,
         stories.LEFTOVERS,
-        stories.SHORTS,
-        stories.SHORT_ENDS,
         *stories.TRAITS,
         *(text for texts in stories.USES.values() for text in texts),
         *(text for texts in stories.ADJECTIVES.values() for text in texts),
@@ -157,7 +217,7 @@ def test_every_kind_lists_nouns_of_the_file_once():
 
 
 def test_every_template_names_only_roles_that_exist():
-    text = stories.INTROS + stories.PLOTS + stories.SHORTS + stories.LEFTOVERS
+    text = stories.INTROS + stories.PLOTS + stories.LEFTOVERS + stories.CLOSINGS
     characters = {"hero", "friend", "child", "trait", "when", "who"}
     characters |= {"he", "him", "his", "fhe", "fhis"}
     for field in re.findall(r"\{([^}]*)\}", text):
@@ -168,13 +228,13 @@ def test_every_template_names_only_roles_that_exist():
 def test_nouns_of_ones_own_become_keywords_and_our_nouns_the_scenery():
     own = ["gizmo", "widget", "doodad", "gadget", "sprocket", "thingy"]
     storyteller = Storyteller(own, Random(0))
-    documents = [storyteller.story_document(1.0) for _ in range(50)]
+    documents = [storyteller.document(1.0) for _ in range(50)]
     for document in documents:
         keywords = keywords_of(document.prompt)
         assert set(keywords) <= set(own)
         assert word_inclusion_reward_fn(document.response, keywords)
     for _ in range(200):
-        assert storyteller.story_document(0.0).response
+        assert storyteller.document(0.0).response
     text = " ".join(d.response for d in documents)
     assert any(animal in text.split() for animal in KINDS["animal"])
     assert stories.kind_of("gizmo") == THING
