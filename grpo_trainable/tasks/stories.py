@@ -27,6 +27,7 @@ MAX_CHARACTERS = 160  # at most 60 tokens of the shipped tokenizer
 INTRO_SHARE = 0.3
 OMISSION_SHARE = 0.4  # of stories that pass over the second stage of their plot
 MAX_OUTLINES = 50  # tried before a keyword gets a sentence of its own
+MAX_STORIES = 1000  # tried before it is said that none has the right length
 LEFTOVER_ROLE = 10  # `any10`, `any11`: beyond the numbers that the templates use
 
 
@@ -576,6 +577,9 @@ class Storyteller:
 
         Without them the story is drawn in the same way for other nouns, so that nothing but the
         words themselves tells the two kinds apart, least of all the length.
+
+        Raises:
+            ValueError: no story with nouns that long is short enough.
         """
         if include:
             return self._tell(keywords, avoid=())
@@ -583,7 +587,7 @@ class Storyteller:
         return self._tell(others, avoid=keywords)
 
     def _tell(self, subjects: Sequence[str], avoid: Sequence[str]) -> str:
-        while True:
+        for _ in range(MAX_STORIES):
             template, cast = self._outline(subjects)
             text = _Scene(self._rng, self._by_kind, cast, avoid).tell(template)
             if (
@@ -592,6 +596,9 @@ class Storyteller:
                 and not any(word_inclusion_reward_fn(text, word) for word in avoid)
             ):
                 return text
+        raise ValueError(
+            f"no story of at most {MAX_CHARACTERS} characters is about: {', '.join(subjects)}"
+        )
 
     def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
         """A template whose first noun is the first subject, and the noun of each role so far."""
