@@ -23,11 +23,10 @@ from grpo_trainable.tasks.stories import count_sentences
 
 ARMS = ("colocated_k1", "sync", "async_k1")
 LAST_ROUNDS = 8
-BOUNDS = {
+BOUNDS: dict[str, Any] = {
     "first": (0.15, 0.45),  # held-out inclusion rate
     "last": (0.80, 1.0),
-    "tokens_ratio": (0.75, 1.25),  # after / before
-    "sentences_ratio": (0.75, 1.25),
+    "length_change": 0.25,  # of mean tokens and mean sentences, as a share of those before
 }
 
 
@@ -50,8 +49,7 @@ def main() -> None:
             with finished_trial(arm, seed=seed, options=options) as directory:
                 trials.append({"arm": arm, "seed": seed, **summarise(directory)})
             print(show(trials[-1]), flush=True)
-    bounds = ", ".join(f"{name} {low:g}-{high:g}" for name, (low, high) in BOUNDS.items())
-    print(f"{sum(t['within'] for t in trials)} of {len(trials)} trials within {bounds}")
+    print(f"{sum(t['within'] for t in trials)} of {len(trials)} trials within {BOUNDS}")
     workload = {"space": "async_vs_sync", "options": options, "rounds": trials[0]["rounds"]}
     write(args.out, {**provenance(args), "workload": workload, "bounds": BOUNDS, "trials": trials})
 
@@ -63,15 +61,21 @@ def summarise(directory: Path) -> dict[str, Any]:
     before, after = (
         describe([r for r in responses if r["round"] == number]) for number in (0, last_round)
     )
-    trial = {
-        **learning(rows),
-        "before": before,
-        "after": after,
-        "tokens_ratio": after["tokens"] / before["tokens"],
-        "sentences_ratio": after["sentences"] / before["sentences"],
-    }
-    within = all(low <= trial[name] <= high for name, (low, high) in BOUNDS.items())
-    return {**trial, "within": within}
+    trial = {**learning(rows), "before": before, "after": after}
+    return {**trial, "within": is_within(trial)}
+
+
+def is_within(trial: dict[str, Any]) -> bool:
+    """`BOUNDS`."""
+    before, after = trial["before"], trial["after"]
+    return (
+        BOUNDS["first"][0] <= trial["first"] <= BOUNDS["first"][1]
+        and BOUNDS["last"][0] <= trial["last"] <= BOUNDS["last"][1]
+        and all(
+            abs(after[name] - before[name]) <= BOUNDS["length_change"] * before[name]
+            for name in ("tokens", "sentences")
+        )
+    )
 
 
 def describe(responses: list[dict[str, Any]]) -> dict[str, float]:
