@@ -75,7 +75,7 @@ class Recipe:
     batch_size: int = 16
     lr: float = 3e-3
     front_share: float = 0.6  # of the documents: those in front, which all hold their keywords
-    keyword_share: float = 0.3  # of the documents after those, that hold their keywords
+    keyword_share: float = 0.4  # of the documents after those, that hold their keywords
     seed: int = 0
     preset: str = "tiny"
 
