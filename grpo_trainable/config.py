@@ -303,7 +303,7 @@ class LossSettings(_Settings):
 class OptimSettings(_Settings):
     SECTION: ClassVar[str] = "optim"
 
-    lr: float = _number(2e-4, minimum=0)  # AdamW; 0 is a control run that never learns
+    lr: float = _number(3e-4, minimum=0)  # AdamW; 0 is a control run that never learns
     betas: tuple[float, float] = _pair(
         (0.9, 0.95),
         "two numbers >= 0 and < 1",

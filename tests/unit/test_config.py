@@ -106,7 +106,7 @@ DEFAULTS = {
         "importance_cap": None,
     },
     "optim": {
-        "lr": 2e-4,
+        "lr": 3e-4,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "grad_clip": 1.0,

@@ -57,6 +57,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     ),
     "task.reward_deadline_s": (5.0, {}, "task.reward=none", "task.reward", REWARD),
     "task.max_error_rate": (0.5, {}, "task.reward=none", "task.reward", REWARD),
+    "resources.reward_workers": (2, {}, "task.reward=none", "task.reward", REWARD),
+    "resources.reward_cpus": (1.0, {}, "task.reward=none", "task.reward", REWARD),
     "task.strict": (
         True,
         {},
