@@ -303,7 +303,7 @@ class LossSettings(_Settings):
 class OptimSettings(_Settings):
     SECTION: ClassVar[str] = "optim"
 
-    lr: float = _number(3e-4, minimum=0)  # AdamW; 0 is a control run that never learns
+    lr: float = _number(2e-4, minimum=0)  # AdamW; 0 is a control run that never learns
     betas: tuple[float, float] = _pair(
         (0.9, 0.95),
         "two numbers >= 0 and < 1",
@@ -432,7 +432,7 @@ class GRPOConfig(_Settings):
         "custom", "a label of 1 to 64 printable characters without slashes", _is_label
     )
     placement: str = _choice("colocated", "disaggregated")  # one actor, or generator(s) and learner
-    rounds: int = _integer(64, minimum=1)  # the trial reports done after it
+    rounds: int = _integer(96, minimum=1)  # the trial reports done after it
     k: int = _integer(1, minimum=1)  # gradient steps of a round
     k_mode: str = _choice("same_batch", "minibatches", "fresh_batches")  # what the k steps train on
     lag: int = _integer(0, minimum=0)  # rounds a group may be behind at its first training

@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces.base import SearchSpace
 
-ROUNDS = 64  # of the arms with one rollout batch a round
+ROUNDS = 96  # of the arms with one rollout batch a round
 EVAL_EVERY = 16
 
 

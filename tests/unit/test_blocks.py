@@ -123,4 +123,4 @@ def test_evaluations_that_the_user_fixes_stay_as_they_are():
 
 
 def test_samples_leave_a_spaces_own_trials_as_they_are():
-    assert SPACE.trials({}, [0], samples=4096) == SPACE.trials({}, [0])
+    assert SPACE.trials({}, [0], samples=6144) == SPACE.trials({}, [0])

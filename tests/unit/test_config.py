@@ -58,7 +58,7 @@ def config_or_line(data) -> GRPOConfig | str:
 DEFAULTS = {
     "arm": "custom",
     "placement": "colocated",
-    "rounds": 64,
+    "rounds": 96,
     "k": 1,
     "k_mode": "same_batch",
     "lag": 0,
@@ -106,7 +106,7 @@ DEFAULTS = {
         "importance_cap": None,
     },
     "optim": {
-        "lr": 3e-4,
+        "lr": 2e-4,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "grad_clip": 1.0,

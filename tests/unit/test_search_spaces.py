@@ -27,7 +27,7 @@ def test_every_space_resolves_to_valid_and_different_trials(name):
 def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(name):
     trials = SPACES[name].trials({}, [0])
 
-    assert {t.rounds * t.prompts_per_round * t.rollout.group_size for t in trials} == {64 * 16 * 4}
+    assert {t.rounds * t.prompts_per_round * t.rollout.group_size for t in trials} == {96 * 16 * 4}
     assert {t.rounds / t.eval.every for t in trials} == {4.0}
 
 
