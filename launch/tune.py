@@ -722,13 +722,14 @@ def tune_config(plan: Plan) -> Any:
     else:
         scheduler = FIFO()
     scheduler.limit(plan.limits["max_failures"], plan.max_concurrent)
+    order = [(trial.arm, trial.seed) for trial in plan.trials]
     return tune.TuneConfig(
         metric="reward/eval_mean",
         mode="max",
         scheduler=scheduler,
-        search_alg=OrderedGrid(
-            [(trial.arm, trial.seed) for trial in plan.trials], plan.max_concurrent
-        ),
+        # Synchronous PBT waits until all of its population has come as far, so all trials are made
+        # at once, and the scheduler alone limits how many run.
+        search_alg=OrderedGrid(order, 0 if args.scheduler == "pbt" else plan.max_concurrent),
         # A clone is the same actors with another config.
         reuse_actors=args.scheduler == "pbt",
         trial_name_creator=trial_name,
