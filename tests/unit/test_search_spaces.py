@@ -28,7 +28,7 @@ def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(na
     trials = SPACES[name].trials({}, [0])
 
     assert {t.rounds * t.prompts_per_round * t.rollout.group_size for t in trials} == {96 * 16 * 4}
-    assert {t.rounds / t.eval.every for t in trials} == {4.0}
+    assert {t.rounds / t.eval.every for t in trials} == {6.0}
 
 
 def test_async_vs_sync_has_the_arms_that_the_question_needs():
