@@ -354,7 +354,7 @@ def main() -> None:
             sys.exit(f"{args.storage / space}: fewer than two arms have begun")
         result = summarise(experiment, files, found)
         print(align([found.header, *found.rows()]))
-        told = verdicts(quantities(experiment, comparison, files), comparison.baseline)
+        told = verdicts(quantities(experiment, comparison, files), comparison)
         print(*found.said, *told, sep="\n")
         file = commits_file(space, args)
         commits = file.read_text().splitlines() if file.exists() else []

@@ -75,7 +75,7 @@ def _late(name: str) -> Value:
 
 def _samples_per_s(trial: TrialRecord, files: TrialFiles) -> float | None:
     summary = summarise_trial(trial)
-    return None if summary is None else summary.samples_per_s
+    return summary.samples_per_s if summary is not None and summary.comparable else None
 
 
 def _drift_from_sampler(trial: TrialRecord, files: TrialFiles) -> float | None:
@@ -222,7 +222,8 @@ def answer(
         "as it was evaluated. KL to the reference and NLL are those of the last eighth of the "
         "rounds, in nats a response and a token; KL from the sampler, KL(sampler || policy) after "
         "the last gradient step, and the shares of the stages are of the median round, clipped "
-        "tokens, lag and age means over the rounds.",
+        "tokens, lag and age means over the rounds. Samples/s leave out trials that other work on "
+        "the machine disturbed.",
     )
 
 

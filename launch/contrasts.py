@@ -33,6 +33,7 @@ class Pace:
     seconds: Sequence[float]  # of the rounds that count; evaluation and checkpoints subtracted
     responses: Sequence[float]
     rounds: int  # timed
+    planned: int  # rounds of the whole trial
     disturbed: int
     others: float | None  # share of the machine that others took in the disturbed rounds, mean
 
@@ -42,6 +43,11 @@ class Pace:
         were undisturbed."""
         clean = self.rounds - self.disturbed
         return 2 * clean >= self.rounds and clean >= min(LEAST_ROUNDS, self.rounds)
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are rounds enough for the trial to stand for its seed."""
+        return self.rounds >= min(LEAST_ROUNDS, self.planned)
 
     @property
     def samples_per_s(self) -> float:
@@ -72,6 +78,7 @@ def pace(trial: TrialRecord) -> Pace | None:
         seconds=[seconds for seconds, _, _ in timed],
         responses=[responses for _, responses, _ in timed],
         rounds=len(timed),
+        planned=trial.config.rounds,
         disturbed=len(disturbed),
         others=sum(disturbed) / len(disturbed) if disturbed else None,
     )
@@ -91,7 +98,7 @@ class Contrast:
 
     value: float
     neutral: float  # what the value is where both are alike: 1 of a ratio, 0 of a difference
-    seeds: Sequence[int]  # that both were run with
+    seeds: Sequence[int]  # that the value rests on
     interval: Estimate | None = None
     spread: Spread | None = None  # of the seeds; of a ratio's logarithm
     doubt: str | None = None  # why the value cannot be trusted
@@ -136,22 +143,25 @@ def speed_up(arm: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Contras
     """Responses a second over the baseline's: the geometric mean over the seeds that both were run
     with. None where they share none.
 
-    A seed in which one of the two was disturbed is left out; when that leaves fewer than half of
-    the seeds, all of them count and the value is not to be trusted.
+    A seed in which one of the two has hardly begun is left out while there are others. So is one in
+    which one of the two was disturbed; when that leaves fewer than half of the seeds, all of them
+    count and the value is not to be trusted.
     """
     own, other = _paces(arm), _paces(base)
-    shared = [seed for seed in own if seed in other]
-    if not shared:
+    begun = [seed for seed in own if seed in other]
+    if not begun:
         return None
+    enough = [seed for seed in begun if own[seed].enough and other[seed].enough]
+    shared = enough or begun
     sound = [seed for seed in shared if own[seed].comparable and other[seed].comparable]
     trusted = 2 * len(sound) >= len(shared)
     used = sound if trusted else shared
     logs = [math.log(own[seed].samples_per_s / other[seed].samples_per_s) for seed in used]
-    spread = None
-    if len(used) > 1:
-        log, spread = over_seeds(logs)
-    else:
+    log = spread = None
+    if len(used) == 1:
         log = over_rounds(_rounds(own[used[0]]), _rounds(other[used[0]]))
+    elif enough:
+        log, spread = over_seeds(logs)
     return Contrast(
         value=math.exp(sum(logs) / len(logs)),
         neutral=1.0,
@@ -182,7 +192,7 @@ def _rounds(found: Pace) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def reward_difference(
-    arm: Mapping[int, Mapping[int, float]], base: Mapping[int, Mapping[int, float]]
+    arm: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]]
 ) -> Contrast | None:
     """Held-out reward over the baseline's. Each is seed -> prompt -> reward, the mean over the
     prompt's responses at the end. Seeds are paired, and so are the prompts that all of them have

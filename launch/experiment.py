@@ -163,7 +163,8 @@ class ExperimentRecord:
 
     @property
     def complete_arms(self) -> dict[str, list[TrialRecord]]:
-        """The same arms with the complete trials alone: equal samples."""
+        """The same arms with the complete trials alone. Their samples are equal only where the
+        arms' rounds were made so (`--samples`)."""
         return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}
 
 
@@ -287,13 +288,22 @@ def _read_object(root: Path, names: Sequence[str], problems: list[str]) -> dict[
         return {}
     where = _where(root, names)
     try:
-        value = json.loads(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         problems.append(f"{where} cannot be read ({_one_line(error)})")
         return {}
     if not isinstance(value, dict):
         problems.append(f"{where} holds no JSON object")
         return {}
+    return value
+
+
+def _finite(text: str) -> float:
+    """Python reads `NaN`, `Infinity` and 1e999, none of which a report could write."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
     return value
 
 
@@ -429,7 +439,7 @@ class TrialFiles:
 
     lags: Counter[int]  # groups by the lag of their first training
     uses: float | None  # how often a group was trained on, the mean over groups
-    held_out: Mapping[int, float]  # prompt -> mean reward of its responses, in the last evaluation
+    held_out: Mapping[str, float]  # prompt -> mean reward of its responses, in the last evaluation
     examples: Examples
     changes: Sequence[VersionPoint]
     steps: Mapping[int, StepPoint]  # by the step of the round, from 1
@@ -489,13 +499,14 @@ def _uses(rollouts: pa.Table) -> float | None:
     return trained / groups if groups else None
 
 
-def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """By the prompt's text: an evaluation of more prompts than there are repeats some."""
     last = max((row["round"] for row in rows if row["round"] is not None), default=0)
-    rewards: dict[int, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for row in rows:
-        reward = row["reward"]
-        if row["round"] == last and None not in (row["cursor"], reward) and math.isfinite(reward):
-            rewards.setdefault(row["cursor"], []).append(reward)
+        prompt, reward = row["prompt"], row["reward"]
+        if row["round"] == last and None not in (prompt, reward) and math.isfinite(reward):
+            rewards.setdefault(prompt, []).append(reward)
     return {prompt: statistics.fmean(own) for prompt, own in rewards.items()}
 
 

@@ -71,10 +71,10 @@ def over_rounds(
 
     Each is (seconds, responses) of its rounds, (R,). Bootstrap-t: rounds are resampled, and the
     error of a resample is divided by its own standard error (Efron and Tibshirani 1993, chapter
-    12). None with fewer than `LEAST_ROUNDS` rounds in either.
+    12). None where either has fewer than `LEAST_ROUNDS` rounds with responses.
     """
     sides = [np.asarray(side, dtype=float) for side in (arm, base)]
-    if min(side.shape[1] for side in sides) < LEAST_ROUNDS:
+    if min(np.count_nonzero(responses) for _, responses in sides) < LEAST_ROUNDS:
         return None
     rng = np.random.default_rng(0)
     rates, variances = zip(*(_log_rate(side) for side in sides), strict=True)
@@ -93,13 +93,15 @@ def over_rounds(
 
 
 def _log_rate(rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log of responses a second, and its variance by the delta method, of (2, ..., R)."""
+    """Log of responses a second, and its variance by the delta method, of (2, ..., R). The variance
+    is NaN where a resample drew only skipped rounds, which have no response."""
     seconds, responses = rounds
     number = rounds.shape[-1]
     total_s, total = seconds.sum(-1, keepdims=True), responses.sum(-1, keepdims=True)
-    influence = responses / total - seconds / total_s
-    variance = (influence**2).sum(-1) * number / (number - 1)
-    return np.log(total / total_s)[..., 0], variance
+    with np.errstate(divide="ignore", invalid="ignore"):
+        influence = responses / total - seconds / total_s
+        variance = (influence**2).sum(-1) * number / (number - 1)
+        return np.log(total / total_s)[..., 0], variance
 
 
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:

@@ -250,13 +250,16 @@ def _costs(comparison: Comparison) -> list[Plot]:
         ),
         _bars(
             {
-                arm: _spread([t.device_hours for t in trials if t.device_hours])
+                arm: _spread(
+                    [t.device_hours for t in trials if t.device_hours],
+                    doubtful=not comparison.comparable(arm),
+                )
                 for arm, trials in comparison.arms.items()
             },
             name="device_hours",
             title="Device-hours",
             look="What the arm cost: shorter is cheaper. Hours of its GPUs, or of its CPU cores "
-            "when it has none.",
+            "when it has none. A question mark: disturbed by other work on the machine.",
             unit="device-hours",
             form="{:.3g}",
             line=None,
@@ -275,8 +278,10 @@ def _ratios(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[s
     return bars
 
 
-def _spread(values: Sequence[float]) -> Bar | None:
-    return Bar(statistics.median(values), min(values), max(values)) if values else None
+def _spread(values: Sequence[float], *, doubtful: bool) -> Bar | None:
+    if not values:
+        return None
+    return Bar(statistics.median(values), min(values), max(values), doubtful)
 
 
 def _stages(arms: Arms) -> list[Plot]:

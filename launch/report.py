@@ -49,9 +49,10 @@ MAX_TEXT = 4000  # characters of a prompt or response that are shown
 MAX_ITEMS = 60  # of what is missing
 DESCRIPTION = """\
 Write EXPERIMENT_DIR/report.html, one page that compares the arms of an experiment: table, plots,
-responses before and after training, exact settings. The plots are written to EXPERIMENT_DIR/plots
-as PNG files too. An experiment that still runs, or that was killed, can be reported on as well;
-the page names what is missing."""
+responses before and after training, exact settings. The page's figures are written to
+EXPERIMENT_DIR/report.json, for programs, and the plots to EXPERIMENT_DIR/plots as PNG files. An
+experiment that still runs, or that was killed, can be reported on as well; the page names what is
+missing."""
 EXAMPLES = """\
 examples:
   python launch/report.py ~/ray_results/three_seeds
@@ -152,7 +153,7 @@ def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path
         for name in not_drawn & experiment_files.entries(directory, "plots").keys():
             experiment_files.remove(directory, "plots", name)
         found = quantities(experiment, comparison, files)
-        told = verdicts(found, comparison.baseline)
+        told = verdicts(found, comparison)
         data = report_data(experiment, comparison, found, told, damaged)
         page = render_page(experiment, comparison, files, sections, images, damaged, told)
         for name, text in (
@@ -274,6 +275,10 @@ def _missing(
         lambda trial: without_kl(trial) and not trial.config.loss.kl_monitor,
     )
     lacking("no KL in the rows", lambda t: without_kl(t) and t.config.loss.kl_monitor)
+    lacking(
+        "other work on the machine was not measured",
+        lambda trial: not trial.column("time/disturbed_fraction"),
+    )
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
@@ -297,10 +302,7 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    spread = f"Medians over {comparison.seeds} seeds, below them least to most; "
-    spread = spread if comparison.seeds > 1 else ""
-    intervals = f"{spread}below speed-ups their interval at 95 %."
-    notes = [intervals[0].upper() + intervals[1:], *comparison.footnotes()]
+    notes = [comparison.note(), *comparison.footnotes()]
     return (
         f'<section id="arms">\n<h2>The arms compared</h2>\n'
         f"{_table(HEADER, comparison.rows(), figures=True)}\n"
@@ -312,16 +314,20 @@ def _table_section(comparison: Comparison) -> str:
 def _told_section(told: Sequence[str]) -> str:
     if not told:
         return ""
-    said = "".join(f"<li>{_text(sentence)}</li>\n" for sentence in told)
-    return f'<section id="told">\n<h2>What can be told apart</h2>\n<ul>{said}</ul>\n</section>'
+    return f'<section id="told">\n<h2>What can be told apart</h2>\n{_sentences(told)}</section>'
+
+
+def _sentences(said: Sequence[str]) -> str:
+    """A list; nothing when it would be empty."""
+    items = "".join(f"<li>{_text(sentence)}</li>\n" for sentence in said)
+    return f"<ul>{items}</ul>\n" if items else ""
 
 
 def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
-    said = "".join(f"<li>{_text(sentence)}</li>" for sentence in found.said)
     return (
-        f'<section id="answer">\n<h2>What was asked</h2>\n<ul>{said}</ul>\n'
+        f'<section id="answer">\n<h2>What was asked</h2>\n{_sentences(found.said)}'
         f"{_table(found.header, found.rows(), figures=True)}\n"
         f'<p class="note">{_text(found.note)}</p>\n</section>'
     )

@@ -15,7 +15,6 @@ from launch.summary import Comparison, TrialSummary
 from launch.verdicts import Quantity
 
 FORMAT = 1
-KEYS = ("speed_up", "equal_cost", "reward_difference")  # of the quantities, in their order
 
 
 def report_data(
@@ -41,10 +40,7 @@ def report_data(
             for arm, trials in comparison.arms.items()
         },
         "pairs": {
-            arm: {
-                key: _contrast(quantity.contrasts.get(arm))
-                for key, quantity in zip(KEYS, found, strict=True)
-            }
+            arm: {quantity.key: _contrast(quantity.contrasts.get(arm)) for quantity in found}
             for arm in comparison.arms
             if arm != comparison.baseline
         },

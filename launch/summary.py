@@ -13,12 +13,17 @@ from launch.contrasts import Contrast, Pace, doubts, pace, speed_up
 from launch.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
-MARK = "?"  # behind a speed that other work on the machine made incomparable
+MARK = "?"  # behind a figure that other work on the machine made incomparable
 COVERS = {  # what an interval of speed is for, by whether there are several seeds
-    False: "With one seed an interval covers the noise of the rounds within these runs only, not "
-    "the difference between one run and the next, which --num-samples 3 or more would show.",
-    True: "An interval covers how the ratio differs between seeds, the noise of rounds included.",
+    False: "With one seed, an interval covers only the noise between rounds of these runs. It says "
+    "nothing about the next run; --num-samples 3 or more would.",
+    True: "An interval covers the differences between seeds, which include the noise of rounds.",
 }
+EQUAL_SAMPLES = 0.01  # medians that differ by less are equal: a group may fail here and there
+UNEQUAL = (
+    "The arms trained on unequal samples, so their rewards compare unequal training; --samples N "
+    "gives each of them N responses."
+)
 HEADER = (
     *("arm", "rounds", "samples", "wall-clock s", "samples/s", "speed-up", "at equal cost"),
     *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
@@ -33,6 +38,7 @@ class TrialSummary:
     arm: str
     seed: int
     rounds: int
+    complete: bool
     samples: float | None  # responses trained on
     wall_clock_s: float | None
     pace: Pace | None
@@ -63,6 +69,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         arm=trial.arm,
         seed=trial.config.seed,
         rounds=trial.round,
+        complete=trial.complete,
         samples=None if trained is None else trained * trial.config.rollout.group_size,
         wall_clock_s=trial.last("time/wall_clock_s") or None,
         pace=pace(trial),
@@ -91,6 +98,13 @@ class Comparison:
     def seeds(self) -> int:
         return len({trial.seed for trials in self.arms.values() for trial in trials})
 
+    @property
+    def equal_samples(self) -> bool:
+        """Of the arms' complete trials."""
+        medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
+        known = [samples for samples in medians if samples is not None]
+        return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
+
     def comparable(self, arm: str) -> bool:
         """Whether at least half of its trials were undisturbed."""
         trials = self.arms[arm]
@@ -108,8 +122,12 @@ class Comparison:
 
     def note(self) -> str:
         """What stands above the rows."""
-        spread = f"medians over {self.seeds} seeds, (least to most); " if self.seeds > 1 else ""
-        return f"{spread}behind speed-ups (their interval at 95 %)"
+        if self.seeds == 1:
+            return "Speed-ups with their 95 % interval."
+        return (
+            f"Medians over {self.seeds} seeds (least to most). Speed-ups are geometric means over "
+            "the seeds, with their 95 % interval."
+        )
 
     def footnote(self) -> str:
         return "\n".join(textwrap.fill(line, 100) for line in self.footnotes())
@@ -124,10 +142,20 @@ class Comparison:
             "is no GPU. Tokens a response: the held-out responses before training and at the "
             "latest evaluation."
         ]
-        if any(contrast.interval for contrast in self.speed.values()):
-            notes.append(COVERS[self.seeds > 1])
+        among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
+        notes += [COVERS[several] for several in sorted(among_seeds)]
+        fewer = [
+            f"{arm} ({used})" for arm, own in self.speed.items() if (used := self.seeds_used(own))
+        ]
+        if fewer:
+            notes.append(f"Speed-ups that rest on some of the seeds alone: {', '.join(fewer)}.")
+        if not self.equal_samples:
+            notes.append(UNEQUAL)
         if self.disturbed:
-            notes.append(f"{MARK} not comparable. {'; '.join(self.disturbed)}.")
+            notes.append(
+                f"Too disturbed to count: {'; '.join(self.disturbed)}. Their seeds are left out of "
+                f"speed-ups; where too few remain, the figure has a {MARK}."
+            )
         left_out = [
             f"{trial.pace.disturbed} of {trial.pace.rounds} rounds of {arm}, seed {trial.seed}"
             for arm, trials in self.arms.items()
@@ -138,7 +166,14 @@ class Comparison:
             notes.append(
                 f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
             )
+        if self.disturbed or left_out:
+            notes.append("Wall-clock and device-hours count every round, disturbed ones included.")
         return notes
+
+    def seeds_used(self, own: Contrast) -> str:
+        """`2 of 3 seeds`; empty where it rests on all of the experiment's."""
+        used = len(own.seeds)
+        return f"{used} of {self.seeds} seeds" if used < self.seeds else ""
 
     def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
         length = next(c for c in self.changes[arm] if c.quantity is changes.LENGTH)
@@ -147,11 +182,11 @@ class Comparison:
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
-            show([t.wall_clock_s for t in trials], "{:.1f}"),
+            show([t.wall_clock_s for t in trials], "{:.1f}") + doubt,
             show(self.rates(arm), "{:.0f}") + doubt,
             self._ratio(arm, self.speed),
             self._ratio(arm, self.cost),
-            show([t.device_hours for t in trials], "{:.4f}"),
+            show([t.device_hours for t in trials], "{:.4f}") + doubt,
             ends([t.first for t in trials], [t.last for t in trials], "{:.3f}"),
             ends(length.before, length.after, length.quantity.form),
             show([t.reference_nll for t in trials], "{:.2f}"),

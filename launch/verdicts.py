@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from launch.contrasts import Contrast, reward_difference
 from launch.experiment import ExperimentRecord, TrialFiles
 from launch.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
-from launch.summary import Comparison
+from launch.summary import UNEQUAL, Comparison
 
-FEW_SEEDS = 3  # with two, Student's interval is four times as wide as it would be with many
+FEW_SEEDS = 3  # with two, Student's interval is 3.6 times as wide as with three
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """One in which the arms are compared with the baseline."""
 
+    key: str  # in report.json
     name: str
     above: str  # "Faster than {base}"
     below: str
@@ -33,6 +34,7 @@ def quantities(
     """Speed in wall-clock, speed at equal cost and held-out reward, each over the baseline's."""
     return [
         Quantity(
+            key="speed_up",
             name="speed (samples a second)",
             above="Faster than {} (samples a second)",
             below="Slower than {} (samples a second)",
@@ -40,13 +42,15 @@ def quantities(
             contrasts=comparison.speed,
         ),
         Quantity(
+            key="equal_cost",
             name="cost (samples a device-hour)",
             above="Cheaper than {} (more samples a device-hour)",
-            below="Dearer than {} (fewer samples a device-hour)",
+            below="More expensive than {} (fewer samples a device-hour)",
             form="{:.2f}x",
             contrasts=comparison.cost,
         ),
         Quantity(
+            key="reward_difference",
             name="held-out reward",
             above="More held-out reward than {}",
             below="Less held-out reward than {}",
@@ -68,31 +72,69 @@ def reward_differences(
     return {arm: contrast for arm, contrast in found.items() if contrast is not None}
 
 
-def verdicts(found: Sequence[Quantity], baseline: str | None) -> list[str]:
+def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     """Nothing where there is nothing to compare."""
-    if baseline is None or not any(quantity.contrasts for quantity in found):
-        return []
     every = [contrast for quantity in found for contrast in quantity.contrasts.values()]
-    seeds = max(len(contrast.seeds) for contrast in every)
-    said = [sentence for quantity in found for sentence in _of_quantity(quantity, baseline)]
-    if seeds == 1:
-        said.append(
-            "All of this is about these runs alone: with one seed the intervals cover the noise of "
-            "the rounds within a run, and of the prompts, but not the difference between one run "
-            f"and the next. At least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) are needed to "
-            "say anything about that."
-        )
-    return [*said, _by_chance(max(len(quantity.contrasts) for quantity in found))]
+    if not every:
+        return []
+    doubt = _baseline_doubt(comparison)
+    said = [] if doubt is None else [doubt]
+    for quantity in found:
+        said += _of_quantity(quantity, comparison, doubts=doubt is None)
+    said += [] if comparison.equal_samples else [UNEQUAL]
+    said += _of_one_seed(found)
+    among_seeds = max(
+        sum(len(own.seeds) > 1 and own.told_apart is not None for own in q.contrasts.values())
+        for q in found
+    )
+    return [*said, _by_chance(among_seeds)] if among_seeds else said
 
 
-def _of_quantity(quantity: Quantity, baseline: str) -> list[str]:
+def _baseline_doubt(comparison: Comparison) -> str | None:
+    """Where the baseline's own disturbance puts every arm's speed in doubt."""
+    base = comparison.baseline
+    speed = comparison.speed.values()
+    if base is None or comparison.comparable(base) or not all(own.doubt for own in speed):
+        return None
+    reasons = [
+        f"{trial.pace.doubt} of seed {trial.seed}"
+        for trial in comparison.arms[base]
+        if trial.pace is not None and not trial.comparable
+    ]
+    return f"Nothing can be compared with {base} in speed or cost: {'; '.join(reasons)}."
+
+
+def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
+    """What the intervals of one seed are worth, of which arms where not of all."""
+    alone = [
+        f"{arm} in {quantity.name}"
+        for quantity in found
+        for arm, own in quantity.contrasts.items()
+        if len(own.seeds) == 1
+    ]
+    if not alone:
+        return []
+    all_alone = len(alone) == sum(len(quantity.contrasts) for quantity in found)
+    what = "All of this" if all_alone else f"What is said of {', '.join(alone)}"
+    return [
+        f"{what} is about these runs alone: with one seed the intervals cover the noise of the "
+        "rounds within a run, and of the prompts, but not the difference between one run and the "
+        f"next. At least {FEW_SEEDS} seeds (--num-samples {FEW_SEEDS}) are needed to say anything "
+        "about that."
+    ]
+
+
+def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) -> list[str]:
+    """`doubts`: whether to say why arms are not comparable."""
+
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
-            f"{arm} ({_figures(quantity, own)}{_advice(own) if advice else ''})"
+            f"{arm} ({_figures(quantity, own, comparison)}{_advice(own) if advice else ''})"
             for arm, own in quantity.contrasts.items()
             if which(own)
         ]
 
+    baseline = comparison.baseline
     said = [
         (quantity.above.format(baseline), listed(lambda own: bool(own.told_apart) and own.more)),
         (
@@ -110,16 +152,21 @@ def _of_quantity(quantity: Quantity, baseline: str) -> list[str]:
         ),
         (
             f"Not comparable with {baseline} in {quantity.name}",
-            [f"{arm} ({own.doubt})" for arm, own in quantity.contrasts.items() if own.doubt],
+            [
+                f"{arm} ({own.doubt})"
+                for arm, own in quantity.contrasts.items()
+                if own.doubt and doubts
+            ],
         ),
     ]
     return [f"{what}: {', '.join(arms)}." for what, arms in said if arms]
 
 
-def _figures(quantity: Quantity, own: Contrast) -> str:
+def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     value = quantity.form.format(own.value)
     interval = own.shown_interval(quantity.form, " to ")
-    return f"{value}, {LEVEL:.0%}: {interval}" if interval else value
+    parts = [value, interval and f"{LEVEL:.0%}: {interval}", comparison.seeds_used(own)]
+    return ", ".join(part for part in parts if part)
 
 
 def _advice(own: Contrast) -> str:
@@ -130,17 +177,18 @@ def _advice(own: Contrast) -> str:
     if needed is None:
         return f"; more than {MOST_SEEDS} seeds would be needed to tell it"
     more = max(1, needed - len(own.seeds))
-    return f"; {more} more seed{'s' * (more > 1)} would tell it"
+    return f"; {more} more seed{'s' * (more > 1)} would probably tell it"
 
 
 def _by_chance(arms: int) -> str:
     if arms == 1:
         return (
-            f"Two equal arms would be told apart by chance in {1 - LEVEL:.0%} of the experiments."
+            f"Two equal arms would be told apart by chance in {1 - LEVEL:.0%} of the experiments, "
+            "in each quantity."
         )
     return (
         f"Each comparison stands by itself at {LEVEL:.0%}: were all {arms} arms equal to the "
         f"baseline, one or another would still be told apart by chance in up to "
-        f"{1 - LEVEL**arms:.0%} of the experiments. Run an arm that matters to you again with "
-        "other seeds (--seed)."
+        f"{1 - LEVEL**arms:.0%} of the experiments, in each quantity. Run an arm that matters to "
+        "you again with other seeds (--seed)."
     )

@@ -107,6 +107,7 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     assert "Not drawn" not in page.words
     assert "Missing or incomplete" not in page.words
     assert "3 arms × 2 seeds: 6 trials, 6 finished" in page.words
+    assert not re.search(r"<ul[^>]*></ul>", (full / "report.html").read_text())
 
 
 def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):
@@ -136,6 +137,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
             assert all(number in words for number in numbers)
     assert SPACE.question[1:] in words
     assert "relative to colocated_k1" in words
+    assert "Speed-ups are geometric means over the seeds, with their 95 % interval." in words
 
 
 def test_settings_machine_and_commands_stand_on_the_page(full):
@@ -284,6 +286,7 @@ def test_a_bare_experiment_is_reported_on_and_says_what_it_lacks(tmp_path):
     for text in (
         "colocated_k1-0-abc_00000: still running or interrupted: round 1 of 4",
         "KL was not monitored (loss.kl_monitor=false): all trials",
+        "other work on the machine was not measured: all trials",
         "no rollouts were kept: all trials",
         "no version changes were recorded: all trials",
         "no held-out responses were kept: all trials",
@@ -515,7 +518,12 @@ def test_the_command_teaches(tmp_path):
     done = run("--help", cwd=tmp_path)
 
     assert done.returncode == 0
-    for text in ("EXPERIMENT_DIR/report.html", "examples:", "exit status"):
+    for text in (
+        "EXPERIMENT_DIR/report.html",
+        "EXPERIMENT_DIR/report.json",
+        "examples:",
+        "exit status",
+    ):
         assert text in done.stdout
 
 

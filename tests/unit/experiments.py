@@ -166,6 +166,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 n,
                 count__trained=16.0 * k * n,
                 time__wall_clock_s=wall_clock_s,
+                time__disturbed_fraction=0.01,
                 cost__device_hours=wall_clock_s / 3600 * settings.devices,
                 time__rollout_s=rollout_s,
                 time__reward_s=0.03 * k,

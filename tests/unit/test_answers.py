@@ -77,6 +77,17 @@ def test_drift_from_the_sampler_is_positive_and_speed_counts_samples(tmp_path):
     assert found.arms["lag1"]["samples_per_s"] == [16.0]
 
 
+def test_a_disturbed_speed_is_not_shown(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "lags", space="lag")
+    for arm, share in (("lag0", 0.0), ("lag1", 0.9)):
+        rows = [experiments.row(n, time__disturbed_fraction=share) for n in range(1, 6)]
+        (trial,) = SPACES["lag"].trials({"arm": arm, "rounds": 5}, [0])
+        experiments.write_trial(directory, trial.to_dict(), rows)
+    found = answered(directory)
+    assert found is not None
+    assert [found.arms[arm]["samples_per_s"] for arm in ("lag0", "lag1")] == [[32.0], [None]]
+
+
 def test_realised_lag_is_the_mean_over_rounds_beside_its_bound(tmp_path):
     directory = experiments.write_experiment(tmp_path / "lags", space="lag")
     write_arm(directory, "lag", "lag0", 0, two_rounds(0.5))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
 from launch.contrasts import pace, reward_difference, speed_up
 from launch.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
-from launch.summary import compare, table
+from launch.summary import COVERS, UNEQUAL, compare, table
 from launch.verdicts import quantities, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
@@ -49,7 +50,7 @@ def write(directory: Path, arms: Mapping[str, Sequence[list[dict[str, Any]]]]) -
 def told(record: ExperimentRecord) -> list[str]:
     comparison = compare(record.trials)
     files = {trial.name: read_files(trial) for trial in record.trials}
-    return verdicts(quantities(record, comparison, files), comparison.baseline)
+    return verdicts(quantities(record, comparison, files), comparison)
 
 
 def test_equal_arms_are_not_told_apart_and_one_slowed_by_15_percent_is(tmp_path):
@@ -143,7 +144,11 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert cells[OTHER][4].endswith(" ?")  # samples/s
     assert cells[OTHER][5].endswith(" ?")  # speed-up
     assert comparison.speed[OTHER].told_apart is None
-    assert f"? not comparable. {reason}." in " ".join(table(record.trials).split())
+    assert cells[OTHER][3].endswith(" ?")  # wall-clock
+    assert cells[OTHER][7].endswith(" ?")  # device-hours
+    words = " ".join(table(record.trials).split())
+    assert f"Too disturbed to count: {reason}. Their seeds are left out of speed-ups" in words
+    assert "Wall-clock and device-hours count every round, disturbed ones included." in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
@@ -151,21 +156,30 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
 
 def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_speed_alone(tmp_path):
     rng = np.random.default_rng(0)
-    runs = {BASE: [rows(rng, 1.6, [0.4] * 16)], OTHER: [rows(rng)]}
-    comparison = compare(write(tmp_path / "loaded", runs).trials)
+    runs = {BASE: [rows(rng, 1.6, [0.4] * 16)], OTHER: [rows(rng)], THIRD: [rows(rng)]}
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
     cells = {row[0]: row for row in comparison.rows()}
 
     assert [arm for arm in cells if cells[arm][4].endswith("?")] == [BASE]
     assert cells[OTHER][5].endswith("?")
     assert "colocated_k1, seed 0" in (comparison.speed[OTHER].doubt or "")
+    assert [sentence for sentence in told(record) if "compar" in sentence] == [
+        "Nothing can be compared with colocated_k1 in speed or cost: other work took 40% of the "
+        "machine in 16 of 16 rounds of seed 0."
+    ]
 
 
 def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     rng = np.random.default_rng(0)
     loaded = rows(rng, 3.0, [0.5] * 16)
     runs = {BASE: [rows(rng) for _ in range(4)], OTHER: [loaded, *(rows(rng) for _ in range(3))]}
-    comparison = compare(write(tmp_path / "loaded", runs).trials)
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
 
+    words = " ".join(comparison.footnote().split())
+    assert f"Speed-ups that rest on some of the seeds alone: {OTHER} (3 of 4 seeds)." in words
+    assert any("3 of 4 seeds" in sentence for sentence in told(record))
     assert list(comparison.speed[OTHER].seeds) == [1, 2, 3]
     assert comparison.speed[OTHER].doubt is None
     assert comparison.speed[OTHER].value == pytest.approx(1.0, abs=0.1)
@@ -183,9 +197,9 @@ def test_runs_without_a_common_seed_are_not_compared(tmp_path):
 
 
 def test_rewards_are_paired_by_seed_and_prompt():
-    base = {0: {0: 0.0, 1: 1.0, 2: 0.5}, 1: {0: 0.0, 1: 0.0, 2: 1.0}, 2: {0: 1.0}}
-    # Prompt 2 was not scored with seed 1, and seed 2 was not run.
-    arm = {0: {0: 0.5, 1: 1.0, 2: 0.0}, 1: {0: 1.0, 1: 0.5}}
+    base = {0: {"a": 0.0, "b": 1.0, "c": 0.5}, 1: {"a": 0.0, "b": 0.0, "c": 1.0}, 2: {"a": 1.0}}
+    # Prompt c was not scored with seed 1, and seed 2 was not run.
+    arm = {0: {"a": 0.5, "b": 1.0, "c": 0.0}, 1: {"a": 1.0, "b": 0.5}}
     found = reward_difference(arm, base)
 
     assert found is not None
@@ -209,7 +223,26 @@ def test_held_out_rewards_are_the_means_over_a_prompts_responses_at_the_end(tmp_
     experiments.write_part(trial, "evaluations", 2, last)
     (record,) = read_experiment(directory).trials
 
-    assert read_files(record).held_out == {7: 0.5, 8: 1.0}
+    assert read_files(record).held_out == {"prompt 7": 0.5, "prompt 8": 1.0}
+
+
+def test_a_prompt_that_the_held_out_set_repeats_counts_once(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    trial = experiments.write_trial(
+        directory, experiments.config(rounds=2), [experiments.row(1), experiments.row(2)]
+    )
+    # Two prompts, asked three times each.
+    last = [
+        experiments.evaluation(2, place, "x", float(place < 2), prompt=f"prompt {place % 2}")
+        for place in range(6)
+    ]
+    experiments.write_part(trial, "evaluations", 2, last)
+    (record,) = read_experiment(directory).trials
+
+    assert read_files(record).held_out == {
+        "prompt 0": pytest.approx(1 / 3),
+        "prompt 1": pytest.approx(1 / 3),
+    }
 
 
 # ---- What is said ----------------------------------------------------------------------------
@@ -221,7 +254,61 @@ def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
     said = told(write(tmp_path / "e", runs))
 
     assert said[0].startswith(f"Slower than {BASE} (samples a second): {OTHER} (0.")
-    assert any("At least 3 seeds (--num-samples 3)" in sentence for sentence in said)
+    assert said[-1].startswith("All of this is about these runs alone: with one seed")
+    assert not any("by chance" in sentence for sentence in said)
+
+
+def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded = rows(rng, 3.0, [0.5] * 16)
+    runs = {
+        BASE: [rows(rng), rows(rng)],
+        OTHER: [loaded, rows(rng)],
+        THIRD: [rows(rng), rows(rng)],
+    }
+    record = write(tmp_path / "e", runs)
+    notes, said = compare(record.trials).footnotes(), told(record)
+
+    assert {COVERS[False], COVERS[True]} <= set(notes)
+    (alone,) = [sentence for sentence in said if "these runs alone" in sentence]
+    assert alone.startswith(
+        f"What is said of {OTHER} in speed (samples a second), {OTHER} in cost (samples a "
+        "device-hour) is about these runs alone"
+    )
+    assert said[-1].startswith("Two equal arms would be told apart by chance in 5% of the")
+    # With the other arm's interval alone there is nothing to say about seeds.
+    del runs[THIRD]
+    two = write(tmp_path / "two", runs)
+    assert COVERS[True] not in compare(two.trials).footnotes()
+    assert not any("by chance" in sentence for sentence in told(two))
+
+
+def test_a_trial_that_has_hardly_begun_is_no_seed_of_an_interval(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {
+        BASE: [rows(rng) for _ in range(3)],
+        OTHER: [rows(rng), rows(rng), rows(rng, 5.0)[:3]],
+    }
+    found = compare(write(tmp_path / "e", runs).trials).speed[OTHER]
+    assert list(found.seeds) == [0, 1]
+    assert found.value == pytest.approx(1.0, abs=0.1)
+
+    begun = {arm: [own[:3] for own in seeds] for arm, seeds in runs.items()}
+    found = compare(write(tmp_path / "begun", begun).trials).speed[OTHER]
+    assert list(found.seeds) == [0, 1, 2]
+    assert (found.interval, found.spread) == (None, None)
+
+
+def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
+    rng = np.random.default_rng(0)
+    twice = [{**own, "count/trained": 2 * own["count/trained"]} for own in rows(rng)]
+    record = write(tmp_path / "unequal", {BASE: [rows(rng)], OTHER: [twice]})
+    assert UNEQUAL in compare(record.trials).footnotes()
+    assert UNEQUAL in told(record)
+
+    # A trial that still runs has fewer samples for the moment.
+    record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
+    assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
 
 def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
@@ -236,6 +323,7 @@ def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
 
     assert needed is not None
     assert f"{needed - 3} more seed" in sentence
+    assert "would probably tell it" in sentence
     assert "95%" in sentence
 
 
@@ -245,7 +333,7 @@ def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
     said = told(write(tmp_path / "e", runs))
 
     assert "were all 2 arms equal" in said[-1]
-    assert "up to 10% of the experiments" in said[-1]  # 1 - 0.95²
+    assert "up to 10% of the experiments, in each quantity" in said[-1]  # 1 - 0.95²
 
 
 def test_one_arm_is_compared_with_nothing(tmp_path):
@@ -277,6 +365,8 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert data["pairs"][OTHER]["reward_difference"] is None  # no evaluations were kept
     assert [trial["disturbed_rounds"] for trial in data["trials"]] == [0, 0, 12, 12]
     assert all(sentence in page.read_text() for sentence in data["told"])
+    hours = page.read_text().partition('<figure id="device_hours"')[2]
+    assert re.search(r'alt="Bars\. colocated_k1 [\d.]+, sync [\d.]+ \?', hours)
 
 
 # ---- benchmarks/resampling.py -------------------------------------------------------------------

@@ -115,6 +115,18 @@ def test_evaluations_are_those_rows_that_measured_one(experiment):
     assert points == [(0, 0.3), (2, 0.5), (3, 0.6)]
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_description_with_a_number_that_is_not_finite_is_named(experiment, number):
+    write_trial(experiment, config(), [row(1)])
+    (experiment / "experiment.json").write_text(f'{{"started": {number}}}')
+    record = read_experiment(experiment)
+
+    assert record.description == {}
+    assert record.problems == [
+        f"three_seeds/experiment.json cannot be read ({number} is no finite number)"
+    ]
+
+
 # ---- Trials ----------------------------------------------------------------------------------
 
 
@@ -325,7 +337,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     by_arm = cells(text)
 
     assert text.startswith(
-        "medians over 3 seeds, (least to most); behind speed-ups (their interval"
+        "Medians over 3 seeds (least to most). Speed-ups are geometric means over the seeds, with "
+        "their 95 % interval.\n"
     )
     assert by_arm["colocated_k1"] == [
         *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),

@@ -107,6 +107,21 @@ def test_rounds_are_weighted_by_their_responses_and_repeats_are_equal():
 
 def test_fewer_than_four_rounds_have_no_interval():
     assert over_rounds(([1.0] * 3, [64.0] * 3), ([1.0] * 8, [64.0] * 8)) is None
+    skipped = ([1.0] * 8, [64.0] * 3 + [0.0] * 5)
+    assert over_rounds(skipped, ([1.0] * 8, [64.0] * 8)) is None
+    assert over_rounds(([1.0] * 8, [64.0] * 8), skipped) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_resamples_of_skipped_rounds_alone_are_left_out_without_a_warning():
+    # 4 of 16 rounds have responses: one resample in a hundred draws none of them.
+    arm = ([1.0] * 16, [64.0] * 4 + [0.0] * 12)
+    estimate = over_rounds(arm, ([1.0] * 16, [64.0] * 16))
+
+    assert estimate is not None
+    assert estimate.value == pytest.approx(math.log(1 / 4))
+    assert math.isfinite(estimate.low)
+    assert estimate.low < estimate.value < estimate.high < math.inf
 
 
 # ---- Prompts ---------------------------------------------------------------------------------
