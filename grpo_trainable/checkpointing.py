@@ -25,7 +25,7 @@ from torch import Tensor
 
 from grpo_trainable.rollout import RolloutGroup
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 2
 WORLD_SIZE = 1  # learners that write
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
@@ -232,10 +232,10 @@ def _unpack_groups(
 ) -> list[RolloutGroup]:
     groups = []
     for i, row in enumerate(rows):
-        values = dict(row)
+        values: dict[str, Any] = dict(row)
         for item in fields(RolloutGroup):
-            if item.name not in row:
-                values[item.name] = tensors[f"{i}/{item.name}"]
+            if (tensor := tensors.get(f"{i}/{item.name}")) is not None:
+                values[item.name] = tensor
         groups.append(RolloutGroup(**values))
     return groups
 

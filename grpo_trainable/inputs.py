@@ -59,7 +59,8 @@ def reward_source(reward: str) -> str | None:
         path = None if spec is None else list(spec.submodule_search_locations or [])
         if path is None:
             return None
-    return spec.origin if spec is not None and spec.has_location else None
+    origin = spec.origin if spec is not None and spec.has_location else None
+    return origin if origin is not None and os.path.isfile(origin) else None  # or in an archive
 
 
 def input_digests(config: GRPOConfig) -> dict[str, str]:

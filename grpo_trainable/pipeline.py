@@ -35,8 +35,9 @@ from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import Span, covered_seconds, now
 from grpo_trainable.versions import StalenessGate, Sync, VersionChange
 
-# Units submitted to one generator at a time: one runs, one waits so that it never stands still.
-# More would only be sampled with older weights than necessary.
+# Units at one generator at a time, until they are scored: while one runs another waits, so that the
+# generator does not stand still, or is scored. More would only be sampled with older weights than
+# necessary. Where a reward takes longer than sampling, generators wait for it.
 UNITS_AHEAD = 2
 
 # Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
@@ -238,9 +239,10 @@ class Pipeline:
         round_ = self.gate.learner_round
         if self.ended:
             raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
-        self._holding = False
         if self.evaluation is None:
             self._evaluate()
+        # Not before: what is sampled beside an evaluation would be in no wall-clock.
+        self._holding = False
         self._dispatch()
         self._work_until(lambda: self._arrived(round_))
         groups = self._take(round_)
@@ -807,7 +809,7 @@ class Pipeline:
         return {
             "batches_per_round": self._batches_per_round,
             "units_per_batch": len(self._units),
-            "reference": self.config.reference_role,  # whether groups bring its log-probs
+            "groups_bring_reference": self.config.reference_role == "generator",
             **{key: config[key] for key in keys},
         }
 

@@ -52,11 +52,11 @@ class StageClock:
     def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
         """Surrounds one call of the actor, for which it waited in this stage since then (seconds
         since 1970) if it had nothing else to do. Gives the seconds that it waited so."""
-        start = now()
-        waiting = start if self._last_end is None else min(start, max(self._last_end, since))
-        if self._last_end is not None:
+        start, last_end = now(), self._last_end  # which another thread may move meanwhile
+        waiting = start if last_end is None else min(start, max(last_end, since))
+        if last_end is not None:
             if not self._beside:
-                self._spans.append(Span("idle", self._last_end, waiting))
+                self._spans.append(Span("idle", last_end, waiting))
             if waiting < start:
                 self._spans.append(Span(stage, waiting, start))
         try:

@@ -45,6 +45,7 @@ from grpo_trainable.details import (
 )
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.liveness import Watch
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter, place
@@ -69,7 +70,7 @@ CLOSE_DEADLINE_S = 2.0  # for all actors of a trial together
 
 # Keys that an actor's process, its reservation and its transport are made from; for any other key
 # it can begin anew.
-BUILT_INTO_ACTORS = ("placement", "resources", "transport", "in_mid_batch")
+BUILT_INTO_ACTORS = ("placement", "resources", "transport")
 # Rounds whose checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start from
 # its donor's checkpoint of one perturbation until the donor has been through the next.
 SHARED_ROUNDS = 2
@@ -136,6 +137,7 @@ class GRPOTrainable(tune.Trainable):
         self._due = False  # whether the trial itself has asked for a checkpoint of this round
         self._started = False
         self._disturbed = False  # whether the user has heard of it
+        self._lost_actor = False  # since the meter was read
 
     def _start_actors(self) -> None:
         """The learner, or a colocated worker, first."""
@@ -174,8 +176,9 @@ class GRPOTrainable(tune.Trainable):
             calls += [generator.submit("warm-up", "warm_up", requests) for generator in generators]
         else:
             calls = [learner.submit("warm-up", "warm_up", requests, longest)]
+        watch = Watch(self._runtime, self.grpo.resources.deadline_s)
         for call in calls:
-            await_call(self._runtime, call, self.grpo.resources.deadline_s)
+            watch.result(call)
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
@@ -217,6 +220,7 @@ class GRPOTrainable(tune.Trainable):
     def _replacement(self, name: str) -> Actor:
         """A new generator in place of the one of this name, which was killed."""
         index = [actor.name for actor in self._actors].index(name)
+        self._lost_actor = True
         self._actors[index] = self._generator(index)
         return self._actors[index]
 
@@ -281,7 +285,9 @@ class GRPOTrainable(tune.Trainable):
         taken = self._meter.take()
         if taken is None:
             return {}
-        if taken.fraction > DISTURBED_ABOVE and not self._disturbed:
+        # What an actor that was killed had used is nobody's by now, and counts as others'.
+        lost, self._lost_actor = self._lost_actor, False
+        if taken.fraction > DISTURBED_ABOVE and not self._disturbed and not lost:
             self._disturbed = True
             self._notes.append(taken.note(round_))
         return {"time/disturbed_fraction": taken.fraction}

@@ -227,7 +227,7 @@ class Generator:
         function of the user's may count its calls, or cost something.
         """
         with self._desk.call():
-            groups = self.engine.generate(requests, lambda: None)
+            groups = self.engine.generate(requests, advance)
             if self._reference is not None:
                 self._reference.annotate(groups)
             self._desk.clock.synchronize()

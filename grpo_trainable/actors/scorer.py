@@ -25,6 +25,7 @@ from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
+WAIT_S = 0.5  # for a process, until the wait is told as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 
 
@@ -275,8 +276,11 @@ class _Worker:
         return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
 
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Until `pipe` is ready or closed at the other end; TimeoutError at the deadline."""
+        """Until `pipe` is ready or closed at the other end; TimeoutError at the deadline. A wait
+        that ends by itself is progress: whoever is in one does not hang."""
         poller = select.poll()  # select.select() refuses file descriptors above 1023
         poller.register(pipe, event)
-        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise TimeoutError
+        while not poller.poll(min(WAIT_S, max(0.0, deadline - time.monotonic())) * 1000):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            advance()

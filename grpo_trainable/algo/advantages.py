@@ -61,7 +61,13 @@ def rloo(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def batch(rewards: Tensor, *, eps: float) -> Tensor:
-    """(r − mean) / (sample std + eps) over all groups together (REINFORCE++, arXiv 2501.03262)."""
+    """(r − mean) / (sample std + eps) over all groups together (REINFORCE++, arXiv 2501.03262).
+
+    0 for a single reward, which is its own mean: so much may be left where the others could not be
+    scored.
+    """
+    if rewards.numel() == 1:
+        return torch.zeros_like(rewards)
     return _whitened(rewards.reshape(1, -1), eps).view_as(rewards)
 
 

@@ -160,3 +160,7 @@ def test_one_group_of_one_is_fine_without_std():
 def test_what_cannot_be_grouped_is_a_value_error_with_the_numbers(arguments, message):
     with pytest.raises(ValueError, match=message):
         normalized(**arguments)
+
+
+def test_a_single_reward_of_a_whole_batch_has_no_advantage():
+    assert ADVANTAGES["batch"](torch.tensor([[0.7]]), eps=1e-8).tolist() == [[0.0]]

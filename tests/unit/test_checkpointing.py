@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -81,6 +82,19 @@ def assert_equal(ours: TrialState, theirs: TrialState) -> None:
                 assert left.dtype == right.dtype, name
             else:
                 assert left == right, name
+
+
+def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_path: Path) -> None:
+    old = replace(trial(), groups=[replace(group(4), reference_log_probs=None)])
+    write_checkpoint(tmp_path, old)
+    state = json.loads((tmp_path / "state.json").read_text())
+    del state["buffer"][0]["reference_log_probs"]
+    content = json.dumps(state).encode()
+    (tmp_path / "state.json").write_bytes(content)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    manifest["files"]["state.json"] = hashlib.sha256(content).hexdigest()
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    assert_equal(read_checkpoint(tmp_path), old)
 
 
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
