@@ -194,7 +194,7 @@ class _Worker:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdin.fileno(), False)
         self._unread = b""
-        self._killed = False
+        self._killed = self._stopped = False
 
     def wait_until_ready(self) -> None:
         """ValueError naming the spec when the function cannot be imported."""
@@ -216,12 +216,14 @@ class _Worker:
         return self._converse(json.dumps(message).encode() + b"\n", deadline_s)
 
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        """Whether it may be asked; one that was told to end need not have ended yet."""
+        return not self._stopped and self._process.poll() is None
 
     def stop(self) -> None:
         """End it from another thread than the one that talks to it, which is told so by EOFError
         and has yet to `kill` it."""
-        if self.is_alive():
+        self._stopped = True
+        if self._process.poll() is None:
             self._signal_group()
 
     def kill(self) -> None:
