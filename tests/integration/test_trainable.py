@@ -222,6 +222,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
     # No actor is needed to refuse it.
     trainable = object.__new__(GRPOTrainable)
+    trainable._storage = None  # as outside Tune
     with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
@@ -371,7 +372,9 @@ def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> No
     running = trainable(
         trial_config(task={"reward": "no_such_module:reward", "reward_deadline_s": 5.0})
     )
-    with pytest.raises(ActorFailed, match=r"sync: generator-0 .*No module named 'no_such_module'"):
+    with pytest.raises(
+        ActorFailed, match=r"warm-up: generator-0 .*No module named 'no_such_module'"
+    ):
         running.step()
 
 
@@ -439,7 +442,7 @@ class TellsBundles(GRPOTrainable):
 
     def _bundles(self) -> dict[str, list[int]]:
         calls = [actor.submit_function("probe", own_bundles) for actor in self._actors]
-        return {call.actor: await_call(self._runtime, call, 60.0) for call in calls}
+        return {call.actor.name: await_call(self._runtime, call, 60.0) for call in calls}
 
 
 def test_every_actor_is_in_the_bundle_that_is_meant_for_it_and_so_is_a_replacement(
