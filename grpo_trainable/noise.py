@@ -20,10 +20,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# A round is disturbed when others took more than this share of it. The kernel rounds the idle and
-# the iowait time of each core to 10 ms, which is at most 0.2 of a round of 0.1 s. One busy core
-# beside a trial that keeps both cores of a machine busy gets a third.
-DISTURBED_ABOVE = 0.2
+# A round is disturbed when others took more than this share of it. A machine by itself takes one or
+# two hundredths; one busy core beside a trial that keeps both cores of a machine busy gets a third.
+DISTURBED_ABOVE = 0.1
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -67,7 +66,9 @@ class Disturbance:
         """Of the machine's CPU time, and of the quota's: 0 to 1."""
         if not self.seconds:
             return 0.0
-        share = self.foreign_s / self.cores + self.denied_s / self.quota
+        # The kernel rounds the idle and the iowait time of each core: so much may be nobody's.
+        rounded_s = 2 * self.cores / TICKS_PER_S
+        share = max(0.0, self.foreign_s - rounded_s) / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int) -> str:
