@@ -434,11 +434,11 @@ class Plan:
     def prepare_directory(self) -> None:
         from grpo_trainable.inputs import input_digests
 
-        inputs: dict[str, str] = {}
-        for trial in self._readers():
-            inputs.update(input_digests(trial))
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
-        kept = {"inputs": inputs, **kept, **self.limits}
+        kept = {**kept, **self.limits}
+        if "inputs" not in kept:  # a resume has compared the others already
+            digests = [input_digests(trial) for trial in self._readers()]
+            kept["inputs"] = {key: digest for own in digests for key, digest in own.items()}
         path = self.directory / EXPERIMENT_FILE
         temporary = path.with_suffix(".tmp")
         try:
