@@ -58,3 +58,9 @@ class ASHA(Limited, schedulers.ASHAScheduler):
 
 class PBT(Limited, schedulers.PopulationBasedTraining):
     """Lets the worse trials go on from the better ones' checkpoints."""
+
+    def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
+        # A trial that is still saving what it is about to give up: Tune pauses it, but takes
+        # that for a stop and ends it at its next save.
+        trial.temporary_state.saving_to = None
+        super()._exploit(tune_controller, trial, trial_to_clone)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from conftest import assert_no_actor_left, trial_config
-from ray import tune
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray import cloudpickle, tune
+from ray.tune.schedulers import ASHAScheduler
 
 from callbacks import grpo_callbacks
 from grpo_trainable.checkpointing import checkpoint_round, read_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
+from launch.schedulers import PBT
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
 
 
 def rows(result: tune.Result) -> list[dict[str, Any]]:
@@ -46,6 +51,68 @@ def run(
     return {Path(result.path).name: result for result in grid}
 
 
+def pbt(mutations: dict[str, Any], **options: Any) -> PBT:
+    scheduler = PBT(
+        time_attr="training_iteration",
+        perturbation_interval=4,
+        hyperparam_mutations=mutations,
+        quantile_fraction=0.5,
+        synch=True,
+        **options,
+    )
+    scheduler.limit(max_failures=0, max_concurrent=0)
+    return scheduler
+
+
+class Saving(tune.Trainable):
+    """Of two trials, the worse reports its round 4 first and is saving when the better reports."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        self.score, self.saving = config["score"], Path(config["saving"])
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.score = new_config["score"]
+        return True
+
+    def step(self) -> dict[str, Any]:
+        if self.iteration == 3 and self.score == 1:
+            wait_for(self.saving)
+        done = self.iteration == 5
+        return {"score": self.score, "done": done, "should_checkpoint": True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        if self.iteration == 4 and self.score == 0:
+            self.saving.touch()
+            time.sleep(2)  # Tune hears of the other's round 4 meanwhile.
+        (Path(checkpoint_dir) / "score").write_text(str(self.score))
+
+    def load_checkpoint(self, checkpoint: str) -> None:
+        pass
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.05)
+
+
+def test_pbt_goes_on_with_a_trial_that_was_saving_when_it_was_replaced(
+    ray_session: None, tmp_path: Path
+) -> None:
+    space = {"score": tune.grid_search([0, 1]), "saving": str(tmp_path / "saving")}
+    grid = tune.Tuner(
+        tune.with_resources(Saving, {"cpu": 0.5}),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", scheduler=pbt({"score": [2]}), reuse_actors=True
+        ),
+        run_config=tune.RunConfig(name="experiment", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+
+    assert [result.metrics["training_iteration"] for result in grid] == [6, 6]
+
+
 def test_pbt_clone_has_its_donors_state_and_its_own_settings(
     ray_session: None, tmp_path: Path
 ) -> None:
@@ -61,14 +128,7 @@ def test_pbt_clone_has_its_donors_state_and_its_own_settings(
             "k": 1,
         },
         tmp_path,
-        PopulationBasedTraining(
-            time_attr="training_iteration",
-            perturbation_interval=4,
-            hyperparam_mutations={"optim": {"lr": [1e-5, 1e-3]}, "k": [1, 2]},
-            custom_explore_fn=explored,
-            quantile_fraction=0.5,
-            synch=True,
-        ),
+        pbt({"optim": {"lr": [1e-5, 1e-3]}, "k": [1, 2]}, custom_explore_fn=explored),
         reuse_actors=True,
     )
     clone, donor = results["0_lr=0.0000"], results["1_lr=0.0010"]
