@@ -28,7 +28,7 @@ from trials import run_trial
 import search_spaces
 from grpo_trainable.config import GRPOConfig
 from launch import tune
-from launch.experiment import read_experiment
+from reports.experiment import read_experiment
 from search_spaces import SearchSpace
 
 SLOWED = 0.15

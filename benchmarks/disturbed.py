@@ -25,8 +25,8 @@ from measure import RESULTS, ROOT, provenance, write
 from trials import rows_of
 
 from grpo_trainable.noise import DISTURBED_ABOVE
-from launch.experiment import read_experiment
-from launch.summary import compare
+from reports.experiment import read_experiment
+from reports.summary import compare
 from search_spaces import SPACES
 
 SPACE = SPACES["async_vs_sync"]

@@ -24,17 +24,17 @@ from typing import Any
 from measure import RESULTS, ROOT, provenance, write
 from product import blobs_at
 
-from launch.answers import Answer, answer
-from launch.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
-from launch.summary import align, compare, median, show
-from launch.verdicts import quantities, verdicts
+from reports.answers import Answer, answer
+from reports.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
+from reports.summary import align, compare, median, show
+from reports.verdicts import quantities, verdicts
 
 SPACES = ("gradient_steps", "lag", "replay")
 DOCS = ROOT / "docs" / "results"
 PAGE = DOCS / "off_policy.md"
 STORAGE = Path.home() / "ray_results" / "off_policy"
 
-# Columns of the tables: by the names of launch/answers.py.
+# Columns of the tables: by the names of reports/answers.py.
 SHOWN = {
     "gradient_steps": (
         *(
@@ -217,7 +217,7 @@ def draw(space: str, result: Mapping[str, Any]) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    from launch.plots import colour, marker
+    from reports.plots import colour, marker
 
     every = sorted({x for points in panel.lines.values() for x, ys in points if ys})
     place = {x: x if panel.log_x else float(i) for i, x in enumerate(every)}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from launch.contrasts import Contrast, speed_up
-from launch.experiment import TrialRecord
+from reports.contrasts import Contrast, speed_up
+from reports.experiment import TrialRecord
 
 
 def verdict(

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from launch import EXPERIMENT_FILE
+from reports import EXPERIMENT_FILE
 
 # What a resume reads of an experiment: ours is JSON, Tune's is pickle, in its JSON files as well.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")

@@ -35,8 +35,8 @@ from grpo_trainable.config import (
 )
 from grpo_trainable.installed import missing_on_machine
 from grpo_trainable.rules import unmet
-from launch import EXPERIMENT_FILE
 from launch.directories import WRITABLE_BY_OTHERS, local_directory, refuse_state_of_others
+from reports import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
 from search_spaces.base import in_blocks, param_space
 
@@ -763,8 +763,8 @@ def trial_name(trial: Any) -> str:
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
-    from launch.experiment import read_experiment
-    from launch.summary import table
+    from reports.experiment import read_experiment
+    from reports.summary import table
 
     print()
     print(table(read_experiment(plan.directory).trials))
@@ -784,7 +784,7 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
 
 def report_line(plan: Plan, *, write: bool) -> None:
     """The path of the report, or the command that writes it: an interrupt leaves no time."""
-    from launch.report import ReportError, write_report
+    from reports.page import ReportError, write_report
 
     command = shlex.join(["python", "launch/report.py", str(plan.directory)])
     if not write:

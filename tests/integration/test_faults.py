@@ -17,8 +17,8 @@ from ray import tune
 from callbacks import grpo_callbacks
 from grpo_trainable.checkpointing import TrialState, checkpoint_round, write_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
-from launch.experiment import read_experiment
-from launch.summary import table
+from reports.experiment import read_experiment
+from reports.summary import table
 
 
 class KillOnce(tune.Callback):

@@ -24,9 +24,11 @@ from experiments import (
     write_trial,
 )
 
-from launch import plots, report
-from launch.experiment import read_experiment, read_files
-from launch.summary import compare
+from launch import report
+from reports import plots
+from reports.experiment import read_experiment, read_files
+from reports.page import write_report
+from reports.summary import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, str(ROOT / "launch" / "report.py")]
@@ -68,7 +70,7 @@ def full(tmp_path_factory):
     directory = tmp_path_factory.mktemp("storage") / "full"
     write_full(directory, ("colocated_k1", "colocated_k8", "async_k4"))
     heard: list[str] = []
-    assert report.write_report(directory, heard.append) == directory / "report.html"
+    assert write_report(directory, heard.append) == directory / "report.html"
     assert heard == []
     return directory
 
@@ -76,7 +78,7 @@ def full(tmp_path_factory):
 def write(directory: Path) -> tuple[Page, list[str]]:
     """The page, and what the command would warn of."""
     heard: list[str] = []
-    return Page(report.write_report(directory, heard.append)), heard
+    return Page(write_report(directory, heard.append)), heard
 
 
 # ---- A complete experiment -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grpo_trainable.checkpointing import checkpoint_round
 from grpo_trainable.metrics import NAMES
-from launch.experiment import read_experiment
+from reports.experiment import read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = [

@@ -8,9 +8,9 @@ from typing import Any
 import experiments
 import pytest
 
-from launch.answers import Answer, answer
-from launch.experiment import read_experiment, read_files
-from launch.summary import compare
+from reports.answers import Answer, answer
+from reports.experiment import read_experiment, read_files
+from reports.summary import compare
 from search_spaces import SPACES
 
 

@@ -9,7 +9,7 @@ from experiments import config, evaluation, row, write_experiment, write_part, w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.changes import (
+from reports.changes import (
     DISTINCT,
     ENTROPY,
     LENGTH,
@@ -28,8 +28,8 @@ from launch.changes import (
     repeated_share,
     words,
 )
-from launch.experiment import read_experiment
-from launch.summary import compare, table
+from reports.experiment import read_experiment
+from reports.summary import compare, table
 
 STORY = "The dog ran to the park. It saw a red ball there. Then it went home to sleep."
 

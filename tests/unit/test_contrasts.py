@@ -16,10 +16,10 @@ import pytest
 
 from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
-from launch.contrasts import pace, reward_difference, speed_up
-from launch.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
-from launch.summary import COVERS, UNEQUAL, compare, table
-from launch.verdicts import quantities, verdicts
+from reports.contrasts import pace, reward_difference, speed_up
+from reports.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
+from reports.summary import COVERS, UNEQUAL, compare, table
+from reports.verdicts import quantities, verdicts
 
 BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
 ROUNDS = 16
@@ -341,7 +341,7 @@ def test_one_arm_is_compared_with_nothing(tmp_path):
 
 
 def test_report_json_holds_what_the_page_says(tmp_path):
-    from launch.report import write_report
+    from reports.page import write_report
 
     rng = np.random.default_rng(0)
     load = [0.4] * 12

@@ -19,8 +19,8 @@ from experiments import (
     write_trial,
 )
 
-from launch.experiment import ExperimentError, read_experiment, read_files
-from launch.summary import compare, table
+from reports.experiment import ExperimentError, read_experiment, read_files
+from reports.summary import compare, table
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from launch import experiment_files
-from launch.experiment_files import entries, make_directory, read, remove, write
+from reports import experiment_files
+from reports.experiment_files import entries, make_directory, read, remove, write
 
 
 @pytest.fixture

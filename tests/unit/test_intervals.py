@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from launch.intervals import (
+from reports.intervals import (
     Spread,
     over_prompts,
     over_rounds,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
-from launch import EXPERIMENT_FILE, experiment_files
+from reports import EXPERIMENT_FILE, experiment_files
 from search_spaces import SPACES
 
 EXAMPLES = 4  # held-out prompts that are shown before and after

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launch import changes
-from launch.changes import Change
-from launch.contrasts import Contrast, Pace, doubts, pace, speed_up
-from launch.experiment import TrialRecord
+from reports import changes
+from reports.changes import Change
+from reports.contrasts import Contrast, Pace, doubts, pace, speed_up
+from reports.experiment import TrialRecord
 
 BASELINE = "colocated_k1"
 MARK = "?"  # behind a figure that other work on the machine made incomparable

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from grpo_trainable.noise import DISTURBED_ABOVE
-from launch.experiment import TrialRecord
-from launch.intervals import (
+from reports.experiment import TrialRecord
+from reports.intervals import (
     LEAST_ROUNDS,
     Estimate,
     Spread,

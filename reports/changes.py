@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.experiment import TrialRecord, read_parts
+from reports.experiment import TrialRecord, read_parts
 
 REPEATED_WORDS = 4  # of an n-gram that is looked for again in the same response
 WORDING_WORDS = 3  # of an n-gram that is looked for again in all responses

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_trainable.noise import DISTURBED_ABOVE
-from launch.changes import LENGTH, Change
-from launch.contrasts import Contrast, doubts, pace
-from launch.experiment import ExperimentRecord, TrialRecord
-from launch.intervals import LEVEL
-from launch.summary import Comparison, TrialSummary
-from launch.verdicts import Quantity
+from reports.changes import LENGTH, Change
+from reports.contrasts import Contrast, doubts, pace
+from reports.experiment import ExperimentRecord, TrialRecord
+from reports.intervals import LEVEL
+from reports.summary import Comparison, TrialSummary
+from reports.verdicts import Quantity
 
 FORMAT = 1
 

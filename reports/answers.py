@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.experiment import ExperimentRecord, TrialFiles, TrialRecord
-from launch.summary import Comparison, median, show, summarise_trial
+from reports.experiment import ExperimentRecord, TrialFiles, TrialRecord
+from reports.summary import Comparison, median, show, summarise_trial
 
 Value = Callable[[TrialRecord, TrialFiles], float | None]
 

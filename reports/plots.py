@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from launch.contrasts import Contrast
-from launch.experiment import ExperimentRecord, StepPoint, TrialFiles, TrialRecord
-from launch.summary import MARK, Comparison
+from reports.contrasts import Contrast
+from reports.experiment import ExperimentRecord, StepPoint, TrialFiles, TrialRecord
+from reports.summary import MARK, Comparison
 
 DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches: text of 11 points is still read at 360 pixels

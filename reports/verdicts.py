@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from launch.contrasts import Contrast, reward_difference
-from launch.experiment import ExperimentRecord, TrialFiles
-from launch.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
-from launch.summary import UNEQUAL, Comparison
+from reports.contrasts import Contrast, reward_difference
+from reports.experiment import ExperimentRecord, TrialFiles
+from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
+from reports.summary import UNEQUAL, Comparison
 
 FEW_SEEDS = 3  # with two, Student's interval is 3.6 times as wide as with three
 
