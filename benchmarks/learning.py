@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from measure import RESULTS, provenance, write
 from trials import finished_trial, overhead, rows_of
 
-from grpo_trainable.tasks.stories import count_sentences
+from grpo_trainable.pretraining.stories import count_sentences
 
 ARMS = ("colocated_k1", "sync", "async_k1")
 LAST_ROUNDS = 8

@@ -1,7 +1,7 @@
 """What the schedule alone is worth: the pipeline in virtual time, for 1 to 1,024 generators.
 
 Pipeline, gate, replay buffer and learner group are the product's own; actors only take their time
-(virtual_time.py). Three parts, each a part of the JSON:
+(grpo_trainable/simulation/). Three parts, each a part of the JSON:
 
 validation   Runs trials on this machine, takes from the trace of each how long its calls took (a
              unit of generation, an update, a publication, a load) and from its rows what the
@@ -36,11 +36,11 @@ from typing import Any
 
 from asynchrony import ARMS, MOVED, WORKLOADS, options
 from measure import RESULTS, ROOT, provenance, write
-from traces import EVALUATION, SYNC, UPDATE, calls_of
 from trials import finished_trial, rows_of
-from virtual_time import Durations, simulate, wall_clock_a_round
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.simulation.traces import EVALUATION, SYNC, UPDATE, calls_of
+from grpo_trainable.simulation.virtual_time import Durations, simulate, wall_clock_a_round
 
 PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
 

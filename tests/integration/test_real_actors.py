@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from policies import write_quick_policy
 
-from benchmarks.virtual_time import VirtualActor, VirtualRuntime, long_tailed_durations
 from grpo_trainable.actors.generator import Deposited, Generator, ScoredUnit
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
@@ -24,6 +23,11 @@ from grpo_trainable.models.store import build_policy, read_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate
+from grpo_trainable.simulation.virtual_time import (
+    VirtualActor,
+    VirtualRuntime,
+    long_tailed_durations,
+)
 from grpo_trainable.transports import ShmReceiver, ShmSender
 from grpo_trainable.transports.shm import SharedWeights
 

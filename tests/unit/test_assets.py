@@ -11,9 +11,10 @@ import torch
 
 from grpo_trainable.models.store import SHIPPED_POLICY, load_policy
 from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.pretraining.corpus import encode
+from grpo_trainable.pretraining.measuring import CARD_SAMPLES, mean_loss
+from grpo_trainable.pretraining.stories import Storyteller
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
-from grpo_trainable.tasks.stories import Storyteller
-from launch.pretrain import CARD_SAMPLES, encode, mean_loss
 
 
 @pytest.fixture(scope="module")

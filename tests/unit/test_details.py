@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.virtual_time import one_token_group
 from callbacks.gradient_steps import SCHEMA
 from grpo_trainable.actors.learner import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.details import (
@@ -17,6 +16,7 @@ from grpo_trainable.details import (
     response_columns,
     rollout_columns,
 )
+from grpo_trainable.simulation.virtual_time import one_token_group
 
 GROUPS = [
     replace(

@@ -41,6 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remote": {"calls", "timers"},
     "learner_group": BELOW_LEARNER_GROUP,
     "pipeline": BELOW_LEARNER_GROUP | {"learner_group"},
+    "pretraining": BELOW_ACTORS | {"actors"},
+    "simulation": BELOW_LEARNER_GROUP | {"learner_group", "pipeline"},
     "trainable": BELOW_LEARNER_GROUP | {"learner_group", "pipeline", "remote"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.virtual_time import VirtualActor, VirtualCall, VirtualRuntime
 from grpo_trainable.calls import ActorLost
 from grpo_trainable.liveness import Watch
+from grpo_trainable.simulation.virtual_time import VirtualActor, VirtualCall, VirtualRuntime
 
 DEADLINE_S = 8.0
 

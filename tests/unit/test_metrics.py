@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.virtual_time import one_token_group
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, rollout_metrics, stage_seconds
+from grpo_trainable.simulation.virtual_time import one_token_group
 from grpo_trainable.timers import Span
 
 

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.virtual_time import (
+from grpo_trainable.calls import ActorFailed
+from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.simulation.virtual_time import (
     SCORED_BESIDE,
     World,
     constant_durations,
     long_tailed_durations,
     world,
 )
-from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.versions import Sync
 
 # The first examples of a run build torch tensors for the first time, which takes its time.

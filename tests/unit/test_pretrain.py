@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,13 @@ import torch
 
 from grpo_trainable.models.store import load_policy
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+from grpo_trainable.pretraining import card, corpus, measuring, training
+from grpo_trainable.pretraining.corpus import Row
+from grpo_trainable.pretraining.recipe import Recipe
+from grpo_trainable.pretraining.stories import Document
+from grpo_trainable.pretraining.training import NO_LOSS
 from grpo_trainable.tasks.keyword import word_inclusion_reward_fn
-from grpo_trainable.tasks.stories import Document
 from launch import pretrain
-from launch.pretrain import NO_LOSS, Recipe, Row
 
 ONE_LAYER = ModelConfig(
     vocab_size=400, context_length=160, d_model=16, num_layers=1, num_heads=2, d_ff=16
@@ -23,10 +27,12 @@ ONE_LAYER = ModelConfig(
 def one_layer(monkeypatch: pytest.MonkeyPatch):
     """A policy of one layer and measurements of a few responses: seconds become milliseconds."""
     monkeypatch.setitem(PRESETS, "tiny", ONE_LAYER)
-    monkeypatch.setattr(pretrain, "HELD_OUT_STORIES", 25)
-    monkeypatch.setattr(pretrain, "SAMPLED_KEYWORDS", 5)
-    monkeypatch.setattr(pretrain, "RESPONSES_PER_KEYWORD", 2)
-    monkeypatch.setattr(pretrain, "LIMITS", replace(pretrain.LIMITS, max_new_tokens=8))
+    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 25)
+    monkeypatch.setattr(measuring, "SAMPLED_KEYWORDS", 5)
+    few, short = 2, replace(measuring.LIMITS, max_new_tokens=8)
+    for module in (measuring, card):
+        monkeypatch.setattr(module, "RESPONSES_PER_KEYWORD", few)
+        monkeypatch.setattr(module, "LIMITS", short)
 
 
 def write_corpus(path: Path, lines: list[object]) -> Path:
@@ -190,12 +196,12 @@ def test_an_out_directory_that_cannot_be_made_is_named_before_any_work(
 
 def test_a_prompt_gets_its_closing_newline_once(tmp_path: Path):
     lines = [{"prompt": "a", "response": "b"}, {"prompt": "a\n", "response": "b"}]
-    documents = pretrain.read_corpus(write_corpus(tmp_path / "corpus.jsonl", lines))
+    documents = corpus.read_corpus(write_corpus(tmp_path / "corpus.jsonl", lines))
     assert list(documents.values()) == [Document("a\n", "b")] * 2
 
 
 def test_prompt_and_padding_have_no_target():
-    input_ids, targets = pretrain.collate([Row([5, 6, 7, 8, 0], 2), Row([5, 9, 0], 1)], pad_id=1)
+    input_ids, targets = training.collate([Row([5, 6, 7, 8, 0], 2), Row([5, 9, 0], 1)], pad_id=1)
     assert input_ids.tolist() == [[5, 6, 7, 8], [5, 9, 1, 1]]
     assert targets.tolist() == [[NO_LOSS, 7, 8, 0], [9, 0, NO_LOSS, NO_LOSS]]
 
@@ -203,31 +209,31 @@ def test_prompt_and_padding_have_no_target():
 def test_the_loss_of_a_row_does_not_depend_on_its_neighbours():
     model = TransformerLM(ONE_LAYER, seed=0)
     rows = [Row([5, 6, 7, 8, 0], 2), Row([5, 9, 0], 1)]
-    alone = [pretrain.mean_loss(model, [row], pad_id=1) for row in rows]
-    together = pretrain.mean_loss(model, rows, pad_id=1)
+    alone = [measuring.mean_loss(model, [row], pad_id=1) for row in rows]
+    together = measuring.mean_loss(model, rows, pad_id=1)
     assert together == pytest.approx((3 * alone[0] + 2 * alone[1]) / 5, rel=1e-5)
 
 
 def test_only_response_tokens_are_scored():
     model = TransformerLM(ONE_LAYER, seed=0)
-    input_ids, targets = pretrain.collate([Row([5, 6, 7, 8, 0], 2)], pad_id=1)
+    input_ids, targets = training.collate([Row([5, 6, 7, 8, 0], 2)], pad_id=1)
     log_probs = torch.log_softmax(model(input_ids)[0], dim=-1)
     by_hand = [-log_probs[i, token].item() for i, token in ((1, 7), (2, 8), (3, 0))]
-    losses = pretrain.token_losses(model, input_ids, targets).tolist()
+    losses = training.token_losses(model, input_ids, targets).tolist()
     assert losses == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_story_batches_keep_the_order_of_the_corpus():
     rows = [Row([i, 0], 1) for i in range(6)]
     recipe = Recipe(steps=2, batch_size=3)
-    seen = [row for batch in pretrain.batches(rows, recipe, shuffle=False) for row in batch]
+    seen = [row for batch in training.batches(rows, recipe, shuffle=False) for row in batch]
     assert seen == rows
 
 
 def test_shuffled_batches_use_every_row_once_an_epoch():
     rows = [Row([i, 0], 1) for i in range(5)]
     recipe = Recipe(steps=5, batch_size=2)
-    seen = [row.ids[0] for b in pretrain.batches(rows, recipe, shuffle=True) for row in b]
+    seen = [row.ids[0] for b in training.batches(rows, recipe, shuffle=True) for row in b]
     assert sorted(seen[:5]) == sorted(seen[5:]) == [0, 1, 2, 3, 4]
 
 
@@ -239,7 +245,7 @@ def inclusion_share(documents: list[Document]) -> float:
 
 def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked_for():
     recipe = Recipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
-    documents, held_out = pretrain.story_corpus(recipe)
+    documents, held_out = corpus.story_corpus(recipe)
     assert len(documents) == 2000
     assert inclusion_share(documents[:800]) == 1.0
     assert inclusion_share(documents[800:]) == pytest.approx(0.2, abs=0.05)
@@ -247,33 +253,40 @@ def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked
     assert not {d.response for d in held_out} & {d.response for d in documents}
 
 
+def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from():
+    documents, _ = corpus.story_corpus(Recipe(steps=30, batch_size=10))
+    text = "".join(f"{document.prompt}{document.response}\n" for document in documents)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "5fd863c8ad9c1ed9ed7704ba1b720710f043723810e8e4fe204b2576d72e3fbc"
+
+
 def test_both_parts_of_the_corpus_have_one_length():
     """Mean words within a twentieth, though the front asks for more keywords a prompt."""
     recipe = Recipe(steps=20, batch_size=100, front_share=0.5)
-    documents, _ = pretrain.story_corpus(recipe)
+    documents, _ = corpus.story_corpus(recipe)
     words = [len(document.response.split()) for document in documents]
     assert sum(words[:1000]) == pytest.approx(sum(words[1000:]), rel=0.05)
 
 
 def test_mean_length_is_over_tokens_and_sentences():
     responses = [
-        pretrain.Response("One day. It rained.", 7, True),
-        pretrain.Response("It was cut", 4, False),
+        measuring.Response("One day. It rained.", 7, True),
+        measuring.Response("It was cut", 4, False),
     ]
     expected = {"responses": 2, "tokens": 5.5, "sentences": 1.0}
-    assert pretrain.mean_length(responses) == expected
-    assert pretrain.mean_length([]) is None
+    assert measuring.mean_length(responses) == expected
+    assert measuring.mean_length([]) is None
 
 
 def test_learning_rate_warms_up_and_comes_down():
     recipe = Recipe(steps=1000, lr=1.0)
-    rates = [pretrain.learning_rate(step, recipe) for step in range(1000)]
+    rates = [training.learning_rate(step, recipe) for step in range(1000)]
     assert rates[0] < 0.05
     assert max(rates) == pytest.approx(1.0)
-    assert rates[-1] == pytest.approx(pretrain.FINAL_LR_SHARE, abs=5e-3)
-    assert pretrain.learning_rate(0, Recipe(steps=1)) > 0
+    assert rates[-1] == pytest.approx(training.FINAL_LR_SHARE, abs=5e-3)
+    assert training.learning_rate(0, Recipe(steps=1)) > 0
 
 
 def test_distinct_trigram_share_counts_within_texts():
-    assert pretrain.distinct_trigram_share(["a b c d", "a b c, e"]) == 3 / 4
-    assert pretrain.distinct_trigram_share(["a b", "c"]) == 0.0
+    assert measuring.distinct_trigram_share(["a b c d", "a b c, e"]) == 3 / 4
+    assert measuring.distinct_trigram_share(["a b", "c"]) == 0.0

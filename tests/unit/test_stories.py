@@ -8,14 +8,8 @@ import pytest
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import SHIPPED_POLICY, load_policy
-from grpo_trainable.tasks import stories
-from grpo_trainable.tasks.keyword import (
-    NOUNS_FILE,
-    keyword_prompt,
-    read_keywords,
-    word_inclusion_reward_fn,
-)
-from grpo_trainable.tasks.stories import (
+from grpo_trainable.pretraining import stories
+from grpo_trainable.pretraining.stories import (
     BOYS,
     GIRLS,
     KIND_OF,
@@ -24,6 +18,12 @@ from grpo_trainable.tasks.stories import (
     Storyteller,
     article,
     count_sentences,
+)
+from grpo_trainable.tasks.keyword import (
+    NOUNS_FILE,
+    keyword_prompt,
+    read_keywords,
+    word_inclusion_reward_fn,
 )
 
 NOUNS = read_keywords(NOUNS_FILE)

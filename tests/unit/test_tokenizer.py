@@ -8,8 +8,8 @@ import pytest
 
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.pretraining.stories import Storyteller
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
-from grpo_trainable.tasks.stories import Storyteller
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.traces import calls_of
+from grpo_trainable.simulation.traces import calls_of
 
 
 def spans(*stages: tuple[str, float, float], round_: int = 5) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Pipeline, gate, buffer and learner group are the product's own; actors, calls and the clock are not.
 The unit tests drive the pipeline with it through timings that no machine would show twice, and
-`schedule_sim.py` past the machines that we have.
+`benchmarks/schedule_sim.py` past the machines that we have.
 """
 
 from __future__ import annotations
