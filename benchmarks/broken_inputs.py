@@ -19,9 +19,10 @@ from measure import ROOT
 from survival import ROUNDS, Experiment, Fault, Lost, Outcome
 
 from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import Learner, LearnerState
+from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.scorer import ProcessScorer
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import LearnerState
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.tasks import RewardError, ScoreRequest
 from grpo_trainable.transports import InProcess

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_trainable.actors.learner import LearnerState, Published
 from grpo_trainable.calls import Actor, Call, OutOfBand, Runtime
 from grpo_trainable.liveness import Watch
+from grpo_trainable.messages import LearnerState, Published
 from grpo_trainable.rollout import RolloutGroup
 
 

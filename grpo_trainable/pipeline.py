@@ -17,8 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from grpo_trainable.actors.generator import Deposited, Loaded, SampledUnit, ScoredUnit
-from grpo_trainable.actors.learner import GradientStep, Updated
 from grpo_trainable.calls import (
     Actor,
     ActorFailed,
@@ -29,6 +27,14 @@ from grpo_trainable.calls import (
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
+from grpo_trainable.messages import (
+    Deposited,
+    GradientStep,
+    Loaded,
+    SampledUnit,
+    ScoredUnit,
+    Updated,
+)
 from grpo_trainable.metrics import ActorSpan, rollout_metrics, stage_seconds
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import Request, RolloutGroup

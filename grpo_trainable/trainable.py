@@ -22,7 +22,7 @@ from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import Learner, LearnerState
+from grpo_trainable.actors.learner import Learner
 from grpo_trainable.calls import Actor, ActorFailed, await_call
 from grpo_trainable.checkpointing import (
     CHECKPOINT,
@@ -46,6 +46,7 @@ from grpo_trainable.details import (
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
+from grpo_trainable.messages import LearnerState
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter, place

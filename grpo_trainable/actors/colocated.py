@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from grpo_trainable.actors.generator import (
-    Generator,
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import Learner
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import (
+    LearnerState,
     Loaded,
+    Published,
     SampledUnit,
     ScoredUnit,
-    WeightReceiver,
-)
-from grpo_trainable.actors.learner import (
-    Learner,
-    LearnerState,
-    Published,
     Updated,
-    WeightSender,
 )
-from grpo_trainable.config import GRPOConfig
 from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.timers import StageClock
-
-
-class SenderAndReceiver(WeightSender, WeightReceiver, Protocol):
-    """What both roles need of a transport within one process."""
+from grpo_trainable.weight_transfer import LocalTransport
 
 
 class Colocated:
@@ -37,7 +30,7 @@ class Colocated:
 
     BESIDE = ("progress", "score")
 
-    def __init__(self, config: GRPOConfig, transport: SenderAndReceiver) -> None:
+    def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:
         clock = StageClock()
         self._generator = Generator(config, transport, clock)
         self._learner = Learner(config, transport, clock)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,70 +18,13 @@ from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import Engine
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.messages import Deposited, Loaded, SampledUnit, ScoredUnit
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
 from grpo_trainable.timers import Span, StageClock, now
-
-
-class WeightReceiver(Protocol):
-    """What the generator needs of a transport."""
-
-    name: str
-
-    def fetch(self, handle: Any, received: Any = None) -> PolicyWeights: ...
-
-    def release(self, before_round: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """New weights stand in the generator."""
-
-    version: int
-    round: int
-    transport: str
-    bytes: int
-    transfer_s: float
-    load_s: float
-    at: float  # seconds since 1970
-    spans: list[Span]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deposited:
-    """New weights lie where the next token will find them."""
-
-    version: int
-    round: int
-    bytes: int
-    spans: list[Span]  # beside whatever else the generator did
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledUnit:
-    """One unit of requests that `Generator.score` has yet to score."""
-
-    stream: str
-    groups: list[RolloutGroup]
-    loaded: list[Loaded]  # as below
-    spans: list[Span]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredUnit:
-    """What came of one unit of requests, in their order."""
-
-    groups: list[RolloutGroup]  # scored
-    format_rewards: list[float]  # one mean a group
-    answer_rewards: list[float]
-    unscored: list[tuple[int, str]]  # (cursor, why) of groups that the reward function failed on
-    reward_errors: int  # responses it failed on
-    loaded: list[Loaded]  # weights that were taken in between two tokens; their spans are below
-    spans: list[Span]
+from grpo_trainable.weight_transfer import WeightReceiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -29,7 +29,15 @@ from grpo_trainable.algo import (
 )
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.metrics import KL_TO, RATIO_EDGES
+from grpo_trainable.messages import (
+    Drift,
+    GradientStep,
+    LearnerState,
+    Published,
+    ResponseFigures,
+    Updated,
+)
+from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import (
@@ -39,114 +47,8 @@ from grpo_trainable.rollout import (
     as_rows,
     collate,
 )
-from grpo_trainable.timers import Span, StageClock, now
-
-
-class WeightSender(Protocol):
-    """What the learner needs of a transport."""
-
-    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Any: ...
-
-    def release(self, before_round: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class StagingSender(WeightSender, Protocol):
-    """One whose snapshots are sent when the driver says so."""
-
-    def staged(self, round_: int) -> list[Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
-    """KL from the policy to another one, estimated on responses that were trained on.
-
-    Nats: sums over a response, mean over the responses.
-    """
-
-    k1: float  # of either sign
-    k3: float  # never negative
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientStep:
-    """What one optimizer step saw. Sums and means run over the whole step."""
-
-    loss: float
-    grad_norm: float
-    entropy_nats: float  # mean per response token
-    clip_fraction: float  # of response tokens
-    ratio_max: float
-    bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
-    ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
-    lr: float
-    skipped: bool  # loss or gradient was not finite: nothing was changed
-    kl: dict[str, Drift]  # of the policy before the step, on its rows; empty if not monitored
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseFigures:
-    """(N,) float32 arrays, in the order of the groups that were trained on and of their responses.
-
-    Log-probs are sums over a response's tokens, in nats; None when nothing asked for them.
-    """
-
-    advantages: np.ndarray
-    policy_log_probs: np.ndarray | None  # of the policy after the round
-    reference_log_probs: np.ndarray | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updated:
-    """One round trained."""
-
-    round: int  # rounds trained so far
-    version: int
-    steps: list[GradientStep]
-    skipped_steps: int  # so far
-    reference_nll_nats: float | None  # per response token; None without a reference
-    kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
-    responses: ResponseFigures
-    at: float  # seconds since 1970
-    spans: list[Span]
-
-    def step_columns(self) -> dict[str, list[Any]]:
-        """One entry a gradient step. `version` and KL are of the policy before the step; KL is
-        measured on what the step trains on, None if not monitored."""
-        steps, names = self.steps, ("loss", "grad_norm", "entropy_nats", "clip_fraction")
-        taken = [not step.skipped for step in steps]
-        columns: dict[str, list[Any]] = {
-            "round": [self.round] * len(steps),
-            "step": list(range(1, len(steps) + 1)),
-            "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
-        }
-        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
-            columns[name] = [getattr(step, name) for step in steps]
-        for other in KL_TO:
-            drifts = [step.kl.get(other) for step in steps]
-            columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
-            columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
-        return columns
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A snapshot is out. `handle` is the transport's."""
-
-    handle: Any
-    version: int
-    round: int
-    spans: list[Span]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerState:
-    """What a checkpoint keeps of the learner."""
-
-    policy: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    counters: dict[str, Any] = field(default_factory=dict)
+from grpo_trainable.timers import StageClock, now
+from grpo_trainable.weight_transfer import StagingSender, WeightSender
 
 
 class Learner:

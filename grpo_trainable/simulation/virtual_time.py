@@ -20,18 +20,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from grpo_trainable.actors.generator import Deposited, Loaded, SampledUnit, ScoredUnit
-from grpo_trainable.actors.learner import (
-    Drift,
-    GradientStep,
-    LearnerState,
-    Published,
-    ResponseFigures,
-    Updated,
-)
 from grpo_trainable.calls import ActorFailed, ActorLost
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.messages import (
+    Deposited,
+    Drift,
+    GradientStep,
+    LearnerState,
+    Loaded,
+    Published,
+    ResponseFigures,
+    SampledUnit,
+    ScoredUnit,
+    Updated,
+)
 from grpo_trainable.metrics import stage_seconds
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_trainable.transports.base import Sender, TransportError
+from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.choice import (
     Choice,
     check_here,
@@ -19,7 +19,6 @@ __all__ = [
     "Choice",
     "Group",
     "InProcess",
-    "Sender",
     "ShmReceiver",
     "ShmSender",
     "TransportError",

@@ -11,7 +11,7 @@ import ray
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.installed import missing_for
-from grpo_trainable.transports.base import Receiver, Sender, TransportError
+from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.frozen import FrozenApartReceiver, FrozenApartSender
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
 from grpo_trainable.transports.rdt import (
@@ -25,6 +25,7 @@ from grpo_trainable.transports.rdt import (
     start_nixl,
 )
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
+from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
 
 COSTS = {
     "nixl": "; its agents poll: nearly a CPU core in each process, beside those reserved",
@@ -110,22 +111,22 @@ def check_together(name: str, found: Sequence[Preflight]) -> None:
         )
 
 
-def make_sender(name: str) -> Sender:
+def make_sender(name: str) -> WeightSender:
     return FrozenApartSender(SENDERS[name]())
 
 
-def make_receiver(name: str, deadline_s: float, device: str = "cpu") -> Receiver:
+def make_receiver(name: str, deadline_s: float, device: str = "cpu") -> WeightReceiver:
     """`device`: where the generator's weights are to stand, "cpu" or "cuda"."""
     return FrozenApartReceiver(RECEIVERS[name](deadline_s, device), deadline_s)
 
 
-SENDERS: Mapping[str, Callable[[], Sender]] = {
+SENDERS: Mapping[str, Callable[[], WeightSender]] = {
     "object_store": ObjectStoreSender,
     "shm": ShmSender,
     **{name: partial(OneSidedSender, name) for name in ONE_SIDED},
     **{name: partial(TwoSidedSender, name) for name in TWO_SIDED},
 }
-RECEIVERS: Mapping[str, Callable[[float, str], Receiver]] = {
+RECEIVERS: Mapping[str, Callable[[float, str], WeightReceiver]] = {
     "object_store": lambda deadline_s, device: ObjectStoreReceiver(deadline_s),
     "shm": lambda deadline_s, device: ShmReceiver(),
     "nixl": NixlReceiver,

@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
-from grpo_trainable.transports.base import Receiver, Sender
 from grpo_trainable.transports.object_store import (
     ObjectStoreReceiver,
     ObjectStoreSender,
     StoredWeights,
 )
+from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FrozenApartSender:
     """Around the sender of a transport. The frozen part lies in Ray's object store, from which a
     generator that takes another's place gets it as well."""
 
-    def __init__(self, trained: Sender) -> None:
+    def __init__(self, trained: WeightSender) -> None:
         self._trained = trained
         self._store = ObjectStoreSender()
         self._names: frozenset[str] = frozenset()
@@ -59,7 +59,7 @@ class FrozenApartSender:
 class FrozenApartReceiver:
     """Around the receiver of a transport."""
 
-    def __init__(self, trained: Receiver, deadline_s: float) -> None:
+    def __init__(self, trained: WeightReceiver, deadline_s: float) -> None:
         self.name = trained.name
         self._trained = trained
         self._store = ObjectStoreReceiver(deadline_s)

@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from policies import write_quick_policy
 
-from grpo_trainable.actors.generator import Deposited, Generator, ScoredUnit
+from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.messages import Deposited, ScoredUnit
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy, read_tokenizer

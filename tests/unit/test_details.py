@@ -10,12 +10,12 @@ import pyarrow as pa
 import torch
 
 from callbacks.gradient_steps import SCHEMA
-from grpo_trainable.actors.learner import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.details import (
     first_use_lags,
     response_columns,
     rollout_columns,
 )
+from grpo_trainable.messages import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.simulation.virtual_time import one_token_group
 
 GROUPS = [

@@ -12,10 +12,11 @@ import torch
 from policies import Mailbox
 
 from grpo_trainable.actors.colocated import Colocated
-from grpo_trainable.actors.generator import Generator, SampledUnit, ScoredUnit
+from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import SampledUnit, ScoredUnit
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request

@@ -14,10 +14,11 @@ from policies import sharpened, write_quick_policy
 from torch import Tensor
 
 from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import Drift, GradientStep, Learner
+from grpo_trainable.actors.learner import Learner
 from grpo_trainable.algo import KL_ESTIMATORS
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import Drift, GradientStep
 from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs

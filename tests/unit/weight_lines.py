@@ -22,12 +22,12 @@ from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.transports import (
     Group,
-    Sender,
     check_here,
     choose_transport,
     make_receiver,
     make_sender,
 )
+from grpo_trainable.weight_transfer import WeightSender
 
 # The actors' processes know the product, not its tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -36,7 +36,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 class Restless:
     """A learner's part: its weights change all the time except while they are published."""
 
-    def __init__(self, sender: Sender, device: str, scale: int = 1) -> None:
+    def __init__(self, sender: WeightSender, device: str, scale: int = 1) -> None:
         """`scale`: times 640 KB."""
         self._sender = sender
         self._tensors = {

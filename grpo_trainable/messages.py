@@ -1,0 +1,159 @@
+"""The messages between the actors of a trial and its pipeline: what each call answers.
+
+The pipeline knows actors by these alone. Times are seconds since 1970; N responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from grpo_trainable.metrics import KL_TO
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.timers import Span
+
+# ---- Answers of a generator --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """New weights stand in the generator."""
+
+    version: int
+    round: int
+    transport: str
+    bytes: int
+    transfer_s: float
+    load_s: float
+    at: float  # seconds since 1970
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposited:
+    """New weights lie where the next token will find them."""
+
+    version: int
+    round: int
+    bytes: int
+    spans: list[Span]  # beside whatever else the generator did
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledUnit:
+    """One unit of requests that `Generator.score` has yet to score."""
+
+    stream: str
+    groups: list[RolloutGroup]
+    loaded: list[Loaded]  # as below
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredUnit:
+    """What came of one unit of requests, in their order."""
+
+    groups: list[RolloutGroup]  # scored
+    format_rewards: list[float]  # one mean a group
+    answer_rewards: list[float]
+    unscored: list[tuple[int, str]]  # (cursor, why) of groups that the reward function failed on
+    reward_errors: int  # responses it failed on
+    loaded: list[Loaded]  # weights that were taken in between two tokens; their spans are below
+    spans: list[Span]
+
+
+# ---- Answers of a learner ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """KL from the policy to another one, estimated on responses that were trained on.
+
+    Nats: sums over a response, mean over the responses.
+    """
+
+    k1: float  # of either sign
+    k3: float  # never negative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientStep:
+    """What one optimizer step saw. Sums and means run over the whole step."""
+
+    loss: float
+    grad_norm: float
+    entropy_nats: float  # mean per response token
+    clip_fraction: float  # of response tokens
+    ratio_max: float
+    bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
+    ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
+    lr: float
+    skipped: bool  # loss or gradient was not finite: nothing was changed
+    kl: dict[str, Drift]  # of the policy before the step, on its rows; empty if not monitored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseFigures:
+    """(N,) float32 arrays, in the order of the groups that were trained on and of their responses.
+
+    Log-probs are sums over a response's tokens, in nats; None when nothing asked for them.
+    """
+
+    advantages: np.ndarray
+    policy_log_probs: np.ndarray | None  # of the policy after the round
+    reference_log_probs: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updated:
+    """One round trained."""
+
+    round: int  # rounds trained so far
+    version: int
+    steps: list[GradientStep]
+    skipped_steps: int  # so far
+    reference_nll_nats: float | None  # per response token; None without a reference
+    kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
+    responses: ResponseFigures
+    at: float  # seconds since 1970
+    spans: list[Span]
+
+    def step_columns(self) -> dict[str, list[Any]]:
+        """One entry a gradient step. `version` and KL are of the policy before the step; KL is
+        measured on what the step trains on, None if not monitored."""
+        steps, names = self.steps, ("loss", "grad_norm", "entropy_nats", "clip_fraction")
+        taken = [not step.skipped for step in steps]
+        columns: dict[str, list[Any]] = {
+            "round": [self.round] * len(steps),
+            "step": list(range(1, len(steps) + 1)),
+            "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
+        }
+        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
+            columns[name] = [getattr(step, name) for step in steps]
+        for other in KL_TO:
+            drifts = [step.kl.get(other) for step in steps]
+            columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
+            columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
+        return columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A snapshot is out. `handle` is the transport's."""
+
+    handle: Any
+    version: int
+    round: int
+    spans: list[Span]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerState:
+    """What a checkpoint keeps of the learner."""
+
+    policy: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    counters: dict[str, Any] = field(default_factory=dict)
