@@ -63,12 +63,12 @@ def sample_requests(seed: int) -> list[Request]:
     return [
         Request(
             stream="train",
-            cursor=cursor,
+            prompt_index=prompt_index,
             prompt_ids=tuple(rng.integers(2, PRESETS[PRESET].vocab_size, length).tolist()),
             group_size=GROUP_SIZE,
             limits=limits,
         )
-        for cursor, length in enumerate(prompt_lengths(seed))
+        for prompt_index, length in enumerate(prompt_lengths(seed))
     ]
 
 

@@ -61,12 +61,12 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     requests = [
         Request(
             stream="train",
-            cursor=cursor,
+            prompt_index=prompt_index,
             prompt_ids=tuple(range(5, 5 + length)),
             group_size=group_size,
             limits=limits,
         )
-        for cursor, length in enumerate(10 + cursor % 5 for cursor in range(prompts))
+        for prompt_index, length in enumerate(10 + i % 5 for i in range(prompts))
     ]
 
     def bare() -> float:

@@ -98,8 +98,8 @@ def memory(args: argparse.Namespace) -> dict:
     for round_ in range(3):
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS
-        cursors = range(first, first + measure.PROMPTS)
-        unit = worker.generate([prompts.request("train", cursor) for cursor in cursors])
+        indices = range(first, first + measure.PROMPTS)
+        unit = worker.generate([prompts.request("train", index) for index in indices])
         worker.update([unit.groups])
     worker.close()
     return measure.resident_mb()

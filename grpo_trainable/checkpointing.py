@@ -31,6 +31,7 @@ CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
 STATE = "state.json"
 PARTS = ("policy", "optimizer", "buffer")
+STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
 
 
 class CheckpointError(RuntimeError):
@@ -41,7 +42,7 @@ class CheckpointError(RuntimeError):
 class TrialState:
     """All that a trial needs to go on."""
 
-    state: dict[str, Any]  # plain data: counters, cursor, versions, config
+    state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
     policy: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     groups: Sequence[RolloutGroup]  # scored and not yet trained on
@@ -213,7 +214,7 @@ def refuse_foreign_files(directory: str | Path) -> None:
 def _pack_groups(
     groups: Sequence[RolloutGroup],
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The groups' tensors by `index/field`, and a row of each group's other fields."""
+    """The groups' tensors by `number/field`, and a row of each group's other fields."""
     tensors: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
     for i, group in enumerate(groups):
@@ -223,7 +224,7 @@ def _pack_groups(
             if isinstance(value, Tensor):
                 tensors[f"{i}/{item.name}"] = value.contiguous()
             else:
-                rows[-1][item.name] = value
+                rows[-1][STORED_AS.get(item.name, item.name)] = value
     return tensors, rows
 
 
@@ -231,8 +232,9 @@ def _unpack_groups(
     tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]
 ) -> list[RolloutGroup]:
     groups = []
+    names = {key: name for name, key in STORED_AS.items()}
     for i, row in enumerate(rows):
-        values: dict[str, Any] = dict(row)
+        values: dict[str, Any] = {names.get(key, key): value for key, value in row.items()}
         for item in fields(RolloutGroup):
             if (tensor := tensors.get(f"{i}/{item.name}")) is not None:
                 values[item.name] = tensor

@@ -39,7 +39,7 @@ class RoundDetails:
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
-Prompt = Callable[[int], str]  # cursor -> text
+Prompt = Callable[[int], str]  # prompt index -> text
 Decode = Callable[[list[int]], str]
 
 
@@ -89,12 +89,12 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
     names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
     columns: Columns = {name: [] for name in names}
     for group in groups:
-        text = prompt(group.cursor)
+        text = prompt(group.prompt_index)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
         sampled = zip(group.response_ids, group.response_mask, strict=True)
         for g, (row, mask) in enumerate(sampled):
             ids = row[mask].tolist()
-            columns["cursor"].append(group.cursor)
+            columns["cursor"].append(group.prompt_index)
             columns["response_index"].append(g)
             columns["prompt"].append(text)
             columns["response"].append(decode(ids))

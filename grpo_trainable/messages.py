@@ -59,7 +59,7 @@ class ScoredUnit:
     groups: list[RolloutGroup]  # scored
     format_rewards: list[float]  # one mean a group
     answer_rewards: list[float]
-    unscored: list[tuple[int, str]]  # (cursor, why) of groups that the reward function failed on
+    unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
     loaded: list[Loaded]  # weights that were taken in between two tokens; their spans are below
     spans: list[Span]

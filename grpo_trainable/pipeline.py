@@ -515,7 +515,7 @@ class Pipeline:
         self.counts.sampled_tokens += sum(group.num_tokens for group in scored.groups)
         rewards = zip(scored.groups, scored.format_rewards, scored.answer_rewards, strict=True)
         self._partial_rewards.update(
-            {g.cursor: (format_, answer) for g, format_, answer in rewards}
+            {g.prompt_index: (format_, answer) for g, format_, answer in rewards}
         )
 
     def _count_reward_errors(self, scored: ScoredUnit, prompts: int) -> None:
@@ -574,7 +574,7 @@ class Pipeline:
         for unit in units:
             ask(unit)
         self._work_until(lambda: len(done) == len(units))
-        groups = sorted((g for scored in done for g in scored.groups), key=lambda g: g.cursor)
+        groups = sorted((g for scored in done for g in scored.groups), key=lambda g: g.prompt_index)
         unscored = sorted(prompt for scored in done for prompt in scored.unscored)
         self._judge_evaluation(sum(scored.reward_errors for scored in done), unscored)
         rewards = [float(group.rewards.mean()) for group in groups]
@@ -700,8 +700,8 @@ class Pipeline:
         this, self._round = self._round, _Round()
         evaluation = self.evaluation
         assert evaluation is not None
-        partial = [self._partial_rewards[group.cursor] for group in groups]
-        kept = (group.cursor for group in self.buffer.groups())
+        partial = [self._partial_rewards[group.prompt_index] for group in groups]
+        kept = (group.prompt_index for group in self.buffer.groups())
         self._partial_rewards = {cursor: self._partial_rewards[cursor] for cursor in kept}
         row.update(
             {

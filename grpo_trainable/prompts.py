@@ -1,4 +1,4 @@
-"""Which prompt a cursor stands for, as a request that an engine understands."""
+"""Which prompt an index stands for, as a request that an engine understands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def build_task(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and ground truths by (stream, cursor): a pure function of the config.
+    """Requests and ground truths by (stream, prompt_index): a pure function of the config.
 
     Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
     """
@@ -49,22 +49,22 @@ class Prompts:
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)
 
-    def request(self, stream: str, cursor: int) -> Request:
+    def request(self, stream: str, prompt_index: int) -> Request:
         return Request(
             stream=stream,
-            cursor=cursor,
-            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, cursor))),
+            prompt_index=prompt_index,
+            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, prompt_index))),
             group_size=self._group_size[stream],
             limits=self._limits[stream],
         )
 
-    def text(self, stream: str, cursor: int) -> str:
-        return self._example(stream, cursor).prompt
+    def text(self, stream: str, prompt_index: int) -> str:
+        return self._example(stream, prompt_index).prompt
 
-    def ground_truth(self, stream: str, cursor: int) -> JSONValue:
-        return self._example(stream, cursor).ground_truth
+    def ground_truth(self, stream: str, prompt_index: int) -> JSONValue:
+        return self._example(stream, prompt_index).ground_truth
 
-    def _example(self, stream: str, cursor: int):
+    def _example(self, stream: str, prompt_index: int):
         if stream == "eval":
-            return self._eval_examples[cursor]
-        return self._task.train_example(cursor)
+            return self._eval_examples[prompt_index]
+        return self._task.train_example(prompt_index)

@@ -18,13 +18,13 @@ Groups = list[RolloutGroup]
 class Drawn:
     """What one gradient step, or a round's passes over one batch, trains on."""
 
-    groups: Groups  # by cursor; this use is counted in them
+    groups: Groups  # by prompt index; this use is counted in them
     first_used: int  # of the groups
     stale: int  # groups that the gate refused before they were ever trained on
 
 
 class ReplayBuffer:
-    """Groups by cursor.
+    """Scored groups, each found by the index of its prompt.
 
     A draw sees the fresh rollout batch of its round and the older ones that are kept, and takes
     `count` groups of them without replacement (`buffer_sampling`). What is seen passes the gate
@@ -47,8 +47,8 @@ class ReplayBuffer:
 
     def add(self, groups: Sequence[RolloutGroup]) -> None:
         for group in groups:
-            assert group.cursor not in self._groups, group.cursor
-            self._groups[group.cursor] = group
+            assert group.prompt_index not in self._groups, group.prompt_index
+            self._groups[group.prompt_index] = group
 
     def draw(
         self,
@@ -58,44 +58,44 @@ class ReplayBuffer:
         gate: StalenessGate,
         rng: np.random.Generator,
     ) -> Drawn:
-        """Some of the groups of the cursors `fresh` and `older`, used once more."""
+        """Takes some of the groups of the prompts `fresh` and `older`, and counts one use more."""
         stale = self._remove_refused([*older, *fresh], gate)
         chosen = self._sampling(
             self._held(fresh), self._held(older), count, self._fresh_fraction, rng
         )
-        groups = sorted(chosen, key=lambda group: group.cursor)
+        groups = sorted(chosen, key=lambda group: group.prompt_index)
         first_used = sum(group.uses == 0 for group in groups)
         groups = [replace(group, uses=group.uses + 1) for group in groups]
-        self._groups.update({group.cursor: group for group in groups})
+        self._groups.update({group.prompt_index: group for group in groups})
         return Drawn(groups=groups, first_used=first_used, stale=stale)
 
     def evict(self, before: int, gate: StalenessGate) -> int:
-        """Removes the groups of cursors below `before`, and those that the gate will not let the
-        next round train on; how many of them were never trained on."""
+        """Removes the groups of prompts below `before`, and those that the gate will not let the
+        next round train on. Returns how many of them were never trained on."""
         held = list(self._groups)
         stale = 0
-        for cursor in held:
-            if cursor < before:
-                stale += self._groups.pop(cursor).uses == 0
+        for index in held:
+            if index < before:
+                stale += self._groups.pop(index).uses == 0
         return stale + self._remove_refused(held, gate)
 
     def groups(self) -> Groups:
-        """All of them by cursor, for a checkpoint."""
-        return [self._groups[cursor] for cursor in sorted(self._groups)]
+        """All groups by prompt index, for a checkpoint."""
+        return [self._groups[index] for index in sorted(self._groups)]
 
-    def _held(self, cursors: Sequence[int]) -> Groups:
-        return [self._groups[cursor] for cursor in sorted(cursors) if cursor in self._groups]
+    def _held(self, prompt_indices: Sequence[int]) -> Groups:
+        return [self._groups[i] for i in sorted(prompt_indices) if i in self._groups]
 
-    def _remove_refused(self, cursors: Sequence[int], gate: StalenessGate) -> int:
+    def _remove_refused(self, prompt_indices: Sequence[int], gate: StalenessGate) -> int:
         stale = 0
-        for group in self._held(cursors):
+        for group in self._held(prompt_indices):
             if not gate.may_train(group.oldest_round, first_use=group.uses == 0):
-                del self._groups[group.cursor]
+                del self._groups[group.prompt_index]
                 stale += group.uses == 0
         return stale
 
 
-# ---- Sampling: (fresh, older, how many, fresh fraction, rng) -> groups. Both lists are by cursor.
+# ---- Sampling: (fresh, older, how many, fresh fraction, rng) -> groups, by prompt index -------
 
 Sampling = Callable[[Groups, Groups, int, float, np.random.Generator], Groups]
 
@@ -109,7 +109,7 @@ def newest(
 def least_used_then_oldest(
     fresh: Groups, older: Groups, count: int, fraction: float, rng: np.random.Generator
 ) -> Groups:
-    return sorted([*older, *fresh], key=lambda group: (group.uses, group.cursor))[:count]
+    return sorted([*older, *fresh], key=lambda group: (group.uses, group.prompt_index))[:count]
 
 
 def uniform(

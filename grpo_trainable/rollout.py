@@ -28,12 +28,12 @@ class SamplingLimits:
 class Request:
     """One prompt to sample `group_size` responses for: the unit of dispatch and of counting.
 
-    (stream, cursor) names the prompt and, with the seed, every random draw of its responses:
+    (stream, prompt_index) names the prompt and, with the seed, every random draw of its responses:
     asked for again, it gives the same tokens under the same weights.
     """
 
     stream: str  # "train" or "eval"
-    cursor: int
+    prompt_index: int
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
@@ -46,7 +46,7 @@ class RolloutGroup:
     `rewards` is NaN from the engine until the scorer has filled it in, and never changes again.
     """
 
-    cursor: int
+    prompt_index: int
     prompt_ids: Tensor  # (P,) int64
     response_ids: Tensor  # (G, R) int64, pad off the mask
     response_mask: Tensor  # (G, R) bool, end-of-text included; may have holes

@@ -169,7 +169,7 @@ class GRPOTrainable(tune.Trainable):
             return
         start = now()
         prompts = range(self.grpo.unit_prompts)
-        requests = [self._prompts.request("train", cursor) for cursor in prompts]
+        requests = [self._prompts.request("train", index) for index in prompts]
         longest = max(len(request.prompt_ids) for request in requests)
         learner, *generators = self._actors
         if generators:
@@ -392,8 +392,8 @@ class GRPOTrainable(tune.Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Policy, optimizer, waiting groups and every counter; safetensors and JSON.
 
-        Every random draw is keyed by (seed, cursor, response, token), so the seed in the config
-        and the cursor in the pipeline's state are the random state.
+        Every random draw is keyed by (seed, prompt index, response, token), so the seed in the
+        config and the prompt indices in the pipeline's state are the random state.
         """
         round_ = self.pipeline.gate.learner_round
         # Tune saves of its own accord, or once more, what PBT lets another trial start from.
@@ -551,7 +551,7 @@ class DetailedGRPO(GRPOTrainable):
         evaluations: Columns = {}
         for held_out in report.evaluations:
             columns = response_columns(
-                held_out.groups, lambda cursor: self._prompts.text("eval", cursor), decode
+                held_out.groups, lambda index: self._prompts.text("eval", index), decode
             )
             columns = {"round": [held_out.round] * len(columns["reward"]), **columns}
             for name, values in columns.items():
@@ -562,7 +562,7 @@ class DetailedGRPO(GRPOTrainable):
             rollouts=rollout_columns(
                 report.groups,
                 report.round - 1,
-                lambda cursor: self._prompts.text("train", cursor),
+                lambda index: self._prompts.text("train", index),
                 decode,
                 advantages=updated.responses.advantages,
                 policy_log_probs=updated.responses.policy_log_probs,

@@ -198,7 +198,7 @@ class Generator:
         requests = [
             ScoreRequest(
                 self._tokenizer.decode(ids[mask].tolist()),
-                self._prompts.ground_truth(stream, group.cursor),
+                self._prompts.ground_truth(stream, group.prompt_index),
             )
             for group in groups
             for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
@@ -226,7 +226,7 @@ def _unit(sampled: SampledUnit, scores: list[list[Score | RewardError]]) -> Scor
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))
-            unit.unscored.append((group.cursor, error.message))
+            unit.unscored.append((group.prompt_index, error.message))
             continue
         rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
         unit.groups.append(replace(group, rewards=rewards))

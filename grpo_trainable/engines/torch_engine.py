@@ -29,8 +29,8 @@ COMPACT_BELOW = 0.75
 class TorchEngine:
     """Samples with a `TransformerLM` of its own.
 
-    Every draw is keyed by (seed, stream, cursor, response, token). A unit, the list of requests
-    of one call, gives the same bits wherever and whenever it is sampled.
+    Every draw is keyed by (seed, stream, prompt index, response, token). A unit, the list of
+    requests of one call, gives the same bits wherever and whenever it is sampled.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class _Batch:
             torch.arange(len(requests)), torch.tensor([r.group_size for r in requests])
         ).to(device)
         draws = [
-            uniforms(engine.seed, r.stream, r.cursor, response, limits.max_new_tokens)
+            uniforms(engine.seed, r.stream, r.prompt_index, response, limits.max_new_tokens)
             for r in requests
             for response in range(r.group_size)
         ]
@@ -252,7 +252,7 @@ class _Batch:
             )
             groups.append(
                 RolloutGroup(
-                    cursor=request.cursor,
+                    prompt_index=request.prompt_index,
                     prompt_ids=torch.tensor(request.prompt_ids),
                     response_ids=ids,
                     response_mask=response_mask,

@@ -11,15 +11,17 @@ BLOCK = 64
 STREAMS = {"train": 0, "eval": 1}
 
 
-def uniforms(seed: int, stream: str, cursor: int, response: int, count: int) -> np.ndarray:
+def uniforms(seed: int, stream: str, prompt_index: int, response: int, count: int) -> np.ndarray:
     """The (count,) float32 draws in [0, 1) of one response: token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, cursor, response), so a draw depends on
-    nothing else: not on the batch, the number of generators or what was sampled before.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response), so a draw
+    depends on nothing else: not on the batch, the number of generators or what was sampled before.
     """
-    if not 0 <= cursor < 1 << 44 or not 0 <= response < 1 << 16:
-        raise ValueError(f"cursor={cursor}, response={response}: outside the key's 44 + 16 bits")
-    key = (STREAMS[stream] << 60) | (cursor << 16) | response
+    if not 0 <= prompt_index < 1 << 44 or not 0 <= response < 1 << 16:
+        raise ValueError(
+            f"prompt_index={prompt_index}, response={response}: outside the key's 44 + 16 bits"
+        )
+    key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
     bits = np.random.Philox(key=np.array([seed, key], dtype=np.uint64)).random_raw(count)
     # 24 bits: every value is exact in float32 and below 1.
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)

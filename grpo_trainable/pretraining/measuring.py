@@ -52,12 +52,12 @@ def sample(
     requests = [
         Request(
             stream="eval",
-            cursor=cursor,
+            prompt_index=index,
             prompt_ids=tuple(tokenizer.encode(prompt)),
             group_size=each,
             limits=LIMITS,
         )
-        for cursor, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     ]
     groups = []
     for i in tqdm(range(0, len(requests), PROMPTS_AT_ONCE), desc="sample", unit="batch"):

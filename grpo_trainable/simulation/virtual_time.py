@@ -224,23 +224,27 @@ class VirtualRequests:
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
-        self.limit = config.rounds * config.prompts_per_round  # no cursor of the stream reaches it
+        self.limit = config.rounds * config.prompts_per_round  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
 
-    def request(self, stream: str, cursor: int) -> Request:
+    def request(self, stream: str, prompt_index: int) -> Request:
         config = self.config
         limit = self.limit if stream == "train" else config.eval.prompts
-        assert 0 <= cursor < limit, (stream, cursor)
-        self.asked.append((stream, cursor))
+        assert 0 <= prompt_index < limit, (stream, prompt_index)
+        self.asked.append((stream, prompt_index))
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0)
         return Request(
-            stream=stream, cursor=cursor, prompt_ids=(1,), group_size=size, limits=limits
+            stream=stream,
+            prompt_index=prompt_index,
+            prompt_ids=(1,),
+            group_size=size,
+            limits=limits,
         )
 
 
 def one_token_group(
-    cursor: int,
+    prompt_index: int,
     *,
     rewards: Sequence[float] = (0.0, 1.0),
     version: int = 0,
@@ -248,17 +252,21 @@ def one_token_group(
     uses: int = 0,
 ) -> RolloutGroup:
     """A group of one-token responses."""
-    return group_of(cursor, rewards=rewards, weights=[(version, round_)], uses=uses)
+    return group_of(prompt_index, rewards=rewards, weights=[(version, round_)], uses=uses)
 
 
 def group_of(
-    cursor: int, *, rewards: Sequence[float], weights: Sequence[tuple[int, int]], uses: int = 0
+    prompt_index: int,
+    *,
+    rewards: Sequence[float],
+    weights: Sequence[tuple[int, int]],
+    uses: int = 0,
 ) -> RolloutGroup:
     """A group whose responses have a token by each of `weights`: (version, round)."""
     shape = (len(rewards), len(weights))
     versions, rounds = torch.tensor(weights, dtype=torch.int32).T
     return RolloutGroup(
-        cursor=cursor,
+        prompt_index=prompt_index,
         prompt_ids=torch.tensor([1]),
         response_ids=torch.zeros(shape, dtype=torch.int64),
         response_mask=torch.ones(shape, dtype=torch.bool),
@@ -275,20 +283,20 @@ def group_of(
 class GeneratorCall:
     actor: str
     stream: str  # train, eval; load: it fetched weights
-    cursors: tuple[int, ...]
+    prompt_indices: tuple[int, ...]
     weights_round: int
     start: float
     end: float
 
 
 class VirtualGenerator:
-    """Rewards are a function of (cursor, weights): what the real one promises."""
+    """Rewards are a function of (prompt_index, weights): what the real one promises."""
 
     def __init__(
         self,
         name: str,
         record: list[GeneratorCall],
-        reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
+        reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
         *,
         takes_deposits: bool = False,
         scores_beside: bool = False,
@@ -355,8 +363,8 @@ class VirtualGenerator:
         round_ = weights[0][1]
         stream = requests[0].stream
         assert stream == "train" or len(set(weights)) == 1, "an evaluation of several versions"
-        cursors = tuple(request.cursor for request in requests)
-        self._record.append(GeneratorCall(self._name, stream, cursors, round_, start, end))
+        prompt_indices = tuple(request.prompt_index for request in requests)
+        self._record.append(GeneratorCall(self._name, stream, prompt_indices, round_, start, end))
         loaded = []
         for version, taken in dict.fromkeys(weights):
             if version > self._reported:
@@ -375,14 +383,14 @@ class VirtualGenerator:
                 )
         groups, format_rewards, answer_rewards, unscored = [], [], [], []
         for request in requests:
-            if self._reward_fails(stream, request.cursor):
-                unscored.append((request.cursor, "KeyError: 'apple'"))
+            if self._reward_fails(stream, request.prompt_index):
+                unscored.append((request.prompt_index, "KeyError: 'apple'"))
                 continue
-            rng = random.Random(f"{stream}/{request.cursor}/{round_}")
+            rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
             # Held-out rewards of many magnitudes: their float sum depends on its order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
-            groups.append(group_of(request.cursor, rewards=rewards, weights=weights))
+            groups.append(group_of(request.prompt_index, rewards=rewards, weights=weights))
             format_rewards.append(rng.random())
             answer_rewards.append(sum(rewards) / len(rewards))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
@@ -416,14 +424,14 @@ class TrainingCall:
     round: int  # rounds trained before it
     start: float
     end: float
-    cursors: tuple[tuple[int, ...], ...]  # of each rollout batch
+    prompt_indices: tuple[tuple[int, ...], ...]  # of each rollout batch
     group_rounds: tuple[tuple[int, ...], ...]
     group_uses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
 
     @property
-    def all_cursors(self) -> list[int]:
-        return [cursor for batch in self.cursors for cursor in batch]
+    def all_prompt_indices(self) -> list[int]:
+        return [index for batch in self.prompt_indices for index in batch]
 
 
 class VirtualLearner:
@@ -445,7 +453,9 @@ class VirtualLearner:
                 round=self._round,
                 start=start,
                 end=end,
-                cursors=tuple(tuple(g.cursor for g in batch) for batch in rollout_batches),
+                prompt_indices=tuple(
+                    tuple(g.prompt_index for g in batch) for batch in rollout_batches
+                ),
                 group_rounds=tuple(tuple(g.oldest_round for g in b) for b in rollout_batches),
                 group_uses=tuple(tuple(g.uses for g in b) for b in rollout_batches),
                 rewards=tuple(float(g.rewards.sum()) for g in groups),
@@ -557,7 +567,7 @@ def world(
     seed: int = 0,
     latency: float = 0.0,
     max_waits: int = MAX_WAITS,
-    reward_fails: Callable[[str, int], bool] = lambda stream, cursor: False,
+    reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     step_s: float = TICK,

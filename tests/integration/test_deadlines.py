@@ -105,7 +105,7 @@ def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
         }
     )
     prompts = Prompts(config, build_task(config), read_tokenizer(None))
-    requests = [prompts.request("train", cursor) for cursor in range(4)]
+    requests = [prompts.request("train", index) for index in range(4)]
     with started(Generator, "generator", config, InProcess()) as generator:
         watch = Watch(RayRuntime(), DEADLINE_S)
         sampled = watch.result(generator.submit("rollout", "generate", requests))

@@ -192,8 +192,8 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
         accounts = [row[f"count/{n}"] for n in ("trained", "dropped", "waiting", "in_flight")]
         assert row["count/requested"] == sum(accounts)
         for group in (group for batch in learner.rounds[round_] for group in batch):
-            uses[group.cursor] += 1
-            assert group.uses == uses[group.cursor]
+            uses[group.prompt_index] += 1
+            assert group.uses == uses[group.prompt_index]
             bound = config.lag if group.uses == 1 else config.max_age
             assert round_ - int(group.token_rounds[group.response_mask].min()) <= bound
     assert len(learner.rounds) == config.rounds

@@ -35,11 +35,11 @@ FILES = (MANIFEST, STATE, *(part_file(part) for part in ("policy", "optimizer", 
 OURS = {"format_version": FORMAT_VERSION, "world_size": 1}
 
 
-def group(cursor: int) -> RolloutGroup:
+def group(prompt_index: int) -> RolloutGroup:
     """Two responses; a hole in a mask, tokens of two versions."""
     mask = torch.tensor([[True, False, True], [True, True, False]])
     return RolloutGroup(
-        cursor=cursor,
+        prompt_index=prompt_index,
         prompt_ids=torch.tensor([5, 6, 7]),
         response_ids=torch.tensor([[1, 2, 3], [4, 5, 0]]),
         response_mask=mask,
@@ -49,7 +49,7 @@ def group(cursor: int) -> RolloutGroup:
         token_versions=torch.tensor([[3, 0, 4], [3, 4, 0]], dtype=torch.int32),
         token_rounds=torch.tensor([[1, 0, 2], [1, 2, 0]], dtype=torch.int32),
         reference_log_probs=torch.tensor([[-0.2, 0.0, -9.0], [-1.0, -2.0, 0.0]]),
-        uses=cursor % 2,
+        uses=prompt_index % 2,
     )
 
 
@@ -95,6 +95,12 @@ def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_pa
     manifest["files"]["state.json"] = hashlib.sha256(content).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     assert_equal(read_checkpoint(tmp_path), old)
+
+
+def test_a_stored_group_keeps_the_keys_of_earlier_checkpoints(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, trial())
+    rows = json.loads((tmp_path / "state.json").read_text())["buffer"]
+    assert rows[0] == {"cursor": 4, "uses": 0}
 
 
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:

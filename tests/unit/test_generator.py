@@ -49,15 +49,15 @@ def prompts_of(config: GRPOConfig) -> Prompts:
     return Prompts(config, build_task(config), read_tokenizer(None))
 
 
-def requests_of(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> list[Request]:
+def requests_of(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> list[Request]:
     prompts = prompts_of(config)
-    return [prompts.request(stream, cursor) for cursor in cursors]
+    return [prompts.request(stream, index) for index in prompt_indices]
 
 
-def sample(config: GRPOConfig, stream: str, cursors: Sequence[int]) -> ScoredUnit:
+def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> ScoredUnit:
     generator = Generator(config, InProcess())
     try:
-        unit = generator.generate(requests_of(config, stream, cursors))
+        unit = generator.generate(requests_of(config, stream, prompt_indices))
         return generator.score(unit) if isinstance(unit, SampledUnit) else unit
     finally:
         generator.close()
@@ -74,10 +74,10 @@ def texts_of(unit: ScoredUnit) -> list[list[str]]:
 def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
     config = config_of()
     unit = sample(config, "train", [5, 2, 9])
-    assert [group.cursor for group in unit.groups] == [5, 2, 9]
+    assert [group.prompt_index for group in unit.groups] == [5, 2, 9]
     prompts = prompts_of(config)
     for group, texts in zip(unit.groups, texts_of(unit), strict=True):
-        truth = prompts.ground_truth("train", group.cursor)
+        truth = prompts.ground_truth("train", group.prompt_index)
         expected = [keyword_inclusion_reward_fn(text, truth) for text in texts]
         assert group.rewards.tolist() == expected
         assert group.rewards.dtype == torch.float32
@@ -309,17 +309,17 @@ def test_users_format_and_answer_rewards(user_reward: Any) -> None:
 
 
 def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
-    cursors = list(range(16))
-    texts = texts_of(sample(config_of(), "train", cursors))
+    prompt_indices = list(range(16))
+    texts = texts_of(sample(config_of(), "train", prompt_indices))
     failing = [sum(len(text) % 3 == 0 for text in group) for group in texts]
     assert 0 in failing
     assert any(0 < count < 3 for count in failing)
 
-    unit = sample(user_reward("picky"), "train", cursors)
-    kept = [cursor for cursor in cursors if failing[cursor] == 0]
-    assert [group.cursor for group in unit.groups] == kept
+    unit = sample(user_reward("picky"), "train", prompt_indices)
+    kept = [index for index in prompt_indices if failing[index] == 0]
+    assert [group.prompt_index for group in unit.groups] == kept
     assert len(unit.format_rewards) == len(unit.answer_rewards) == len(kept)
-    assert [cursor for cursor, _ in unit.unscored] == [c for c in cursors if failing[c]]
+    assert [index for index, _ in unit.unscored] == [i for i in prompt_indices if failing[i]]
     assert all("no such word" in reason for _, reason in unit.unscored)
     assert unit.reward_errors == sum(failing)
 

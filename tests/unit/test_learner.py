@@ -61,7 +61,7 @@ class Pair:
         self.prompts = Prompts(
             self.config, build_task(self.config), read_tokenizer(self.config.model.path)
         )
-        self.cursor = 0
+        self.next_prompt = 0
 
     def sync(self) -> None:
         self.generator.load(self.learner.publish().handle)
@@ -69,12 +69,12 @@ class Pair:
     def rollouts(self) -> list[RolloutGroup]:
         """A fresh rollout batch under the weights the generator has; rewards that differ."""
         count = self.config.rollout.prompts
-        cursors = range(self.cursor, self.cursor + count)
-        self.cursor += count
-        unit = self.generator.generate([self.prompts.request("train", c) for c in cursors])
+        prompt_indices = range(self.next_prompt, self.next_prompt + count)
+        self.next_prompt += count
+        unit = self.generator.generate([self.prompts.request("train", c) for c in prompt_indices])
         # A random policy earns nothing.
         rewards = torch.linspace(0, 1, self.config.rollout.group_size)
-        return [replace(g, rewards=rewards.roll(g.cursor), uses=1) for g in unit.groups]
+        return [replace(g, rewards=rewards.roll(g.prompt_index), uses=1) for g in unit.groups]
 
     def weights(self) -> Weights:
         return copy(unique_parameters(self.learner.policy))
@@ -110,7 +110,7 @@ def test_warm_up_leaves_nothing_that_a_round_could_see(
     policy_path: str, settings: dict[str, Any]
 ) -> None:
     cold, warm = Pair(policy_path, **settings), Pair(policy_path, **settings)
-    warm.generator.warm_up([warm.prompts.request("train", cursor) for cursor in range(4)])
+    warm.generator.warm_up([warm.prompts.request("train", index) for index in range(4)])
     warm.learner.warm_up(prompt_tokens=7)
     before, after = cold.learner.state(), warm.learner.state()
     assert equal(before.policy, after.policy)

@@ -104,7 +104,7 @@ def all_cursors(config: GRPOConfig) -> list[int]:
 
 
 def trained_cursors(*worlds: World) -> list[int]:
-    return [cursor for w in worlds for call in w.trained for cursor in call.all_cursors]
+    return [cursor for w in worlds for call in w.trained for cursor in call.all_prompt_indices]
 
 
 def rollout_batches(
@@ -151,7 +151,7 @@ def assert_evaluated(w: World) -> None:
     due = {0, config.rounds, *range(config.eval.every, config.rounds, config.eval.every)}
     seen: dict[int, list[int]] = {}
     for call in w.of_stream("eval"):
-        seen.setdefault(call.weights_round, []).extend(call.cursors)
+        seen.setdefault(call.weights_round, []).extend(call.prompt_indices)
     assert seen.keys() == due
     assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
 
@@ -187,7 +187,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     assert not w.used_after_release()
     # A batch is left out when all its groups failed, a round is skipped when all its batches did.
     left = rollout_batches(config, scored)
-    assert [call.cursors for call in w.trained] == left
+    assert [call.prompt_indices for call in w.trained] == left
     skipped = sum(not batches for batches in left)
     assert report.metrics["count/skipped_rounds"] == skipped
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
@@ -259,7 +259,7 @@ def untimed(report: RoundReport) -> dict[str, float]:
 
 def history(*worlds: World) -> list[tuple]:
     return [
-        (call.round, call.cursors, call.group_rounds, call.rewards)
+        (call.round, call.prompt_indices, call.group_rounds, call.rewards)
         for w in worlds
         for call in w.trained
     ]
@@ -462,7 +462,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
     window = config.buffer_capacity * config.prompts_per_round
     for call in w.trained:
         end = (call.round + 1) * config.prompts_per_round
-        for batch in zip(call.cursors, call.group_rounds, call.group_uses, strict=True):
+        for batch in zip(call.prompt_indices, call.group_rounds, call.group_uses, strict=True):
             cursors_, rounds, counted = batch
             assert (
                 len(set(cursors_))
@@ -477,7 +477,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                 assert age <= (config.lag if use == 1 else config.max_age)
                 assert end - window <= cursor < end
         # No group stands in two steps of a round.
-        assert len(set(call.all_cursors)) == len(call.all_cursors)
+        assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
     for report in reports:
         row = {name: report.metrics[f"count/{name}"] for name in
                ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
@@ -544,7 +544,7 @@ def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
     w = world(config)
     w.run(3)
     # Two prompts a batch, two batches a round.
-    assert [call.cursors for call in w.trained] == [
+    assert [call.prompt_indices for call in w.trained] == [
         ((0, 1), (2, 3)),
         ((0, 1, 4, 5), (2, 3, 6, 7)),
         ((4, 5, 8, 9), (6, 7, 10, 11)),
@@ -738,7 +738,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     config = config_of(rounds=4, lag=lag, task={"max_error_rate": 0.2})
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (2, 3))
     reports = w.run(4)
-    assert [call.cursors for call in w.trained] == [((0, 1),), (), ((4, 5),), ((6, 7),)]
+    assert [call.prompt_indices for call in w.trained] == [((0, 1),), (), ((4, 5),), ((6, 7),)]
     rows = [report.metrics for report in reports]
     assert [row["version/learner"] for row in rows] == [1, 1, 2, 3]
     assert [row["count/skipped_rounds"] for row in rows] == [0, 1, 1, 1]
@@ -763,7 +763,7 @@ def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
     config = config_of(rounds=2, k=3, k_mode="fresh_batches")
     w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (6, 7))
     last = w.run(2)[-1]
-    assert w.trained[-1].cursors == ((8, 9), (10, 11))
+    assert w.trained[-1].prompt_indices == ((8, 9), (10, 11))
     assert last.metrics["version/learner"] == 5
     assert last.metrics["count/skipped_rounds"] == 0
     (note,) = last.notes
@@ -908,7 +908,7 @@ def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
     assert [[h.round for h in report.evaluations] for report in reports] == [[0], [2], [], [4]]
     for report in reports:
         for held_out in report.evaluations:
-            assert [group.cursor for group in held_out.groups] == list(range(9))
+            assert [group.prompt_index for group in held_out.groups] == list(range(9))
 
 
 # ---- Generators that are lost ------------------------------------------------------------------

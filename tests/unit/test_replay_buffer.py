@@ -23,7 +23,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def cursors(drawn: Drawn) -> list[int]:
-    return [group.cursor for group in drawn.groups]
+    return [group.prompt_index for group in drawn.groups]
 
 
 def third_round(sampling: str, fraction: float = 0.5, uses: Sequence[int] = (2, 2, 1, 1, 1, 1)):
@@ -54,7 +54,7 @@ def test_one_rollout_batch_comes_out_by_cursor_and_whole(sampling: str) -> None:
     assert (drawn.first_used, drawn.stale) == (3, 0)
     assert (len(buffer), buffer.waiting) == (5, 2)
     assert buffer.evict(3, gate(1, lag=1)) == 0
-    assert [group.cursor for group in buffer.groups()] == [3, 5]
+    assert [group.prompt_index for group in buffer.groups()] == [3, 5]
 
 
 def test_groups_that_never_came_are_left_out() -> None:
@@ -144,9 +144,15 @@ def test_the_same_seed_draws_the_same() -> None:
 def test_every_draw_is_a_use_and_only_the_first_is_new() -> None:
     buffer = third_round("fifo")
     drawn = draw(buffer, 5)
-    assert {group.cursor: group.uses for group in drawn.groups} == {2: 2, 3: 2, 6: 1, 7: 1, 8: 1}
+    assert {group.prompt_index: group.uses for group in drawn.groups} == {
+        2: 2,
+        3: 2,
+        6: 1,
+        7: 1,
+        8: 1,
+    }
     assert drawn.first_used == 3
-    uses = {group.cursor: group.uses for group in buffer.groups()}
+    uses = {group.prompt_index: group.uses for group in buffer.groups()}
     assert uses == {0: 2, 1: 2, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1, 7: 1, 8: 1}
 
 
@@ -156,13 +162,13 @@ def test_used_groups_are_held_to_their_age_and_unused_ones_to_the_lag() -> None:
     drawn = buffer.draw(FRESH, OLDER, 100, gate(2, lag=0, max_age=1), rng())
     assert cursors(drawn) == [3, 5, 6, 7, 8]
     assert drawn.stale == 2
-    assert [group.cursor for group in buffer.groups()] == [3, 5, 6, 7, 8]
+    assert [group.prompt_index for group in buffer.groups()] == [3, 5, 6, 7, 8]
 
 
 def test_eviction_counts_what_was_never_trained_on() -> None:
     buffer = third_round("uniform", uses=(2, 0, 1, 1, 0, 1))
     assert buffer.evict(3, gate(2, lag=1, max_age=9)) == 1
-    assert [group.cursor for group in buffer.groups()] == [3, 4, 5, 6, 7, 8]
+    assert [group.prompt_index for group in buffer.groups()] == [3, 4, 5, 6, 7, 8]
     # Cursor 4 was sampled in round 1: in round 3 it is too old to be new.
     assert buffer.evict(3, gate(3, lag=1, max_age=9)) == 1
-    assert [group.cursor for group in buffer.groups()] == [3, 5, 6, 7, 8]
+    assert [group.prompt_index for group in buffer.groups()] == [3, 5, 6, 7, 8]

@@ -21,7 +21,7 @@ PAD = 99
 def group(prompt, responses, mask, *, rounds=None, versions=None, log_probs=None) -> RolloutGroup:
     ids = torch.tensor(responses)
     return RolloutGroup(
-        cursor=0,
+        prompt_index=0,
         prompt_ids=torch.tensor(prompt),
         response_ids=ids,
         response_mask=torch.tensor(mask, dtype=torch.bool),

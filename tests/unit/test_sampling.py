@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grpo_trainable.models.sampling import BLOCK, sample_tokens, uniforms
 
-KEY = {"seed": 7, "stream": "train", "cursor": 3, "response": 2}
+KEY = {"seed": 7, "stream": "train", "prompt_index": 3, "response": 2}
 SMALLEST, LARGEST = 0.0, 1 - 2**-24
 
 
@@ -22,7 +22,7 @@ def test_a_draw_does_not_depend_on_how_many_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 8}, {"stream": "eval"}, {"cursor": 4}, {"response": 3}]
+    "change", [{"seed": 8}, {"stream": "eval"}, {"prompt_index": 4}, {"response": 3}]
 )
 def test_every_part_of_the_key_counts(change):
     here, there = uniforms(**KEY, count=50), uniforms(**{**KEY, **change}, count=50)
@@ -31,15 +31,17 @@ def test_every_part_of_the_key_counts(change):
 
 def test_cursor_and_response_are_never_confused():
     draws = {
-        uniforms(7, stream, cursor, response, 3).tobytes()
+        uniforms(7, stream, prompt_index, response, 3).tobytes()
         for stream in ("train", "eval")
-        for cursor in (0, 1, 255, 256, 1 << 16, (1 << 44) - 1)
+        for prompt_index in (0, 1, 255, 256, 1 << 16, (1 << 44) - 1)
         for response in (0, 1, 255, 256, (1 << 16) - 1)
     }
     assert len(draws) == 2 * 6 * 5
 
 
-@pytest.mark.parametrize("outside", [{"cursor": -1}, {"cursor": 1 << 44}, {"response": 1 << 16}])
+@pytest.mark.parametrize(
+    "outside", [{"prompt_index": -1}, {"prompt_index": 1 << 44}, {"response": 1 << 16}]
+)
 def test_keys_that_would_wrap_round_are_refused(outside):
     with pytest.raises(ValueError, match=str(next(iter(outside.values())))):
         uniforms(**{**KEY, **outside}, count=1)

@@ -48,12 +48,12 @@ def requests(
     return [
         Request(
             stream="train",
-            cursor=cursor,
+            prompt_index=prompt_index,
             prompt_ids=tuple(torch.randint(2, VOCAB, (length,), generator=generator).tolist()),
             group_size=group_size,
             limits=limits,
         )
-        for cursor, length in enumerate(lengths)
+        for prompt_index, length in enumerate(lengths)
     ]
 
 
@@ -178,7 +178,7 @@ def test_a_group_is_cut_to_its_own_longest_response():
 def test_groups_answer_their_requests_in_order_and_are_unscored():
     wanted = requests()
     for request, group in zip(wanted, generated(engine(), wanted), strict=True):
-        assert group.cursor == request.cursor
+        assert group.prompt_index == request.prompt_index
         assert tuple(group.prompt_ids.tolist()) == request.prompt_ids
         assert group.response_ids.shape[0] == request.group_size
         assert group.rewards.isnan().all()
@@ -237,7 +237,7 @@ def test_seed_stream_and_cursor_choose_the_responses():
     (usual,) = generated(engine(), [request])
     others = [
         generated(engine(), [Request(**{**fields(request), "stream": "eval"})])[0],
-        generated(engine(), [Request(**{**fields(request), "cursor": 77})])[0],
+        generated(engine(), [Request(**{**fields(request), "prompt_index": 77})])[0],
         generated(TorchEngine(sharpened(CONFIG), eos_id=EOS, pad_id=PAD, seed=12), [request])[0],
     ]
     for other in others:
