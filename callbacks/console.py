@@ -12,21 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from callbacks.stage_timings import STAGES, stage_fractions
+from callbacks.stage_timings import stage_fractions
 from callbacks.survivor import Survivor
 from callbacks.trial_files import config_of, label
 from grpo_trainable.details import DETAILS, RoundDetails
+from grpo_trainable.stages import STAGES
 
 BAR_WIDTH = 20
-COLOURS = {
-    "rollout": "blue",
-    "reward": "cyan",
-    "optimize": "yellow",
-    "reference": "magenta",
-    "sync": "red",
-    "eval": "green",
-    "other": "bright_black",
-}
 SHOWN_TRIALS = 16
 
 _live: Live | None = None  # the terminal's; a process has one
@@ -187,16 +179,16 @@ def _bar(row: Mapping[str, Any]) -> Text:
     """Shares of the stages as a coloured bar; widths add up to `BAR_WIDTH`."""
     fractions = stage_fractions(row)
     bar, end, reached = Text(), 0.0, 0
-    for stage in STAGES:
+    for stage, shown in STAGES.items():
         end += fractions[f"time/{stage}_fraction"]
         width = round(end * BAR_WIDTH) - reached
         reached += width
-        bar.append("█" * width, style=COLOURS[stage])
+        bar.append("█" * width, style=shown.terminal)
     return bar
 
 
 def _legend() -> Text:
     legend = Text()
-    for stage in STAGES:
-        legend.append("█", style=COLOURS[stage]).append(f" {stage}  ")
+    for stage, shown in STAGES.items():
+        legend.append("█", style=shown.terminal).append(f" {stage}  ")
     return legend

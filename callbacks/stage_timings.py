@@ -10,10 +10,7 @@ from ray.air.constants import EXPR_RESULT_FILE
 from callbacks.survivor import Survivor
 from callbacks.trial_files import continued_file, label, read_rows
 from callbacks.verbosity import is_verbose
-
-# In the order in which a round goes through them, which is how they are stacked.
-STAGES = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
-IDLE = ("generator_idle", "learner_idle")
+from grpo_trainable.stages import IDLE_SIDES, STAGES
 
 
 def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
@@ -45,7 +42,7 @@ def stage_totals(trial: Any) -> dict[str, float]:
     empty before its first round."""
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
-        for name in (*STAGES, *IDLE):
+        for name in (*STAGES, *IDLE_SIDES):
             totals[name] = totals.get(name, 0.0) + row[f"time/{name}_s"]
         totals["device_hours"] = row["cost/device_hours"]  # since the trial began
     return totals

@@ -20,11 +20,11 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import summary
 
 from callbacks.rollouts import EVALUATIONS
-from callbacks.stage_timings import STAGES
 from callbacks.survivor import Survivor
 from callbacks.trial_files import KEPT_BYTES, close, detach, restored_iteration, trial_directory
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
+from grpo_trainable.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
 BINS = 30  # of a histogram, evenly from its least to its greatest value
@@ -44,7 +44,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "time": {
         "seconds of each stage": ["Multiline", [f"time/{stage}_s" for stage in STAGES]],
         "shares of the work": ["Multiline", [f"time/{stage}_fraction" for stage in STAGES]],
-        "waiting": ["Multiline", ["time/generator_idle_s", "time/learner_idle_s"]],
+        "waiting": ["Multiline", [f"time/{side}_s" for side in IDLE_SIDES]],
         "share of the machine that other work took": ["Multiline", ["time/disturbed_fraction"]],
     },
     "lag and versions": {

@@ -17,9 +17,9 @@ from callbacks.trial_files import (
     trial_directory,
 )
 from grpo_trainable.details import RoundDetails
+from grpo_trainable.stages import TRACE_NAMES
 
 FILE = "trace.json"
-NAMES = {"eval": "evaluation", "idle": "waiting"}  # other stages are called what they are
 OPEN, END = b"[\n", b"]\n"
 
 
@@ -62,7 +62,7 @@ class TraceCallback(DetailsReader):
             stage = item.span.stage
             events.append(
                 {
-                    "name": NAMES.get(stage, stage),
+                    "name": TRACE_NAMES.get(stage, stage),
                     "cat": item.role,
                     "ph": "X",
                     "pid": 1,

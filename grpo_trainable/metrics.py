@@ -14,10 +14,8 @@ import numpy as np
 import torch
 
 from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.stages import IDLE, IDLE_SIDES, STAGES, WORK
 from grpo_trainable.timers import Span, covered_seconds
-
-# Stages by the role that does them. Each is timed by the clock of the actor that does the work.
-STAGES = ("rollout", "reward", "optimize", "sync", "reference", "eval")
 
 # Whose log-probs the policy's are compared with after a round.
 KL_TO = ("reference", "previous", "behaviour")
@@ -26,7 +24,7 @@ KL_TO = ("reference", "previous", "behaviour")
 RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
 
 # Shares of the round, which callbacks/stage_timings.py adds to the rows of a Trainable.
-FRACTIONS = tuple(f"time/{stage}_fraction" for stage in (*STAGES, "other"))
+FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
@@ -43,10 +41,9 @@ NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
         *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
-        *(f"time/{stage}_s" for stage in STAGES),
-        *("time/checkpoint_s", "time/other_s", "time/step_s", "time/wall_clock_s"),
-        "time/warm_up_s",
-        *("time/generator_idle_s", "time/learner_idle_s", "time/disturbed_fraction"),
+        *(f"time/{stage}_s" for stage in (*STAGES, *IDLE_SIDES)),
+        *("time/checkpoint_s", "time/step_s", "time/wall_clock_s", "time/warm_up_s"),
+        "time/disturbed_fraction",
         *FRACTIONS,
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
@@ -97,12 +94,12 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     idle: dict[str, float] = defaultdict(float)
     for item in spans:
         actors[item.role].add(item.actor)
-        if item.span.stage == "idle":
+        if item.span.stage == IDLE:
             idle[item.actor] += item.span.seconds
         else:
             by_actor[item.span.stage, item.role, item.actor].append(item.span)
-    seconds = {f"time/{stage}_s": 0.0 for stage in STAGES}
-    for stage in STAGES:
+    seconds = {f"time/{stage}_s": 0.0 for stage in WORK}
+    for stage in WORK:
         for role in ("generator", "learner"):
             spent = (
                 covered_seconds(spans, -math.inf, math.inf)

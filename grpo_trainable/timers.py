@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from grpo_trainable.stages import IDLE
+
 _START = time.time() - time.perf_counter()
 
 
@@ -49,14 +51,14 @@ class StageClock:
         self._since = 0.0
 
     @contextmanager
-    def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
+    def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
         """Surrounds one call of the actor, for which it waited in this stage since then (seconds
         since 1970) if it had nothing else to do. Gives the seconds that it waited so."""
         start, last_end = now(), self._last_end  # which another thread may move meanwhile
         waiting = start if last_end is None else min(start, max(last_end, since))
         if last_end is not None:
             if not self._beside:
-                self._spans.append(Span("idle", last_end, waiting))
+                self._spans.append(Span(IDLE, last_end, waiting))
             if waiting < start:
                 self._spans.append(Span(stage, waiting, start))
         try:

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from grpo_trainable.stages import IDLE_SIDES, STAGES
 from reports.contrasts import Contrast
 from reports.experiment import ExperimentRecord, StepPoint, TrialFiles, TrialRecord
 from reports.summary import MARK, Comparison
@@ -32,10 +33,11 @@ FIRST_ROUNDS = 12  # that a version time line shows: of 64 nobody would see a si
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
-STAGES = ("rollout", "reward", "optimize", "reference", "sync", "other", "eval")
-# Paul Tol's light scheme: apart from each other, and from the colours of the arms.
-STAGE_COLOURS = ("#77AADD", "#FFAABB", "#EE8866", "#EEDD88", "#44BB99", "#BBBBBB", "#AAAA00")
-WAITING = {"generator_idle": "generator waits", "learner_idle": "learner waits"}
+# Evaluation comes last, since it is no part of the wall-clock that trials are compared by.
+STAGE_COLOURS = {
+    stage: STAGES[stage].figure for stage in sorted(STAGES, key=lambda stage: stage == "eval")
+}
+WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True))
 
 NO_WALL_CLOCK = "No wall-clock was recorded."
 
@@ -573,7 +575,7 @@ def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, fl
     seconds = {}
     config = trials[0].config  # trials of an arm differ in their seed
     scale = responses / (config.prompts_per_round * config.rollout.group_size)
-    for stage in (*STAGES, *WAITING, "step"):
+    for stage in (*STAGE_COLOURS, *WAITING, "step"):
         middle = statistics.fmean if stage == "eval" else statistics.median
         columns = [trial.column(f"time/{stage}_s") for trial in trials]
         spent = [middle(column) for column in columns if column]
@@ -730,7 +732,7 @@ def _draw_stage_bars(
     axes = _axes(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.85)
     for i, stages in enumerate(seconds.values()):
         left = 0.0
-        for stage, fill in zip(STAGES, STAGE_COLOURS, strict=True):
+        for stage, fill in STAGE_COLOURS.items():
             axes.barh(i - 0.13, stages[stage], left=left, height=0.42, color=fill, zorder=2)
             left += stages[stage]
         if stages["step"]:
@@ -755,12 +757,12 @@ def _draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
     def draw(axes: Axes, i: int, trials: Sequence[TrialRecord]) -> None:
         layers = [
             {point.x: point.y for point in curve(trials, metric(f"time/{stage}_s"))}
-            for stage in STAGES
+            for stage in STAGE_COLOURS
         ]
         rounds = sorted({x for layer in layers for x in layer})
         if rounds:
             heights = [[layer.get(x, 0.0) for x in rounds] for layer in layers]
-            axes.stackplot(rounds, *heights, colors=STAGE_COLOURS, linewidth=0)
+            axes.stackplot(rounds, *heights, colors=list(STAGE_COLOURS.values()), linewidth=0)
             axes.set_xlim(rounds[0], max(rounds[-1], rounds[0] + 1))
         axes.set_ylim(bottom=0)
 
@@ -770,8 +772,7 @@ def _draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
 
 def _stage_legend(figure: Figure, theme: Theme, *, waiting: bool) -> None:
     handles: list[Any] = [
-        Patch(facecolor=fill, label=stage)
-        for stage, fill in zip(STAGES, STAGE_COLOURS, strict=True)
+        Patch(facecolor=fill, label=stage) for stage, fill in STAGE_COLOURS.items()
     ]
     if waiting:
         handles += [

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_trainable.stages import IDLE, TRACE_NAMES
+
 UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 # By a stage that only calls of the kind have; a load or a publication has no other.
-KINDS = {"rollout": UNIT, "evaluation": EVALUATION, "optimize": UPDATE, "sync": SYNC}
+KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
@@ -19,7 +21,7 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     for event in ordered:
         if event["name"] == "sync" and any(_overlap(event, other) for other in ordered):
             result.append((SYNC, event["args"]["round"], event["dur"] / 1e6))
-        elif event["name"] == "waiting":
+        elif event["name"] == TRACE_NAMES[IDLE]:
             calls.append([])
         else:
             calls[-1].append(event)

@@ -38,6 +38,7 @@ from grpo_trainable.messages import (
 from grpo_trainable.metrics import stage_seconds
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.stages import IDLE
 from grpo_trainable.timers import Span
 
 MAX_WAITS = 20_000  # after which a pipeline is taken to wait for ever
@@ -411,7 +412,7 @@ class VirtualGenerator:
 
     def _idle(self, start: float, end: float) -> list[Span]:
         since, self._idle_since = self._idle_since, end
-        return [] if since is None else [Span("idle", since, start)]
+        return [] if since is None else [Span(IDLE, since, start)]
 
     def close(self, start: float, end: float) -> None:
         pass

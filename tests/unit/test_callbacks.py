@@ -28,7 +28,7 @@ from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_l
 from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.rollouts import RolloutsCallback
-from callbacks.stage_timings import STAGES, StageTimingsCallback, stage_fractions, stage_totals
+from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
 from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
@@ -37,6 +37,7 @@ from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback, lag_histogram
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES
+from grpo_trainable.stages import STAGES
 from grpo_trainable.versions import Sync, VersionChange
 
 

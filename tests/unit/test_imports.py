@@ -24,7 +24,17 @@ PACKAGES: dict[str, set[str]] = {
 }
 
 # The rooms of grpo_trainable and the rooms each may look into besides itself.
-FOUNDATION = {"config", "rules", "rollout", "checksums", "algo", "models", "tasks", "installed"}
+FOUNDATION = {
+    "config",
+    "rules",
+    "rollout",
+    "checksums",
+    "algo",
+    "models",
+    "tasks",
+    "installed",
+    "stages",
+}
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
 MIDDLE |= {"messages", "weight_transfer"}

@@ -10,6 +10,7 @@ import torch
 
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, rollout_metrics, stage_seconds
 from grpo_trainable.simulation.virtual_time import one_token_group
+from grpo_trainable.stages import WORK
 from grpo_trainable.timers import Span
 
 
@@ -108,6 +109,16 @@ def test_both_roles_of_a_colocated_actor_are_told_apart() -> None:
         ActorSpan("learner", "worker", Span("sync", 0.0, 1.0)),
     ]
     assert stage_seconds(spans)["time/sync_s"] == 2.0
+
+
+def test_every_stage_that_an_actor_times_is_in_the_list_of_stages() -> None:
+    root = Path(__file__).resolve().parents[2] / "grpo_trainable"
+    source = "".join(path.read_text(encoding="utf-8") for path in root.rglob("*.py"))
+    timed = re.findall(r"\b(?:clock|Span)\(([^)]*)\)", source)
+    found = set(re.findall(r'"([a-z]+)"', "".join(timed)))
+    assert {"rollout", "optimize", "sync", "eval", "reference"} <= found
+    beside = {"checkpoint", "round"}  # spans of the trial itself, in traces only
+    assert found <= {*WORK, *beside}
 
 
 def test_rllib_names_repeat_our_figures() -> None:
