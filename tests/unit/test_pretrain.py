@@ -180,7 +180,7 @@ def test_a_diverging_loss_ends_with_advice(
     one_layer: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrain, "token_losses", lambda *_: torch.tensor([torch.nan]))
+        patch.setattr(training, "token_losses", lambda *_: torch.tensor([torch.nan]))
         argv = ["--out", str(tmp_path / "out"), "--steps", "2", "--batch-size", "4"]
         assert pretrain.main(argv) == 2
     assert "the loss is nan at step 0: use a smaller --lr" in capsys.readouterr().err
