@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
+from grpo_trainable.plugins import source_of
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
 CHUNK_BYTES = 1 << 20
@@ -39,28 +37,11 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
         if path is not None:
             yield key, path
-    if task.reward is not None and (source := reward_source(task.reward)) is not None:
+    if task.reward is not None and (source := source_of(task.reward)) is not None:
         yield "task.reward", source
     random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
     for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
         yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
-
-
-def reward_source(reward: str) -> str | None:
-    """The file of `module:function` or `file.py:function`, found without importing anything."""
-    where = reward.rpartition(":")[0]
-    if where.endswith(".py"):
-        return where
-    # The reward's own process looks in its working directory first.
-    path: list[str] | None = [os.getcwd(), *sys.path]
-    spec = None
-    for name in where.split("."):
-        spec = PathFinder.find_spec(name, path)
-        path = None if spec is None else list(spec.submodule_search_locations or [])
-        if path is None:
-            return None
-    origin = spec.origin if spec is not None and spec.has_location else None
-    return origin if origin is not None and os.path.isfile(origin) else None  # or in an archive
 
 
 def input_digests(config: GRPOConfig) -> dict[str, str]:

@@ -24,7 +24,7 @@ from grpo_trainable.calls import (
     Runtime,
     no_answer,
 )
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, without_retired
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
 from grpo_trainable.messages import (
@@ -786,7 +786,7 @@ class Pipeline:
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
         self.counts = Counts(**state["counts"])
-        if state["work"] == self._work():
+        if without_retired(state["work"]) == self._work():
             self._first_round, self._first_cursor = state["first_round"], state["first_cursor"]
             self._next_unit = state["next_unit"]
             self._again = list(state["in_flight_units"])

@@ -32,9 +32,9 @@ from grpo_trainable.config import (
     parse_assignment,
     set_dotted,
     shown,
+    unmet,
 )
 from grpo_trainable.installed import missing_on_machine
-from grpo_trainable.rules import unmet
 from launch.directories import WRITABLE_BY_OTHERS, local_directory, refuse_state_of_others
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES, SearchSpace
@@ -121,7 +121,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "one arm only; may be given many times",
+        "one arm only; may be given many times; python -m grpo_trainable.config lists the keys",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
@@ -664,8 +664,10 @@ def run(plan: Plan) -> int:
                 str(plan.directory),
                 trainable=NAME,
                 resume_errored=True,
-                param_space=param_space(plan.trials),
             )
+            # As an argument it would be refused where this version has other keys than the one
+            # that started the experiment.
+            tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
             # Tune keeps the settings of the command that started the experiment, limits among them,
             # and has no public way to say others.
             tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore

@@ -9,8 +9,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, flatten, set_dotted
-from grpo_trainable.rules import of_other_placement
+from grpo_trainable.config import (
+    CHECKS,
+    ConfigError,
+    GRPOConfig,
+    flatten,
+    of_other_placement,
+    set_dotted,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,55 +11,16 @@ of the LIFELINE_FD pipe closes. The signal needs no cooperation of a function th
 from __future__ import annotations
 
 import fcntl
-import importlib
-import importlib.util
 import json
 import os
 import select
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, TextIO
 
+from grpo_trainable.plugins import import_callable, one_line
+
 FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
-
-
-def split_spec(spec: str) -> tuple[str, str]:
-    """`module:function` or `path/to/file.py:function` as (module or path, function).
-
-    ValueError when it is neither.
-    """
-    where, _, function = spec.rpartition(":")
-    is_module = all(part.isidentifier() for part in where.split("."))
-    if not function.isidentifier() or not (is_module or where.endswith(".py")):
-        raise ValueError("must be module:function or path/to/file.py:function")
-    return where, function
-
-
-def import_function(spec: str) -> Callable[[str, Any], Any]:
-    """The function that `spec` names; any exception when it cannot be had."""
-    where, name = split_spec(spec)
-    module = _import_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    function = getattr(module, name)
-    if not callable(function):
-        raise TypeError(f"{name} is not callable")
-    return function
-
-
-def _import_file(path: Path) -> Any:
-    path = path.resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    # A name of our own: a user's json.py must not become everybody's json. Its neighbours come
-    # last on the path for the same reason.
-    module_spec = importlib.util.spec_from_file_location("_user_reward", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
-    sys.path.append(str(path.parent))
-    module_spec.loader.exec_module(module)
-    return module
 
 
 def as_reply(result: Any) -> dict[str, float]:
@@ -88,12 +49,6 @@ def _finite(name: str, value: Any) -> float:
     if not abs(number) <= FLOAT32_MAX:
         raise ValueError(f"{name} must be a finite float32, got {number}")
     return number
-
-
-def one_line(error: BaseException) -> str:
-    """The error in one line of at most 300 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    return text if len(text) <= 300 else text[:299] + "…"
 
 
 def die_with_parent(lifeline_fd: int) -> None:
@@ -127,7 +82,7 @@ def main(spec: str, lifeline_fd: int) -> None:
 
     # The user's code runs here, so nothing it raises may end the conversation without a word.
     try:
-        function = import_function(spec)
+        function = import_callable(spec)
     except BaseException as error:
         send({"error": one_line(error)})
         return

@@ -19,12 +19,12 @@ from queue import SimpleQueue
 from typing import IO, Any, Protocol
 
 from grpo_trainable.actors.progress import advance
-from grpo_trainable.actors.score_worker import split_spec
-from grpo_trainable.config import HANGS_A_UNIT
+from grpo_trainable.plugins import split_reference
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
+HANGS_A_UNIT = 10  # answers that may fail to come before the rest of a unit is not asked for
 WAIT_S = 0.5  # for a process, until the wait is told as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 
@@ -167,7 +167,7 @@ class _Worker:
     def __init__(self, spec: str, directory: str | None) -> None:
         self._spec = spec
         try:
-            split_spec(spec)
+            split_reference(spec)
         except ValueError as error:
             raise ValueError(f"task.reward={spec}: {error}") from None
         # The worker ends when our end of this pipe closes, even if we are killed.

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from grpo_trainable.config import (
     CHECKS,
-    NOT_BUILT_YET,
     ConfigError,
     GRPOConfig,
     LossSettings,
     OptimSettings,
+    choice_or_reference,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -26,8 +26,12 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
     threads,
+    unmet,
+    without_retired,
 )
-from grpo_trainable.rules import unmet
+from grpo_trainable.config.describe import COMMAND, page
+from grpo_trainable.config.schema import RETIRED
+from grpo_trainable.config.values import Settings
 
 
 def nested(**dotted):
@@ -68,7 +72,7 @@ DEFAULTS = {
     "transport": "auto",
     "transport_dtype": "float32",
     "seed": 0,
-    "model": {"preset": "tiny", "path": None, "head_fp32": False, "dtype": "float32"},
+    "model": {"preset": "tiny", "path": None},
     "task": {
         "name": "keyword",
         "keywords_file": None,
@@ -77,7 +81,6 @@ DEFAULTS = {
         "train_file": None,
         "eval_file": None,
         "reward": None,
-        "length_penalty": 0.0,
         "reward_deadline_s": 10.0,
         "max_error_rate": 0.1,
         "strict": False,
@@ -89,9 +92,6 @@ DEFAULTS = {
         "min_new_tokens": 1,
         "max_new_tokens": 60,
         "temperature": 0.8,
-        "zero_advantage": "keep",
-        "oversample": 1.0,
-        "overlong": "score",
     },
     "loss": {
         "type": "grpo_clip",
@@ -121,7 +121,6 @@ DEFAULTS = {
     "callbacks": {"kl_band": None, "kl_stop": None, "verbose": False},
     "resources": {
         "num_generators": 1,
-        "num_learners": 1,
         "reference": "learner",
         "generator_cpus": None,
         "generator_gpus": 0.0,
@@ -628,76 +627,48 @@ def test_neighbour_of_a_contradiction_is_accepted(data):
     GRPOConfig.from_dict(data)
 
 
-# ---- Not built yet ---------------------------------------------------------------------------
+# ---- Keys of earlier versions ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", RETIRED)
+def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
+    data: dict = {}
+    set_dotted(data, key, RETIRED[key])
+    assert GRPOConfig.from_dict(data) == GRPOConfig()
+    set_dotted(data, key, "another")
+    assert error(data).startswith(f"{key}: unknown key; ")
 
 
 @pytest.mark.parametrize(
-    ("data", "text"),
+    "data",
     [
-        (
-            nested(model__dtype="bfloat16"),
-            "model.dtype=bfloat16 is not built yet; valid now: float32",
-        ),
-        (nested(model__head_fp32=True), "model.head_fp32=true is not built yet; valid now: false"),
-        (nested(task__name="math"), "task.name=math is not built yet; valid now: keyword"),
-        (
-            nested(task__length_penalty=1),
-            "task.length_penalty=1.0 is not built yet; valid now: 0.0",
-        ),
-        *(
-            (
-                nested(rollout__zero_advantage=value),
-                f"rollout.zero_advantage={value} is not built yet; valid now: keep",
-            )
-            for value in ("filter", "resample")
-        ),
-        (nested(rollout__oversample=2), "rollout.oversample=2.0 is not built yet; valid now: 1.0"),
-        *(
-            (
-                nested(rollout__overlong=value),
-                f"rollout.overlong={value} is not built yet; valid now: score",
-            )
-            for value in ("filter", "penalty", "interrupt")
-        ),
-        (
-            nested(loss__type="ppo"),
-            "loss.type=ppo is not built yet; valid now: grpo_clip, no_baseline, "
-            "reinforce_with_baseline, dapo, cispo, gspo",
-        ),
-        *(
-            (
-                nested(loss__advantage=value),
-                f"loss.advantage={value} is not built yet; "
-                "valid now: group_std, none, group_mean, rloo, batch",
-            )
-            for value in ("gae", "vine")
-        ),
-        (
-            nested(resources__num_learners=2),
-            "resources.num_learners=2 is not built yet; valid now: 1",
-        ),
+        nested(task__name="math"),
+        nested(loss__type="ppo"),
+        nested(loss__advantage="gae"),
+        nested(loss__advantage="vine"),
     ],
 )
-def test_named_but_unbuilt_choice_is_refused(data, text):
-    assert error(data) == text
+def test_a_choice_that_is_not_built_is_no_choice(data):
+    assert ": must be one of " in error(data)
+
+
+def test_settings_in_an_older_checkpoint_equal_these():
+    older = json.loads(json.dumps(DEFAULTS))
+    for key, value in RETIRED.items():
+        set_dotted(older, key, value)
+    assert older != DEFAULTS
+    assert without_retired(older) == DEFAULTS
+
+
+def test_a_retired_key_cannot_be_set():
+    with pytest.raises(ConfigError, match=r"^model\.dtype: unknown key; "):
+        parse_assignment("model.dtype=float32")
 
 
 def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
     assert fresh_wanted(0.28, 25) == 7
     assert fresh_wanted(0.5, 5) == 3
     assert fresh_wanted(1.0, 32) == 32
-
-
-def test_contradiction_is_reported_before_what_is_not_built():
-    assert error(nested(transport="nixl")).startswith("transport=nixl: placement=colocated")
-    assert error(nested(lag=1, task__name="math")).startswith("lag=1: needs")
-
-
-@pytest.mark.parametrize("key", NOT_BUILT_YET)
-def test_what_is_valid_now_is_valid(key):
-    for value in NOT_BUILT_YET[key]:
-        assert value is None or CHECKS[key].convert(value) == value
-    assert flatten(DEFAULTS)[key] in NOT_BUILT_YET[key]
 
 
 # ---- Derived ---------------------------------------------------------------------------------
@@ -916,6 +887,29 @@ def test_not_a_number_is_refused_however_it_is_spelled():
         assert error(data).startswith("optim.lr=")
 
 
+# ---- A built-in name or something of the user's -----------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithLoss(Settings):
+    SECTION = "loss"
+    type: str = choice_or_reference(("clip", "plain"), "The loss.", what="function")
+
+
+@pytest.mark.parametrize("value", ["clip", "plain", "my.losses:mine", "/a/mine.py:loss"])
+def test_a_built_in_name_or_a_reference_is_taken(value):
+    assert WithLoss(type=value).type == value
+
+
+def test_another_word_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError) as caught:
+        WithLoss(type="clipp")
+    assert str(caught.value) == (
+        "loss.type=clipp: must be one of clip, plain, or module:function or file.py:function; "
+        "did you mean clip?"
+    )
+
+
 # ---- Plain dicts -----------------------------------------------------------------------------
 
 
@@ -974,9 +968,38 @@ def test_what_is_no_path_stays_as_it_is():
 
 
 def test_path_keys_of_the_config_are_all_made_absolute():
-    # A new path key must not be forgotten: its type check is the one of paths.
-    paths = {key for key, check in CHECKS.items() if "path" in check.expected}
+    paths = {key for key, check in CHECKS.items() if check.type == "path"}
     data: dict = {}
     for key in paths:
         set_dotted(data, key, "here")
     assert set(flatten(make_absolute(data, "/base")).values()) == {str(Path("/base/here"))}
+
+
+# ---- The reference of all keys ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", CHECKS)
+def test_every_key_says_in_one_sentence_what_it_means(key):
+    meaning = CHECKS[key].meaning
+    assert meaning.endswith(".")
+    assert ". " not in meaning
+    assert "\n" not in meaning
+
+
+def test_the_reference_is_what_the_schema_says():
+    reference = Path(__file__).parents[2] / "docs" / "config.md"
+    assert reference.read_text(encoding="utf-8") == page(), f"out of date; run {COMMAND}"
+
+
+def test_the_reference_has_a_row_for_every_key():
+    rows = [line.split(" | ") for line in page().splitlines() if line.startswith("| `")]
+    assert [row[0] for row in rows] == [f"| `{key}`" for key in CHECKS]
+    assert {len(row) for row in rows} == {6}
+    assert dict(zip(CHECKS, rows, strict=True))["buffer.fresh_fraction"] == [
+        "| `buffer.fresh_fraction`",
+        "number",
+        "`0.5`",
+        "a number > 0 and <= 1",
+        "The share of a draw that has not been trained on before.",
+        "buffer_capacity >= 2, and buffer_sampling=mixed |",
+    ]

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, set_dotted
+from grpo_trainable.config.schema import RETIRED
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.simulation.virtual_time import (
     SCORED_BESIDE,
@@ -281,6 +282,9 @@ def test_restored_run_goes_on_where_the_other_stopped(
     rows = first.run(rounds_before)
     # As it lies in a checkpoint.
     state = json.loads(json.dumps(first.pipeline.state()))
+    if data.draw(st.booleans(), label="written by an earlier version"):
+        for key in [key for key in RETIRED if key.partition(".")[0] in state["work"]]:
+            set_dotted(state["work"], key, RETIRED[key])
     groups = first.pipeline.buffer.groups()
     learner_state = first.learners.state()
 

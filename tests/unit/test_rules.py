@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, set_dotted
-from grpo_trainable.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
+from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
 
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}

@@ -334,9 +334,9 @@ def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
 @pytest.mark.parametrize(
     ("reward", "reason"),
     [
-        ("reward", "must be module:function or path/to/file.py:function"),
-        ("some/path:reward", "must be module:function or path/to/file.py:function"),
-        ("module:", "must be module:function or path/to/file.py:function"),
+        ("reward", "must be module:name or path/to/file.py:name"),
+        ("some/path:reward", "must be module:name or path/to/file.py:name"),
+        ("module:", "must be module:name or path/to/file.py:name"),
         ("no_such_module_here:f", "ModuleNotFoundError: No module named 'no_such_module_here'"),
         ("/no/such/file.py:f", "FileNotFoundError: no file /no/such/file.py"),
         ("json:no_such_function", "has no attribute 'no_such_function'"),

@@ -1,8 +1,8 @@
-"""Which settings are read only beside certain values of others: a table, printable and importable.
+"""Which combination of settings reads a key: a table.
 
-`READ_WITH` has a row for each of them; `ALWAYS_READ` holds all others. A key that the chosen
-combination does not read may only have its default: `GRPOConfig` refuses any other value, which
-would look as if it had an effect. Only the standard library is imported.
+`READ_WITH` has a row for each key that only some combinations read; `ALWAYS_READ` holds all others.
+Where a key is not read it may only have its default: `GRPOConfig` refuses any other value, which
+would look as if it had an effect.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _KL_MONITOR = Condition(
 
 # Key -> the conditions that must all hold for it to be read.
 READ_WITH: dict[str, tuple[Condition, ...]] = {
-    # A generator that nothing is under way in takes new weights between batches anyway.
+    # At lag 0 nothing is under way when new weights come.
     "weight_update": (_DISAGGREGATED, _at_least("lag", 1)),
     "buffer_sampling": (_REPLAY,),
     "buffer.sample_batches": (_REPLAY,),
@@ -110,19 +110,17 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.worker_gpus": (_COLOCATED,),
 }
 
-# Values beside the default that a key may have where it is not read: what the default resolves to,
-# and defaults of earlier versions, which the files of their experiments spell out.
+# Other values that a key may have where it is not read: what its default resolves to, and defaults
+# of earlier versions, which the files of their experiments spell out.
 HARMLESS: dict[str, Any] = {"loss.clip": 0.2, "resources.worker_cpus": 1.9}
 
 ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "transport", "transport_dtype"),
-        *("model.path", "model.head_fp32", "model.dtype"),
-        *("task.name", "task.train_file", "task.eval_file", "task.reward", "task.length_penalty"),
+        *("model.path", "task.name", "task.train_file", "task.eval_file", "task.reward"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),
-        *("rollout.zero_advantage", "rollout.oversample", "rollout.overlong"),
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
@@ -130,7 +128,7 @@ ALWAYS_READ = frozenset(
         *("eval.every", "eval.prompts", "eval.samples", "eval.temperature"),
         *("checkpoint.every", "checkpoint.keep", "callbacks.verbose"),
         # A colocated worker samples with the threads that generator_cpus buy.
-        *("resources.num_learners", "resources.generator_cpus", "resources.deadline_s"),
+        *("resources.generator_cpus", "resources.deadline_s"),
     )
 )
 

@@ -1,0 +1,63 @@
+"""Every setting of a trial: its name, meaning, unit, default and range, each written once.
+
+`GRPOConfig.from_dict` is the door. It refuses unknown keys, wrong types, values out of range,
+contradictions, and settings that the chosen combination does not read, each as a one-line
+`ConfigError`, before Ray or any actor starts. Behind the door nobody touches a dict.
+
+Only the standard library is imported: the launcher reads this package before torch and Ray load.
+"""
+
+from grpo_trainable.config.plain import (
+    flatten,
+    make_absolute,
+    parse_assignment,
+    set_dotted,
+    unknown_key,
+    without_retired,
+)
+from grpo_trainable.config.rules import of_other_placement, unmet
+from grpo_trainable.config.schema import CHECKS, LossSettings, OptimSettings, fresh_wanted
+from grpo_trainable.config.trial import GRPOConfig, threads
+from grpo_trainable.config.values import (
+    Check,
+    ConfigError,
+    choice,
+    choice_or_reference,
+    flag,
+    integer,
+    number,
+    pair,
+    path,
+    reference,
+    shown,
+    text,
+)
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "ConfigError",
+    "GRPOConfig",
+    "LossSettings",
+    "OptimSettings",
+    "choice",
+    "choice_or_reference",
+    "flag",
+    "flatten",
+    "fresh_wanted",
+    "integer",
+    "make_absolute",
+    "number",
+    "of_other_placement",
+    "pair",
+    "parse_assignment",
+    "path",
+    "reference",
+    "set_dotted",
+    "shown",
+    "text",
+    "threads",
+    "unknown_key",
+    "unmet",
+    "without_retired",
+]

@@ -1,0 +1,179 @@
+"""Settings that are each valid by themselves and contradict each other, by the part of a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from grpo_trainable.config.schema import fresh_wanted
+
+if TYPE_CHECKING:
+    from grpo_trainable.config.trial import GRPOConfig
+
+# Whether it applies, the key to blame, and why.
+Rule: TypeAlias = tuple[bool, str, str]
+
+
+def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
+    """The key to blame and the reason, for each contradiction in `config`."""
+    for rules in (_transport, _advantage, _rollout, _steps, _replay, _reward):
+        yield from ((key, reason) for applies, key, reason in rules(config) if applies)
+
+
+def _transport(config: GRPOConfig) -> Iterator[Rule]:
+    colocated = config.placement == "colocated"
+    transport = config.transport
+    gpus = (config.resources.generator_gpus, config.resources.learner_gpus)
+    shared = gpus[0] * config.resources.num_generators + gpus[1]
+
+    yield config.lag > 0 and colocated, "lag", "needs placement=disaggregated, got colocated"
+    yield (
+        colocated and transport not in ("auto", "in_process"),
+        "transport",
+        "placement=colocated moves weights inside one actor; valid: auto, in_process",
+    )
+    yield (
+        not colocated and transport == "in_process",
+        "transport",
+        f"needs placement=colocated, got {config.placement}",
+    )
+    yield (
+        transport in ("nccl", "cuda_ipc") and min(gpus) == 0,
+        "transport",
+        "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
+        f"got {gpus[0]:g} and {gpus[1]:g}",
+    )
+    yield (
+        transport == "cuda_ipc" and shared > 1,
+        "transport",
+        f"all actors must share one GPU, and they ask for {shared:g}",
+    )
+    yield (
+        transport == "nccl" and 0 < min(gpus) < 1,
+        "transport",
+        "every actor needs a GPU of its own, "
+        f"got resources.generator_gpus={gpus[0]:g} and resources.learner_gpus={gpus[1]:g}",
+    )
+    yield (
+        transport == "gloo" and max(gpus) > 0,
+        "transport",
+        "moves what lies in main memory; on GPUs use nccl, or auto",
+    )
+
+
+def _advantage(config: GRPOConfig) -> Iterator[Rule]:
+    advantage, loss = config.loss.advantage, config.loss.type
+    alone = config.rollout.group_size == 1
+
+    yield (
+        alone and advantage in ("group_std", "group_mean", "rloo"),
+        "rollout.group_size",
+        f"must be >= 2 with loss.advantage={advantage}: it compares the responses of a group",
+    )
+    yield (
+        alone and advantage == "batch" and config.rollout.prompts == 1,
+        "rollout.prompts",
+        "must be >= 2 with loss.advantage=batch and rollout.group_size=1",
+    )
+    yield (
+        loss == "no_baseline" and advantage != "none",
+        "loss.type",
+        f"needs loss.advantage=none, got {advantage}",
+    )
+    yield (
+        loss != "no_baseline" and advantage == "none",
+        "loss.advantage",
+        f"needs loss.type=no_baseline, got {loss}",
+    )
+
+
+def _rollout(config: GRPOConfig) -> Iterator[Rule]:
+    rollout = config.rollout
+
+    yield (
+        rollout.min_new_tokens > rollout.max_new_tokens,
+        "rollout.min_new_tokens",
+        f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
+    )
+    yield (
+        (rollout.unit_prompts or 1) > rollout.prompts,
+        "rollout.unit_prompts",
+        f"must be <= rollout.prompts={rollout.prompts}",
+    )
+    yield (
+        config.resources.num_generators > config.units_at_once,
+        "resources.num_generators",
+        f"only {config.units_at_once} can sample at a time, one unit each; set it to "
+        f"{config.units_at_once}, "
+        + (
+            "or raise rollout.prompts"
+            if config.unit_prompts == 1
+            else "or rollout.unit_prompts to none, which shares a round out"
+        ),
+    )
+
+
+def _steps(config: GRPOConfig) -> Iterator[Rule]:
+    epochs, prompts = config.optim.epochs, config.rollout.prompts
+    split = config.k_mode == "minibatches"
+
+    yield (
+        split and config.k % epochs != 0,
+        "k",
+        f"must be a multiple of optim.epochs={epochs} with k_mode=minibatches",
+    )
+    yield (
+        split and config.k // epochs > prompts,
+        "k",
+        f"must be <= optim.epochs × rollout.prompts, {epochs * prompts} here: each minibatch needs "
+        "a group",
+    )
+
+
+def _replay(config: GRPOConfig) -> Iterator[Rule]:
+    sampling, sample = config.buffer_sampling, config.buffer.sample_batches
+    replay = config.buffer_capacity > 1
+    drawn = sample * config.rollout.prompts
+
+    yield (
+        sample > config.buffer_capacity,
+        "buffer.sample_batches",
+        f"must be <= buffer_capacity={config.buffer_capacity}",
+    )
+    yield (
+        sampling == "recency" and config.buffer_capacity > sample,
+        "buffer_capacity",
+        f"buffer_sampling=recency never reuses a group unless it is <= "
+        f"buffer.sample_batches={sample}; valid: fifo, uniform, mixed sampling",
+    )
+    # Each draw would be filled by fresh groups alone.
+    yield (
+        replay and sampling == "fifo" and sample == 1,
+        "buffer.sample_batches",
+        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while there are "
+        "unused ones",
+    )
+    yield (
+        replay
+        and sampling == "mixed"
+        and fresh_wanted(config.buffer.fresh_fraction, drawn) >= drawn
+        and sample == 1,
+        "buffer.fresh_fraction",
+        "never reuses a group with buffer.sample_batches=1; lower it",
+    )
+    yield (
+        replay and config.max_age == config.lag,
+        "buffer.max_age",
+        f"a group that was first used at lag={config.lag} is never reused; must be above it",
+    )
+    yield config.max_age < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"
+
+
+def _reward(config: GRPOConfig) -> Iterator[Rule]:
+    # A generator that waits for a reward must not pass for one that hangs itself.
+    enough_s = 2 * config.task.reward_deadline_s
+    yield (
+        config.task.reward is not None and enough_s > config.resources.deadline_s,
+        "resources.deadline_s",
+        f"must be >= {enough_s:g}, twice task.reward_deadline_s={config.task.reward_deadline_s:g}",
+    )

@@ -1,0 +1,134 @@
+"""Settings as plain data, before `GRPOConfig.from_dict` checks them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
+from grpo_trainable.config.values import ConfigError, shown
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`("optim.lr", 0.001)` from `optim.lr=1e-3`, as `--set` takes it.
+
+    The value is read as JSON where the key is no text; `none` and `null` are None where the key
+    may be None. Whether the value is valid is `GRPOConfig.from_dict`'s to say.
+    """
+    key, equals, raw = (part.strip() for part in text.partition("="))
+    if not equals or not key:
+        raise ConfigError(f"{shown(text)}: must be KEY=VALUE, for example optim.lr=1e-4")
+    if key in SECTIONS:
+        names = ", ".join(name for name in CHECKS if name.startswith(f"{key}."))
+        raise ConfigError(f"{key}={shown(raw)}: is a section; set one of {names}")
+    if key not in CHECKS:
+        raise unknown_key(key)
+    check = CHECKS[key]
+    if raw.lower() in ("none", "null") and (check.optional or not check.is_text):
+        return key, None
+    if check.is_text and not raw.startswith('"'):
+        return key, raw
+    if raw.lower() in ("true", "false"):
+        return key, raw.lower() == "true"
+    # JSON knows neither ".5" nor "+1"; what is no number either stays text for the error to show.
+    for read in (json.loads, float):
+        try:
+            return key, read(raw)
+        except (ValueError, RecursionError):
+            continue
+    return key, raw
+
+
+def set_dotted(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Put `value` at a dotted key of nested dicts, in place, making the sections it needs."""
+    *sections, leaf = key.split(".")
+    for name in sections:
+        mapping = mapping.setdefault(name, {})
+        if not isinstance(mapping, dict) or "grid_search" in mapping:
+            raise ConfigError(f"{key}={shown(value)}: {name} is searched as a whole, not by key")
+    mapping[leaf] = value
+
+
+def flatten(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted key → leaf value, of a resolved nested config."""
+    flat: dict[str, Any] = {}
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}.{key}": leaf for key, leaf in flatten(value).items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def without_retired(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested plain data without the keys of earlier versions, where they have the one
+    value that they could have."""
+
+    def is_retired(key: str, value: Any) -> bool:
+        return key in RETIRED and value == RETIRED[key]
+
+    return {
+        section: {
+            name: value
+            for name, value in values.items()
+            if not is_retired(f"{section}.{name}", value)
+        }
+        if isinstance(values, Mapping)
+        else values
+        for section, values in config.items()
+    }
+
+
+def make_absolute(config: Mapping[str, Any], base_dir: str | os.PathLike[str]) -> dict[str, Any]:
+    """A copy whose paths are absolute, relative ones meaning `base_dir`.
+
+    Call it on the driver: Tune moves a trial's process to a directory of its own.
+    """
+
+    def settled(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
+        check = CHECKS.get(key)
+        # What is not text or empty is left as it is, for `from_dict` to refuse by name.
+        if check is None or not isinstance(value, str) or not value.strip():
+            return value
+        if check.refers_to == "path":
+            return absolute(value)
+        file, _, name = value.rpartition(":")
+        is_file = check.refers_to == "object" and file.endswith(".py")
+        return f"{absolute(file)}:{name}" if is_file else value
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(os.path.join(base_dir, os.path.expanduser(path)))
+
+    return {name: settled(name, value) for name, value in config.items()}
+
+
+def unknown_key(key: str) -> ConfigError:
+    """The error for a key that does not exist, with the nearest that do."""
+    section, _, leaf = key.rpartition(".")
+    by_leaf: dict[str, list[str]] = {}
+    for name in CHECKS:
+        by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
+    siblings = {
+        name.rpartition(".")[2]: [name] for name in CHECKS if name.startswith(f"{section}.")
+    }
+    sections = {} if section else {name: [name] for name in SECTIONS}
+
+    def close(names: dict[str, list[str]]) -> list[str]:
+        matches = difflib.get_close_matches(leaf, names, n=1, cutoff=0.65)
+        return names[matches[0]] if matches else []
+
+    # The right name in the wrong place comes first, then a slip of the fingers.
+    near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
+    if near:
+        advice = f"did you mean {' or '.join(near)}?"
+    elif siblings:
+        advice = "valid: " + ", ".join(f"{section}.{name}" for name in siblings)
+    else:
+        top = [name for name in DEFAULTS if name not in SECTIONS]
+        advice = "valid: " + ", ".join([*top, *(f"{name}.…" for name in SECTIONS)])
+    return ConfigError(f"{shown(key)}: unknown key; {advice}")

@@ -1,0 +1,401 @@
+"""Every setting of a trial: its name, default, range and meaning, each written once.
+
+The sections are nested by owner. `CHECKS` lists all keys, dotted, with what each accepts and means;
+docs/config.md is generated from it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
+
+from grpo_trainable.config.values import (
+    Check,
+    Settings,
+    choice,
+    flag,
+    gpus,
+    integer,
+    number,
+    pair,
+    path,
+    reference,
+    text,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings(Settings):
+    """The policy that a trial starts from."""
+
+    SECTION: ClassVar[str] = "model"
+
+    preset: str = choice(
+        ("tiny", "small", "course"),
+        "The shape of the transformer: tiny starts from the shipped policy, the others from random "
+        "weights drawn by seed.",
+    )
+    path: str | None = path(
+        None, "The directory of the policy to start from, as launch/pretrain.py writes it."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(Settings):
+    """Where prompts come from and how responses are scored."""
+
+    SECTION: ClassVar[str] = "task"
+
+    name: str = choice(("keyword",), "The task, which makes the prompts and scores responses.")
+    keywords_file: str | None = path(
+        None, "A UTF-8 file with one keyword a line; none: the shipped nouns."
+    )
+    keywords_per_prompt: int = integer(1, "How many keywords a prompt asks for at once.", minimum=1)
+    match: str = choice(
+        ("word", "substring"),
+        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
+    )
+    train_file: str | None = path(
+        None,
+        "A JSONL file of training prompts with prompt, and keywords or answer; without eval_file a "
+        "fifth of it is held out.",
+    )
+    eval_file: str | None = path(
+        None,
+        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+    )
+    reward: str | None = reference(
+        None,
+        "A function f(response, ground_truth) that scores a response in place of the task.",
+        what="function",
+    )
+    reward_deadline_s: float = number(
+        10.0, "Seconds that one call of your own reward may take.", above=0
+    )
+    max_error_rate: float = number(
+        0.1,
+        "The largest share of failed rewards; a trial with more of them ends.",
+        minimum=0,
+        maximum=1,
+    )
+    strict: bool = flag(
+        False,
+        "Whether the first failed reward ends the trial, and a malformed line of a prompt file is "
+        "an error.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSettings(Settings):
+    """How responses to train on are sampled."""
+
+    SECTION: ClassVar[str] = "rollout"
+
+    prompts: int = integer(16, "Prompts of one rollout batch.", minimum=1)
+    unit_prompts: int | None = integer(
+        None,
+        "Prompts that one call of a generator samples together; none: the generators share a round "
+        "out evenly.",
+        minimum=1,
+    )
+    group_size: int = integer(4, "Responses sampled for each prompt.", minimum=1)
+    min_new_tokens: int = integer(1, "Tokens of a response before which it cannot end.", minimum=1)
+    max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)
+    temperature: float = number(
+        0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings(Settings):
+    """What the gradient steps minimise."""
+
+    SECTION: ClassVar[str] = "loss"
+
+    type: str = choice(
+        ("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
+        "The policy loss of a token.",
+    )
+    advantage: str = choice(
+        ("group_std", "none", "group_mean", "rloo", "batch"),
+        "How rewards become advantages; none: the reward itself.",
+    )
+    advantage_eps: float = number(
+        1e-8, "What is added to the standard deviation that rewards are divided by.", above=0
+    )
+    aggregation: str = choice(
+        ("sequence_mean", "token_mean", "constant"),
+        "How the losses of tokens are averaged into the loss of a batch.",
+    )
+    clip: float | None = number(
+        None,
+        "ε of the clip range: the ratio is held above 1 − ε; none: 0.2, and 0.0003 for gspo.",
+        above=0,
+        below=1,
+    )
+    clip_high: float | None = number(
+        None,
+        "The ratio is held below 1 + clip_high; none: clip, but 0.28 for dapo and 0.0004 for gspo.",
+        above=0,
+    )
+    kl_coef: float = number(0.0, "β, the weight in the loss of the KL to the reference.", minimum=0)
+    kl_estimator: str = choice(("k3", "k1", "k2"), "The estimator of the KL inside the loss.")
+    kl_monitor: bool = flag(
+        True, "Whether the KL is measured after each round, which costs forward passes."
+    )
+    importance_cap: float | None = number(
+        None, "The cap C of truncated importance sampling; none: no importance weights.", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings(Settings):
+    """How gradient steps are taken."""
+
+    SECTION: ClassVar[str] = "optim"
+
+    lr: float = number(
+        2e-4, "The learning rate of AdamW; 0 makes a control run that never learns.", minimum=0
+    )
+    betas: tuple[float, float] = pair(
+        (0.9, 0.95),
+        "The decay rates of AdamW's two moments.",
+        expected="two numbers >= 0 and < 1",
+        valid=lambda first, second: 0 <= first < 1 and 0 <= second < 1,
+    )
+    weight_decay: float = number(0.0, "The decoupled weight decay of AdamW.", minimum=0)
+    grad_clip: float = number(
+        1.0, "The largest norm of a gradient; a longer one is scaled.", above=0
+    )
+    microbatch: int = integer(16, "Responses of one forward and backward pass.", minimum=1)
+    epochs: int = integer(1, "Passes over a rollout batch that is split.", minimum=1)
+    schedule: str = choice(
+        ("constant", "linear", "cosine"),
+        "The course of the learning rate over all gradient steps.",
+    )
+    max_skipped_steps: int = integer(
+        3,
+        "Gradient steps in a row that may be skipped because they are not finite; more end the "
+        "trial.",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings(Settings):
+    """How the policy is evaluated on held-out prompts."""
+
+    SECTION: ClassVar[str] = "eval"
+
+    every: int = integer(
+        16, "Rounds between evaluations; round 0 and the last are always evaluated.", minimum=1
+    )
+    prompts: int = integer(128, "Held-out prompts of an evaluation.", minimum=1)
+    samples: int = integer(2, "Responses sampled for each held-out prompt.", minimum=1)
+    temperature: float = number(0.8, "The temperature of sampling in an evaluation.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSettings(Settings):
+    """How rollouts are used again; `buffer_capacity` turns it on."""
+
+    SECTION: ClassVar[str] = "buffer"
+
+    sample_batches: int = integer(
+        1, "How many rollout batches' worth of groups a gradient step draws.", minimum=1
+    )
+    max_age: int | None = integer(
+        None,
+        "Rounds that a group may be behind when it is trained on; none: lag + buffer_capacity − 1.",
+        minimum=0,
+    )
+    fresh_fraction: float = number(
+        0.5, "The share of a draw that has not been trained on before.", above=0, maximum=1
+    )
+
+
+def fresh_wanted(fraction: float, count: int) -> int:
+    """ceil(fraction · count), of the number that was meant: 0.28 · 25 is 7."""
+    return math.ceil(round(fraction * count, 9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings(Settings):
+    """When checkpoints are written, and which are kept."""
+
+    SECTION: ClassVar[str] = "checkpoint"
+
+    every: int = integer(10, "Rounds between checkpoints.", minimum=1)
+    keep: int | None = integer(
+        2,
+        "Checkpoints that are kept, beside those that another trial may go on from under PBT; "
+        "none: all.",
+        minimum=1,
+        optional=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackSettings(Settings):
+    """What is watched and printed while a trial runs."""
+
+    SECTION: ClassVar[str] = "callbacks"
+
+    kl_band: tuple[float, float] | None = pair(
+        None,
+        "The band of kl/reference_nats; a warning says when it is left.",
+        expected="two numbers, 0 <= low < high",
+        valid=lambda low, high: 0 <= low < high,
+    )
+    kl_stop: float | None = number(None, "A larger kl/reference_nats ends the trial.", above=0)
+    verbose: bool = flag(False, "Whether changes of version and example responses are printed.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceSettings(Settings):
+    """The actors of a trial and what they reserve."""
+
+    SECTION: ClassVar[str] = "resources"
+
+    num_generators: int = integer(1, "Generator actors of a trial.", minimum=1)
+    reference: str = choice(
+        ("learner", "generator"),
+        "Who makes the forward pass of the frozen reference: with lag >= 1 a generator that waits "
+        "for the learner has the time for it.",
+    )
+    generator_cpus: float | None = number(
+        None,
+        "CPUs of each generator, and of a colocated worker while it samples; none: 0.95 / "
+        "num_generators.",
+        minimum=0.01,
+    )
+    generator_gpus: float = gpus(0.0, "GPUs of each generator.")
+    learner_cpus: float = number(0.95, "CPUs of the learner.", minimum=0.01)
+    learner_gpus: float = gpus(0.0, "GPUs of the learner.")
+    worker_cpus: float = number(
+        0.95,
+        "CPUs that a colocated worker trains with; the shipped policy trains slower on two "
+        "threads than on one.",
+        minimum=0.01,
+    )
+    worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")
+    reward_workers: int = integer(
+        1, "Processes of each generator that call your own reward.", minimum=1
+    )
+    reward_cpus: float = number(
+        0.0, "CPUs reserved for these processes beside the generator's own.", minimum=0
+    )
+    deadline_s: float = number(
+        600.0,
+        "Seconds without an answer or progress after which an actor that owes one is given up.",
+        above=0,
+    )
+
+
+def _is_label(label: str) -> bool:
+    # Labels become parts of trial names and of report tables: no path may hide in them.
+    return (
+        0 < len(label) <= 64 and label.isprintable() and not re.search(r"[/\\]|^\.|^\s|\s$", label)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSettings(Settings):
+    """All settings: what is usually searched stands at the top, the rest is nested by owner."""
+
+    arm: str = text(
+        "custom",
+        "The label of a search arm.",
+        expected="a label of 1 to 64 printable characters without slashes",
+        valid=_is_label,
+    )
+    placement: str = choice(
+        ("colocated", "disaggregated"),
+        "Whether one actor samples and trains in turn, or generators and a learner work "
+        "side by side.",
+    )
+    rounds: int = integer(96, "Rounds after which the trial is done.", minimum=1)
+    k: int = integer(1, "Gradient steps of a round.", minimum=1)
+    k_mode: str = choice(
+        ("same_batch", "minibatches", "fresh_batches"),
+        "What the k steps train on: one rollout batch k times, its parts, or k batches.",
+    )
+    lag: int = integer(
+        0, "Rounds that a group may be behind when it is first trained on.", minimum=0
+    )
+    weight_update: str = choice(
+        ("between_batches", "interrupt_recompute", "in_flight"),
+        "When generators take new weights: between batches, or in the middle of one, where "
+        "interrupt_recompute rebuilds the KV cache and in_flight keeps it.",
+    )
+    buffer_capacity: int = integer(
+        1, "Rounds' worth of rollouts that are kept; 1: no replay.", minimum=1
+    )
+    buffer_sampling: str = choice(
+        ("recency", "uniform", "fifo", "mixed"), "Which groups of the buffer are drawn."
+    )
+    transport: str = choice(
+        ("auto", "in_process", "object_store", "shm", "nixl", "gloo", "nccl", "cuda_ipc"),
+        "How weights travel; auto: in_process when colocated, shm on one machine, "
+        "object_store between several.",
+    )
+    transport_dtype: str = choice(
+        ("float32", "bfloat16"), "The precision of the weights on their way."
+    )
+    seed: int = integer(0, "What every random draw is keyed by.", minimum=0, maximum=2**32 - 1)
+
+    model: ModelSettings = ModelSettings()
+    task: TaskSettings = TaskSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    loss: LossSettings = LossSettings()
+    optim: OptimSettings = OptimSettings()
+    eval: EvalSettings = EvalSettings()
+    buffer: BufferSettings = BufferSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    callbacks: CallbackSettings = CallbackSettings()
+    resources: ResourceSettings = ResourceSettings()
+
+    def __getitem__(self, key: str) -> Any:
+        """The value at a dotted key: `config["optim.lr"]`."""
+        value: Any = self
+        for name in key.split("."):
+            value = getattr(value, name)
+        return value
+
+
+DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(TrialSettings)}
+SECTIONS: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if is_dataclass(value)}
+
+
+def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
+    """Key → what it accepts, of a dataclass whose fields are kinds of values."""
+    return {
+        prefix + item.name: item.metadata["check"]
+        for item in fields(settings)
+        if "check" in item.metadata
+    }
+
+
+# Every key, dotted.
+CHECKS: dict[str, Check] = {
+    **checks_of(TrialSettings),
+    **{
+        key: check
+        for name, section in SECTIONS.items()
+        for key, check in checks_of(section, f"{name}.").items()
+    },
+}
+
+# Keys of earlier versions with the one value they could have: files of their experiments spell them
+# out. Such a key is read with this value and is otherwise unknown.
+RETIRED: dict[str, Any] = {
+    "model.head_fp32": False,
+    "model.dtype": "float32",
+    "task.length_penalty": 0.0,
+    "rollout.zero_advantage": "keep",
+    "rollout.oversample": 1.0,
+    "rollout.overlong": "score",
+    "resources.num_learners": 1,
+}

@@ -1,0 +1,213 @@
+"""One trial: the settings together, checked against each other, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from grpo_trainable.config.contradictions import contradictions
+from grpo_trainable.config.plain import unknown_key, without_retired
+from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, TrialSettings
+from grpo_trainable.config.values import ConfigError, section_expected, shown
+
+CLIP = 0.2
+DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
+GSPO_CLIPS = (3e-4, 4e-4)  # low and high, arXiv 2507.18071
+
+
+def threads(cpus: float) -> int:
+    """Compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
+    return max(1, math.floor(cpus + 0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig(TrialSettings):
+    """The settings of one trial, valid together.
+
+    Raises:
+        ConfigError: a value is invalid, is not read by the chosen combination, or contradicts
+            another.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_unread()
+        self._settle_clip()
+        for key, reason in contradictions(self):
+            raise ConfigError(f"{key}={shown(self[key])}: {reason}")
+
+    def _refuse_unread(self) -> None:
+        for key in READ_WITH:
+            value = self[key]
+            missing = unmet(key, self)
+            if missing and value not in (CHECKS[key].default, HARMLESS.get(key)):
+                now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
+                needs = " and ".join(condition.needs for condition in missing)
+                raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+
+    def _settle_clip(self) -> None:
+        """Puts the loss's default clip range in as numbers, so that a trial's files show it."""
+        if self.loss.clip is not None:
+            return
+        clips = {"clip": CLIP}
+        if self.loss.type == "gspo":
+            low, high = GSPO_CLIPS
+            clips = {"clip": low, "clip_high": self.loss.clip_high or high}
+        object.__setattr__(self, "loss", replace(self.loss, **clips))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
+        """The config that nested plain data describes; a missing key has its default.
+
+        Raises:
+            ConfigError: a key is unknown, or the settings are invalid.
+        """
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"config={shown(data)}: must be a mapping")
+        values: dict[str, Any] = {}
+        for name, value in data.items():
+            if name not in DEFAULTS:
+                if name in CHECKS:
+                    raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")
+                raise unknown_key(str(name))
+            values[name] = _section(name, value) if is_dataclass(DEFAULTS[name]) else value
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data, every key present; `from_dict` gives an equal config back."""
+
+        def plain(value: Any) -> Any:
+            if is_dataclass(value):
+                return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+            return list(value) if isinstance(value, tuple) else value
+
+        return plain(self)
+
+    @property
+    def prompts_per_round(self) -> int:
+        """Prompts of all rollout batches of one round."""
+        return self.rollout.prompts * self.batches_per_round
+
+    @property
+    def batches_per_round(self) -> int:
+        """Rollout batches that a round trains on for the first time."""
+        return self.k if self.k_mode == "fresh_batches" else 1
+
+    @property
+    def units(self) -> list[slice]:
+        """The units of a rollout batch: which of its prompts one call of a generator samples.
+
+        By default each generator gets as many units of a round as any other, in sizes that differ
+        by at most one prompt. So none idles at lag 0, where nothing else is under way; at any lag
+        a batch that is shared out is there sooner, so that it is trained on with newer weights.
+        """
+        prompts, given = self.rollout.prompts, self.rollout.unit_prompts
+        if given is not None:
+            return [slice(i, min(i + given, prompts)) for i in range(0, prompts, given)]
+        generators = self.resources.num_generators
+        parts = min(generators // math.gcd(generators, self.batches_per_round), prompts)
+        return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
+
+    @property
+    def responses_per_round(self) -> int:
+        """Responses to the prompts of one round."""
+        return self.prompts_per_round * self.rollout.group_size
+
+    @property
+    def unit_prompts(self) -> int:
+        """Prompts of the largest unit."""
+        return max(unit.stop - unit.start for unit in self.units)
+
+    @property
+    def units_at_once(self) -> int:
+        """Units that can be under way at the same time, of the rounds that the gate admits."""
+        rounds = min(self.lag + 1, self.rounds)
+        return rounds * self.batches_per_round * len(self.units)
+
+    @property
+    def in_mid_batch(self) -> bool:
+        """Whether generators take new weights in the middle of a batch. At lag 0 none is under way
+        when weights come."""
+        return self.weight_update != "between_batches" and self.lag > 0
+
+    @property
+    def reference_role(self) -> str | None:
+        """Who keeps the frozen reference: learner or generator; None where nothing asks for it."""
+        asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
+        return self.resources.reference if asked else None
+
+    @property
+    def max_age(self) -> int:
+        """Rounds a group may be behind at any training."""
+        given = self.buffer.max_age
+        return self.lag + self.buffer_capacity - 1 if given is None else given
+
+    @property
+    def clip_high(self) -> float:
+        """How far above 1 the ratio may go."""
+        if self.loss.clip_high is not None:
+            return self.loss.clip_high
+        return DAPO_CLIP_HIGH if self.loss.type == "dapo" else self.clip_low
+
+    @property
+    def clip_low(self) -> float:
+        """How far below 1 the ratio may go."""
+        assert self.loss.clip is not None, "settled when constructed"
+        return self.loss.clip
+
+    @property
+    def generator_cpus(self) -> float:
+        """CPUs of each generator."""
+        given = self.resources.generator_cpus
+        if given is not None:
+            return given
+        # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
+        # cores, and a placement group that does not fit waits for ever.
+        return math.floor(0.95 / self.resources.num_generators * 1e4) / 1e4
+
+    @property
+    def worker_cpus(self) -> float:
+        """CPUs of a colocated worker: what the busier of its two roles computes with."""
+        return max(self.resources.worker_cpus, self.resources.generator_cpus or 0.0)
+
+    def bundles(self) -> list[dict[str, float]]:
+        """Resources of the trial's own process, then of each actor: worker, or learner and
+        generators."""
+        r = self.resources
+        # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
+        # trial pending for ever.
+        driver = {"CPU": 0.1}
+        if self.placement == "colocated":
+            return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
+        generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
+        return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
+
+    @property
+    def uses_gpus(self) -> bool:
+        return any("GPU" in bundle for bundle in self.bundles())
+
+    @property
+    def devices(self) -> float:
+        """What an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
+        _, *actors = self.bundles()
+        gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
+        return gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
+
+def _section(name: str, value: Any) -> Any:
+    """The section of this name from plain data."""
+    default = DEFAULTS[name]
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
+    settings = without_retired({name: value})[name]
+    for leaf in settings:
+        if f"{name}.{leaf}" not in CHECKS:
+            raise unknown_key(f"{name}.{leaf}")
+    return type(default)(**settings)

@@ -1,0 +1,280 @@
+"""The kinds of single values that a setting can have: `integer`, `number`, `choice`, `path`, …
+
+Each function makes a field of a frozen dataclass, with the default, the meaning and the check of
+one setting. A user's task declares its own settings with the same functions:
+
+    @dataclass(frozen=True, kw_only=True)
+    class SumSettings:
+        largest: int = integer(20, "The largest number in a sum.", minimum=1)
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import numbers
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from grpo_trainable.plugins import is_reference
+
+
+class ConfigError(ValueError):
+    """The user's mistake, in one line: the dotted key, the value got, what would be valid."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one key accepts, and what it means."""
+
+    default: Any
+    meaning: str  # one sentence
+    expected: str  # completes "must be …"
+    convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
+    type: str  # in a word, as the reference of all keys says it
+    optional: bool = False  # None is valid
+    is_text: bool = False  # any text is a value, so "7" stays text on the command line
+    choices: tuple[str, ...] = ()  # the valid values, where they can be listed
+    # What a value may refer to outside the config: a file or directory, or a Python object.
+    refers_to: Literal["nothing", "path", "object"] = "nothing"
+
+
+def _checked(default: Any, meaning: str, expected: str, convert: Callable, **facts: Any) -> Any:
+    if facts.pop("optional", False) or default is None:
+        facts["optional"], expected = True, f"none or {expected}"
+    check = Check(default, meaning, expected, convert, **facts)
+    return field(default=default, metadata={"check": check})
+
+
+def integer(
+    default: int | None,
+    meaning: str = "",
+    *,
+    minimum: int,
+    maximum: int | None = None,
+    optional: bool = False,
+) -> Any:
+    """An integer from `minimum` to `maximum`; None too where it is the default or `optional`."""
+    expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
+
+    def convert(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError
+        whole = int(value)
+        if whole < minimum or (maximum is not None and whole > maximum):
+            raise ValueError
+        return whole
+
+    return _checked(default, meaning, expected, convert, type="integer", optional=optional)
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError
+    converted = float(value)
+    if not math.isfinite(converted):
+        raise ValueError
+    return converted
+
+
+def number(
+    default: float | None,
+    meaning: str = "",
+    *,
+    above: float | None = None,
+    minimum: float | None = None,
+    below: float | None = None,
+    maximum: float | None = None,
+) -> Any:
+    """A finite number within bounds: `above` and `below` are themselves excluded."""
+    bounds = ((">", above), (">=", minimum), ("<", below), ("<=", maximum))
+    limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if bound is not None)
+
+    def convert(value: Any) -> float:
+        converted = _finite(value)
+        if (
+            (above is not None and converted <= above)
+            or (minimum is not None and converted < minimum)
+            or (below is not None and converted >= below)
+            or (maximum is not None and converted > maximum)
+        ):
+            raise ValueError
+        return converted
+
+    expected = f"a number {limits}" if limits else "a number"
+    return _checked(default, meaning, expected, convert, type="number")
+
+
+def pair(
+    default: tuple[float, float] | None,
+    meaning: str = "",
+    *,
+    expected: str,
+    valid: Callable[[float, float], bool],
+) -> Any:
+    """Two finite numbers for which `valid` holds; `expected` says it in words."""
+
+    def convert(value: Any) -> tuple[float, float]:
+        if not isinstance(value, list | tuple):
+            raise TypeError
+        first, second = (_finite(item) for item in value)
+        if not valid(first, second):
+            raise ValueError
+        return first, second
+
+    return _checked(default, meaning, expected, convert, type="two numbers")
+
+
+def flag(default: bool, meaning: str = "") -> Any:
+    """True or false."""
+
+    def convert(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise TypeError
+        return value
+
+    return _checked(default, meaning, "true or false", convert, type="flag")
+
+
+def choice(words: Sequence[str], meaning: str = "") -> Any:
+    """One of a few words; the first is the default."""
+    expected = f"one of {', '.join(words)}"
+    valid = words.__contains__
+    return _text(words[0], meaning, expected, valid, "choice", choices=tuple(words))
+
+
+def choice_or_reference(words: Sequence[str], meaning: str = "", *, what: str = "name") -> Any:
+    """One of a few words, or a Python object of the user's: `module:name` or `file.py:name`.
+
+    `what` stands for the name in errors, such as `function` or `Class`.
+    """
+    return _text(
+        words[0],
+        meaning,
+        f"one of {', '.join(words)}, or module:{what} or file.py:{what}",
+        lambda text: text in words or is_reference(text),
+        "choice or reference",
+        choices=tuple(words),
+        refers_to="object",
+    )
+
+
+def reference(default: str | None, meaning: str = "", *, what: str = "name") -> Any:
+    """A Python object of the user's: `module:name` or `file.py:name`."""
+    expected = f"module:{what} or file.py:{what}"
+    return _text(default, meaning, expected, is_reference, "reference", refers_to="object")
+
+
+def path(default: str | None, meaning: str = "") -> Any:
+    """The path of a file or a directory; a relative one means the directory of the command."""
+    return _text(
+        default,
+        meaning,
+        "a non-empty path",
+        lambda text: bool(text.strip()) and "\0" not in text,
+        "path",
+        refers_to="path",
+    )
+
+
+def text(
+    default: str | None,
+    meaning: str = "",
+    *,
+    expected: str = "text",
+    valid: Callable[[str], bool] = lambda text: True,
+) -> Any:
+    """A text for which `valid` holds; `expected` says it in words."""
+    return _text(default, meaning, expected, valid, "text")
+
+
+def _text(
+    default: str | None,
+    meaning: str,
+    expected: str,
+    valid: Callable[[str], bool],
+    type: str,
+    **facts: Any,
+) -> Any:
+    def convert(value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError
+        if not valid(value):
+            raise ValueError
+        return value
+
+    return _checked(default, meaning, expected, convert, type=type, is_text=True, **facts)
+
+
+def gpus(default: float, meaning: str = "") -> Any:
+    """GPUs of an actor: Ray shares one by fractions and gives several only whole."""
+
+    def convert(value: Any) -> float:
+        converted = _finite(value)
+        if converted < 0 or (converted > 1 and converted != int(converted)):
+            raise ValueError
+        return converted
+
+    expected = "a number from 0 to 1, or a whole number above"
+    return _checked(default, meaning, expected, convert, type="number")
+
+
+# ---- Checking --------------------------------------------------------------------------------
+
+
+def converted(key: str, value: Any, check: Check) -> Any:
+    """`value` as a config stores it.
+
+    Raises:
+        ConfigError: it is not what `check` expects.
+    """
+    if value is None and check.optional:
+        return None
+    try:
+        return check.convert(value)
+    except (TypeError, ValueError, OverflowError):
+        is_text = isinstance(value, str)
+        near = difflib.get_close_matches(value, check.choices, n=1) if is_text else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
+
+
+class Settings:
+    """The base of each section: checks and converts every field, however it was constructed."""
+
+    SECTION: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        prefix = f"{self.SECTION}." if self.SECTION else ""
+        for item in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, item.name)
+            check: Check | None = item.metadata.get("check")
+            if check is not None:
+                object.__setattr__(self, item.name, converted(prefix + item.name, value, check))
+            elif type(value) is not type(item.default):
+                raise ConfigError(f"{item.name}={shown(value)}: {section_expected(item.default)}")
+
+
+def section_expected(section: Any) -> str:
+    """What an error says where `section` should be."""
+    return "must be a mapping with keys from " + ", ".join(item.name for item in fields(section))
+
+
+def shown(value: Any) -> str:
+    """A value as an error prints it: one line, at most 80 characters, "1" told apart from 1."""
+    if value is None:
+        return "none"
+    is_word = isinstance(value, str) and re.fullmatch(r"[A-Za-z_./~][\w./:~+-]*", value)
+    if is_word and value.lower() not in ("true", "false", "null", "nan", "infinity"):
+        line = value
+    else:
+        try:
+            line = json.dumps(value, ensure_ascii=False, default=repr)
+        except (TypeError, ValueError, RecursionError):
+            # A key that is no text, a loop, an integer too long for Python to print.
+            line = f"<{type(value).__name__}>"
+    line = " ".join(line.split())
+    return line if len(line) <= 80 else line[:79] + "…"

@@ -1,0 +1,131 @@
+"""Python objects that a user names in a setting: `module:name` or `path/to/file.py:name`.
+
+A module is looked for in the current directory first, then on `sys.path`. Every mistake is a
+`PluginError`. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class PluginError(ValueError):
+    """A mistake in a user's code or in its name, in one line that begins with `key=reference`."""
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """`("my/file.py", "name")` from `my/file.py:name`, or `("module", "name")`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    where, _, name = reference.rpartition(":")
+    is_file = where.endswith(".py") and "\0" not in where
+    is_module = all(part.isidentifier() for part in where.split("."))
+    if not name.isidentifier() or not (is_file or is_module):
+        raise ValueError("must be module:name or path/to/file.py:name")
+    return where, name
+
+
+def is_reference(text: str) -> bool:
+    """Whether `text` has one of the two forms; what it names need not exist."""
+    try:
+        split_reference(text)
+    except ValueError:
+        return False
+    return True
+
+
+def load(key: str, reference: str) -> Callable[..., Any]:
+    """The function or class that the setting `key` names.
+
+    Raises:
+        PluginError: it cannot be imported, or cannot be called.
+    """
+    try:
+        return import_callable(reference)
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{key}={reference}: cannot be imported: {one_line(error)}") from error
+
+
+def import_callable(reference: str) -> Callable[..., Any]:
+    """What `load` returns. Raises whatever its import raises, also `SystemExit`."""
+    where, name = split_reference(reference)
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    found = getattr(module, name)
+    if not callable(found):
+        raise TypeError(f"{name} is not callable")
+    return found
+
+
+def source_of(reference: str) -> str | None:
+    """The file that `reference` is in, found without importing anything.
+
+    None where there is no file, as for a built-in module.
+    """
+    where, _ = split_reference(reference)
+    if where.endswith(".py"):
+        return where
+    path: list[str] | None = _search_path()
+    spec = None
+    for name in where.split("."):
+        spec = PathFinder.find_spec(name, path)
+        path = None if spec is None else list(spec.submodule_search_locations or [])
+        if path is None:
+            return None
+    origin = spec.origin if spec is not None and spec.has_location else None
+    return origin if origin is not None and os.path.isfile(origin) else None  # or in an archive
+
+
+def one_line(error: BaseException) -> str:
+    """The error in one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def _search_path() -> list[str]:
+    here = os.getcwd()
+    return sys.path if here in sys.path else [here, *sys.path]
+
+
+def _import_module(name: str) -> ModuleType:
+    sys.path[:] = _search_path()
+    return importlib.import_module(name)
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    # The module's name is of our own making, since a user's json.py must not become everybody's
+    # json; the file's neighbours come last on the path for the same reason. The name tells contents
+    # apart: a file is executed once in a process, and again when it was changed.
+    digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
+    name = f"_plugin_{path.stem}_{digest[:16]}"
+    if name not in sys.modules:
+        _execute(name, path)
+    return sys.modules[name]
+
+
+def _execute(name: str, path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise

@@ -1,0 +1,98 @@
+"""What a user names by `module:name` or `file.py:name`, loaded or refused in one line."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from grpo_trainable.plugins import PluginError, is_reference, load, source_of
+
+
+@pytest.fixture(autouse=True)
+def path_as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("text", ["a.b:c", "my_rewards:Score", "/x y/r.py:score", "r.py:f"])
+def test_a_module_or_a_file_and_a_name_are_a_reference(text):
+    assert is_reference(text)
+
+
+@pytest.mark.parametrize("text", ["a:", ":f", "a.b", "a..b:c", "a b:c", "r.py:1f", "a\0.py:f", ""])
+def test_anything_else_is_no_reference(text):
+    assert not is_reference(text)
+
+
+def test_a_name_of_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path):
+    (tmp_path / "neighbour_of_plugin.py").write_text("VALUE = 7\n")
+    file = tmp_path / "json.py"
+    file.write_text("from neighbour_of_plugin import VALUE\ndef value(): return VALUE\n")
+
+    value = load("loss.type", f"{file}:value")
+
+    assert value() == 7
+    assert load("loss.type", f"{file}:value") is value
+    assert sys.modules["json"].__name__ == "json", "a user's json.py is nobody else's"
+    assert hasattr(sys.modules["json"], "loads")
+
+
+def test_a_file_that_was_changed_is_loaded_anew(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def value(): return 1\n")
+    before = load("loss.type", f"{file}:value")
+    file.write_text("def value(): return 2\n")
+    assert (before(), load("loss.type", f"{file}:value")()) == (1, 2)
+
+
+def test_a_module_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "module_of_mine.py").write_text("class Mine: pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert load("task.name", "module_of_mine:Mine").__name__ == "Mine"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise RuntimeError('no\\nlicence')", "cannot be imported: RuntimeError: no licence"),
+        ("def f(:", "cannot be imported: SyntaxError: "),
+        ("exit(2)", "cannot be imported: SystemExit: 2"),
+        ("f = 3", "cannot be imported: TypeError: f is not callable"),
+        ("g = 3", "has no attribute 'f'"),
+    ],
+)
+def test_what_cannot_be_imported_is_one_line_that_names_it(tmp_path, source, reason):
+    file = tmp_path / "bad.py"
+    file.write_text(source)
+    for _attempt in (1, 2):
+        with pytest.raises(PluginError) as caught:
+            load("loss.advantage", f"{file}:f")
+        line = str(caught.value)
+        assert line.startswith(f"loss.advantage={file}:f: ")
+        assert reason in line
+        assert "\n" not in line
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(PluginError, match=r"^engine=no\.py:f: .*FileNotFoundError: no file /"):
+        load("engine", "no.py:f")
+    with pytest.raises(PluginError, match="No module named 'no_such_module'"):
+        load("engine", "no_such_module.inside:f")
+
+
+def test_the_file_of_a_name_is_found_without_importing_it(tmp_path, monkeypatch):
+    package = tmp_path / "my_rewards"
+    package.mkdir()
+    for name in ("__init__.py", "words.py"):
+        (package / name).write_text("raise RuntimeError('imported')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    assert source_of("my_rewards.words:score") == str(package / "words.py")
+    assert source_of("my_rewards:score") == str(package / "__init__.py")
+    assert source_of("/some/file.py:score") == "/some/file.py"
+    assert "my_rewards" not in sys.modules
+
+
+def test_a_name_without_a_file_is_not_looked_for_further():
+    assert source_of("sys:intern") is None
+    assert source_of("no_such_package.rewards:score") is None
