@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
 
-.PHONY: tune test check unit bench bench-trials bench-faults bench-off-policy fresh
+.PHONY: tune test check unit docs bench bench-trials bench-faults bench-off-policy fresh
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -22,6 +22,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
+
+# The site, in site/. A dead link or a missing reference is an error.
+docs: $(READY)
+	$(PIP_INSTALL) -e '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2 tests/unit $(ARGS)

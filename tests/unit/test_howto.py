@@ -1,0 +1,193 @@
+"""The pages of docs/howto/ are executed, and every command line in README and docs is tried dry.
+
+What a page may hold:
+
+    ```python title="my_reward.py"    a file: it is written to a directory of the page's own
+    ```python                         executed in that directory, in the order of the page
+    ```bash                           commands: those of tune.py and grpo-tune run with --dry-run
+    ```text                           output, shown only
+
+A block below `<!-- not run: REASON -->` is shown only.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch import tune
+
+ROOT = Path(__file__).resolve().parents[2]
+HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+LANGUAGES = {"python", "bash", "text", "json"}
+START = re.compile(r'```(?P<language>\w*)(?: title="(?P<title>[^"/\\]+)")?')
+NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    title: str | None  # name of the file that it writes
+    code: str
+    line: int  # of its first line, in the page
+    run: bool = True
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of a page, in order; ValueError for a fence of another form."""
+    found: list[Block] = []
+    start: re.Match[str] | None = None
+    begin, above = 0, ""
+    lines = page.splitlines()
+    for number, line in enumerate(lines, start=1):
+        if start is None and line.lstrip().startswith("```"):
+            start, begin = START.fullmatch(line), number + 1
+            if start is None or start["language"] not in LANGUAGES:
+                raise ValueError(f"line {number}: unknown form of a block: {line}")
+        elif start is not None and line == "```":
+            code = "\n".join(lines[begin - 1 : number - 1]) + "\n"
+            run = NOT_RUN.fullmatch(above) is None
+            found.append(Block(start["language"], start["title"], code, begin, run))
+            start = None
+        elif start is None:
+            above = line
+    if start is not None:
+        raise ValueError(f"line {begin - 1}: a block without an end")
+    return found
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The command lines of a bash block, as words, without their comments."""
+    joined = block.code.replace("\\\n", " ")
+    return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def try_command(words: list[str]) -> None:
+    """Our own commands must exist and be valid; others are the reader's."""
+    program, *arguments = words
+    if program == "python" and arguments and arguments[0].endswith(".py"):
+        assert (ROOT / arguments[0]).is_file(), f"no such command: {arguments[0]}"
+        program, *arguments = arguments
+    if program == "make":
+        assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
+    # Going on with an experiment needs one.
+    if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
+        assert tune.main([*arguments, "--dry-run"]) == 0
+
+
+def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Executes the blocks of a page in `directory`, with one namespace for its python blocks."""
+    monkeypatch.chdir(directory)
+    monkeypatch.syspath_prepend(str(directory))
+    module = types.ModuleType("howto_page")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    before = set(sys.modules)
+    try:
+        for block in blocks(page):
+            if block.title is not None:
+                (directory / block.title).write_text(block.code, encoding="utf-8")
+            elif block.language == "python" and block.run:
+                # The empty lines above make a traceback name the line of the page.
+                code = compile("\n" * (block.line - 1) + block.code, name, "exec")
+                exec(code, module.__dict__)
+            elif block.language == "bash" and block.run:
+                for words in commands(block):
+                    try_command(words)
+    finally:
+        for added in set(sys.modules) - before:
+            origin = getattr(sys.modules[added], "__file__", None)
+            if origin is not None and Path(origin).is_relative_to(directory):
+                del sys.modules[added]
+
+
+@pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
+def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
+    run_page(path.read_text(encoding="utf-8"), str(path), monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if path not in HOWTO],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_command_lines_of_every_other_page_are_valid(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(path.read_text(encoding="utf-8")):
+        if block.language == "bash" and block.run:
+            for words in commands(block):
+                try_command(words)
+
+
+# ---- The harness itself ----------------------------------------------------------------------
+
+GOOD = """\
+Text.
+
+```python title="mine.py"
+def double(x):
+    return 2 * x
+```
+
+```python
+from mine import double
+result = double(2)
+```
+
+<!-- not run: the machine of a test has no such thing -->
+```python
+import nothing_of_this_name
+```
+
+```python
+assert result == 4
+```
+
+```bash
+# one comment
+python launch/tune.py --space async_vs_sync \\
+    --set optim.lr=1e-4   # and another
+tensorboard --logdir somewhere
+make tune
+```
+"""
+
+
+def test_a_page_writes_its_files_and_runs_its_blocks_in_order(monkeypatch, tmp_path):
+    run_page(GOOD, "good.md", monkeypatch, tmp_path)
+    assert (tmp_path / "mine.py").is_file()
+    assert "mine" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "error", "words"),
+    [
+        ("result == 4", "result == 5", AssertionError, ""),
+        ("from mine", "from theirs", ModuleNotFoundError, "theirs"),
+        ("optim.lr", "optim.lrr", AssertionError, ""),
+        ("launch/tune.py", "launch/tunes.py", AssertionError, "launch/tunes.py"),
+        ("make tune", "make tuna", AssertionError, "tuna"),
+        ("<!-- not run: the machine of a test has no such thing -->", "", ImportError, "nothing"),
+        ("not run: the machine of a test has no such thing", "not run:", ImportError, "nothing"),
+        ('```python title="mine.py"', "```python mine.py", ValueError, "line 3"),
+        ("```python\nassert", "```pythn\nassert", ValueError, "pythn"),
+    ],
+)
+def test_a_page_that_is_wrong_fails(right, wrong, error, words, monkeypatch, tmp_path):
+    assert right in GOOD
+    with pytest.raises(error, match=re.escape(words)):
+        run_page(GOOD.replace(right, wrong, 1), "wrong.md", monkeypatch, tmp_path)
+
+
+def test_a_failure_names_the_line_of_the_page(monkeypatch, tmp_path):
+    page = GOOD.replace("result == 4", "result == 5")
+    with pytest.raises(AssertionError) as caught:
+        run_page(page, "wrong.md", monkeypatch, tmp_path)
+    assert caught.traceback[-1].lineno == page.splitlines().index("assert result == 5")
