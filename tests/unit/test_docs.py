@@ -1,0 +1,85 @@
+"""What the hand-written pages claim of the product is so."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.config import CHECKS, GRPOConfig, parse_assignment, set_dotted
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ALGORITHMS = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+SECTIONS = ALGORITHMS.split("\n## ")[1:]
+OF_THE_ALGORITHM = ("loss.", "optim.", "k_mode", "buffer_sampling", "weight_update")
+CHOICES = [
+    (key, value)
+    for key, check in CHECKS.items()
+    if key.startswith(OF_THE_ALGORITHM)
+    for value in check.choices
+]
+
+
+def recipes() -> list[str]:
+    """The settings of each row of the table of recipes, as they are written on a command line."""
+    (section,) = (text for text in SECTIONS if text.startswith("Recipes\n"))
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    spans = [settings for row in rows for settings in re.findall(r"`([^`]+)`", row)]
+    assert len(spans) >= 9
+    return spans
+
+
+@pytest.mark.parametrize(("key", "value"), CHOICES)
+def test_algorithms_page_has_every_value_of_every_choice(key, value):
+    about = [text for text in SECTIONS if f"`{key}`" in text or f"`{key}=" in text]
+    assert any(f"`{value}`" in text for text in about), f"{key}={value} is not in algorithms.md"
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(re.findall(r"`((?:losses|advantages|aggregation|kl|ratios)\.\w+)`", ALGORITHMS))),
+)
+def test_algorithms_page_names_functions_that_exist(name):
+    module, function = name.split(".")
+    assert callable(getattr(importlib.import_module(f"grpo_trainable.algo.{module}"), function))
+
+
+@pytest.mark.parametrize("settings", recipes())
+def test_recipe_is_a_valid_config(settings):
+    data: dict[str, object] = {}
+    for assignment in settings.split():
+        set_dotted(data, *parse_assignment(assignment))
+    assert GRPOConfig.from_dict(data)
+
+
+# ---- Pages that MkDocs does not build --------------------------------------------------------
+
+ROOT = DOCS.parent
+OUTSIDE = ["README.md", "CHANGELOG.md"]
+
+
+def links(page: str) -> list[str]:
+    return re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", (ROOT / page).read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings)
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize(
+    ("page", "link"), [(page, link) for page in OUTSIDE for link in links(page)]
+)
+def test_link_leads_somewhere(page, link):
+    file, _, anchor = link.partition("#")
+    path = ROOT / file if file else ROOT / page
+    assert path.is_file()
+    assert not anchor or anchor in anchors(path)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
