@@ -169,9 +169,9 @@ def test_a_page_writes_its_files_and_runs_its_blocks_in_order(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("right", "wrong", "error", "words"),
     [
-        ("result == 4", "result == 5", AssertionError, ""),
+        ("result == 4", "result == 5", AssertionError, "assert"),
         ("from mine", "from theirs", ModuleNotFoundError, "theirs"),
-        ("optim.lr", "optim.lrr", AssertionError, ""),
+        ("optim.lr", "optim.lrr", AssertionError, "assert"),
         ("launch/tune.py", "launch/tunes.py", AssertionError, "launch/tunes.py"),
         ("make tune", "make tuna", AssertionError, "tuna"),
         ("<!-- not run: the machine of a test has no such thing -->", "", ImportError, "nothing"),
