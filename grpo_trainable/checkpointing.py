@@ -25,7 +25,8 @@ from torch import Tensor
 
 from grpo_trainable.rollout import RolloutGroup
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+READABLE = (2, FORMAT_VERSION)  # in 2 the pipeline numbered its chunks (pipeline/ledger.py)
 WORLD_SIZE = 1  # learners that write
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
@@ -175,9 +176,10 @@ def _verified(directory: Path) -> dict[str, bytes]:
     refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in READABLE:
         raise CheckpointError(
-            f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
+            f"{directory / MANIFEST}: format version {version}, this program reads "
+            f"{' and '.join(map(str, READABLE))}"
         )
     if manifest.get("world_size") != WORLD_SIZE:
         raise CheckpointError(

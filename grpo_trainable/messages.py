@@ -43,7 +43,7 @@ class Deposited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledUnit:
+class Sampled:
     """One unit of requests that `Generator.score` has yet to score."""
 
     stream: str
@@ -53,7 +53,7 @@ class SampledUnit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredUnit:
+class Scored:
     """What came of one unit of requests, in their order."""
 
     groups: list[RolloutGroup]  # scored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,15 +69,12 @@ class ReplayBuffer:
         self._groups.update({group.prompt_index: group for group in groups})
         return Drawn(groups=groups, first_used=first_used, stale=stale)
 
-    def evict(self, before: int, gate: StalenessGate) -> int:
-        """Removes the groups of prompts below `before`, and those that the gate will not let the
-        next round train on. Returns how many of them were never trained on."""
-        held = list(self._groups)
-        stale = 0
-        for index in held:
-            if index < before:
-                stale += self._groups.pop(index).uses == 0
-        return stale + self._remove_refused(held, gate)
+    def evict(self, closed: Iterable[int], gate: StalenessGate) -> int:
+        """Removes the groups of the prompts `closed`, and those that the gate will not let the next
+        round train on. Returns how many of them were never trained on."""
+        removed = [self._groups.pop(index) for index in closed if index in self._groups]
+        unused = sum(group.uses == 0 for group in removed)
+        return unused + self._remove_refused(list(self._groups), gate)
 
     def groups(self) -> Groups:
         """All groups by prompt index, for a checkpoint."""

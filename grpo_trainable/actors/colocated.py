@@ -12,8 +12,8 @@ from grpo_trainable.messages import (
     LearnerState,
     Loaded,
     Published,
-    SampledUnit,
-    ScoredUnit,
+    Sampled,
+    Scored,
     Updated,
 )
 from grpo_trainable.rollout import Request, RolloutGroup
@@ -43,10 +43,10 @@ class Colocated:
         self._generator.warm_up(requests)
         self._learner.warm_up(prompt_tokens)
 
-    def generate(self, requests: Sequence[Request]) -> ScoredUnit | SampledUnit:
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         return self._generator.generate(requests)
 
-    def score(self, sampled: SampledUnit) -> ScoredUnit:
+    def score(self, sampled: Sampled) -> Scored:
         return self._generator.score(sampled)
 
     def load(self, handle: Any) -> Loaded:

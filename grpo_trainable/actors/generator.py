@@ -18,7 +18,7 @@ from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import Engine
 from grpo_trainable.engines.torch_engine import TorchEngine
-from grpo_trainable.messages import Deposited, Loaded, SampledUnit, ScoredUnit
+from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
@@ -134,7 +134,7 @@ class Generator:
             spans=[],
         )
 
-    def generate(self, requests: Sequence[Request]) -> ScoredUnit | SampledUnit:
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         """Samples one unit of a stream, and scores it by a reward of ours. A user's may take its
         time: `score` asks for it, while the next unit is sampled. Evaluation is one stage, not two.
         """
@@ -151,10 +151,10 @@ class Generator:
                     scores = self._scores(stream, groups)
             loaded, self._loaded = self._loaded, []
             spans = self._desk.clock.take()
-        sampled = SampledUnit(stream=stream, groups=groups, loaded=loaded, spans=spans)
+        sampled = Sampled(stream=stream, groups=groups, loaded=loaded, spans=spans)
         return sampled if scores is None else _unit(sampled, scores)
 
-    def score(self, sampled: SampledUnit) -> ScoredUnit:
+    def score(self, sampled: Sampled) -> Scored:
         """What came of a unit that `generate` sampled. Runs in a thread of its own, beside any
         other call; the unit's weights were told by `generate`."""
         start = now()
@@ -212,8 +212,8 @@ def _scoring(stream: str) -> str:
     return "eval" if stream == "eval" else "reward"
 
 
-def _unit(sampled: SampledUnit, scores: list[list[Score | RewardError]]) -> ScoredUnit:
-    unit = ScoredUnit(
+def _unit(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored:
+    unit = Scored(
         groups=[],
         format_rewards=[],
         answer_rewards=[],

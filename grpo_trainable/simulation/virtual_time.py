@@ -31,8 +31,8 @@ from grpo_trainable.messages import (
     Loaded,
     Published,
     ResponseFigures,
-    SampledUnit,
-    ScoredUnit,
+    Sampled,
+    Scored,
     Updated,
 )
 from grpo_trainable.metrics import stage_seconds
@@ -306,7 +306,7 @@ class VirtualGenerator:
         `scores_beside`: by a user's reward, in calls of their own."""
         self.takes_deposits = takes_deposits
         self._scores_beside = scores_beside
-        self._scored: dict[int, ScoredUnit] = {}  # not yet asked for, by the id of what was sampled
+        self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
@@ -342,23 +342,21 @@ class VirtualGenerator:
         version, round_ = max(there)
         return version, round_
 
-    def generate(
-        self, start: float, end: float, requests: Sequence[Request]
-    ) -> ScoredUnit | SampledUnit:
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
         scored = self._generate(start, end, requests)
         if not self._scores_beside:
             return scored
         stream = requests[0].stream
         spans = [Span("eval" if stream == "eval" else "rollout", start, end)]
-        sampled = SampledUnit(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
+        sampled = Sampled(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
         self._scored[id(sampled)] = scored
         return sampled
 
-    def score(self, start: float, end: float, sampled: SampledUnit) -> ScoredUnit:
+    def score(self, start: float, end: float, sampled: Sampled) -> Scored:
         spans = [Span("eval" if sampled.stream == "eval" else "reward", start, end, beside=True)]
         return replace(self._scored.pop(id(sampled)), loaded=[], spans=spans)
 
-    def _generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
+    def _generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
         moments = (start, (start + end) / 2, end) if self.takes_deposits else (start,)
         weights = [self._at(moment) for moment in moments]
         round_ = weights[0][1]
@@ -396,7 +394,7 @@ class VirtualGenerator:
             answer_rewards.append(sum(rewards) / len(rewards))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
         middle = start + (end - start) / 2
-        return ScoredUnit(
+        return Scored(
             groups=groups,
             format_rewards=format_rewards,
             answer_rewards=answer_rewards,

@@ -17,7 +17,7 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.messages import Deposited, ScoredUnit
+from grpo_trainable.messages import Deposited, Scored
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy, read_tokenizer
@@ -83,7 +83,7 @@ class InMidBatch(Timed):
             version=handle.packed.version, round=handle.packed.round, bytes=0, spans=[]
         )
 
-    def generate(self, start: float, end: float, requests: Sequence[Request]) -> ScoredUnit:
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
         times = iter(start + t / MAX_NEW_TOKENS * (end - start) for t in range(MAX_NEW_TOKENS))
 
         def between_tokens() -> None:

@@ -16,7 +16,7 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.messages import SampledUnit, ScoredUnit
+from grpo_trainable.messages import Sampled, Scored
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request
@@ -54,16 +54,16 @@ def requests_of(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) 
     return [prompts.request(stream, index) for index in prompt_indices]
 
 
-def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> ScoredUnit:
+def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Scored:
     generator = Generator(config, InProcess())
     try:
         unit = generator.generate(requests_of(config, stream, prompt_indices))
-        return generator.score(unit) if isinstance(unit, SampledUnit) else unit
+        return generator.score(unit) if isinstance(unit, Sampled) else unit
     finally:
         generator.close()
 
 
-def texts_of(unit: ScoredUnit) -> list[list[str]]:
+def texts_of(unit: Scored) -> list[list[str]]:
     decode = read_tokenizer(None).decode
     return [
         [decode(i[m].tolist()) for i, m in zip(g.response_ids, g.response_mask, strict=True)]
@@ -329,14 +329,14 @@ def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: A
     generator = Generator(config, InProcess())
     requests = requests_of(config, "train", [0, 1])
     first, second = generator.generate(requests), generator.generate(requests)
-    assert isinstance(first, SampledUnit)
-    assert isinstance(second, SampledUnit)
+    assert isinstance(first, Sampled)
+    assert isinstance(second, Sampled)
     assert [span.stage for span in (*first.spans, *second.spans)] == ["rollout", "idle", "rollout"]
     scored = generator.score(first)
     assert [(span.stage, span.beside) for span in scored.spans] == [("reward", True)]
     assert scored.loaded == []
     held_out = generator.generate(requests_of(config, "eval", [0]))
-    assert isinstance(held_out, SampledUnit)
+    assert isinstance(held_out, Sampled)
     assert [span.stage for span in generator.score(held_out).spans] == ["eval"]
     generator.close()
 

@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig, set_dotted
 from grpo_trainable.config.schema import RETIRED
+from grpo_trainable.messages import LearnerState
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.simulation.virtual_time import (
     SCORED_BESIDE,
     World,
     constant_durations,
     long_tailed_durations,
+    one_token_group,
     world,
 )
 from grpo_trainable.versions import Sync
@@ -71,7 +73,7 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
         rounds=draw(st.integers(1, 6)),
         rollout={"prompts": prompts, "unit_prompts": draw(st.integers(1, prompts))},
         eval={"every": draw(st.integers(1, 7)), "prompts": draw(st.integers(1, 5))},
-        # A user's reward is asked for beside the sampling of the next unit.
+        # A user's reward runs while the next chunk is sampled.
         task={
             "max_error_rate": 1.0,
             "reward": draw(st.sampled_from(["virtual:reward", SCORED_BESIDE])),
@@ -93,19 +95,19 @@ def some_fail(config: GRPOConfig, seed: int, share: float):
     """A reward that fails on a share of the prompts, any but the first held-out one: that an
     evaluation can score nothing is an error."""
 
-    def fails(stream: str, cursor: int) -> bool:
-        spared = stream == "eval" and cursor == 0
-        return not spared and random.Random(f"{seed}/{stream}/{cursor}").random() < share
+    def fails(stream: str, index: int) -> bool:
+        spared = stream == "eval" and index == 0
+        return not spared and random.Random(f"{seed}/{stream}/{index}").random() < share
 
     return fails
 
 
-def all_cursors(config: GRPOConfig) -> list[int]:
+def all_prompts(config: GRPOConfig) -> list[int]:
     return list(range(config.rounds * config.prompts_per_round))
 
 
-def trained_cursors(*worlds: World) -> list[int]:
-    return [cursor for w in worlds for call in w.trained for cursor in call.all_prompt_indices]
+def trained_prompts(*worlds: World) -> list[int]:
+    return [index for w in worlds for call in w.trained for index in call.all_prompt_indices]
 
 
 def rollout_batches(
@@ -141,7 +143,7 @@ def assert_counts_close(report: RoundReport, w: World) -> None:
         report.metrics[f"count/dropped_{cause}"]
         for cause in ("stale", "reward", "lost", "zero_advantage")
     )
-    assert row["trained"] == len(trained_cursors(w))
+    assert row["trained"] == len(trained_prompts(w))
     assert requested == sum(stream == "train" for stream, _ in w.requests.asked)
 
 
@@ -183,8 +185,8 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     assert [call.round for call in w.trained] == list(range(config.rounds))
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
-    scored = [cursor for cursor in all_cursors(config) if not fails("train", cursor)]
-    assert trained_cursors(w) == scored
+    scored = [index for index in all_prompts(config) if not fails("train", index)]
+    assert trained_prompts(w) == scored
     assert not w.used_after_release()
     # A batch is left out when all its groups failed, a round is skipped when all its batches did.
     left = rollout_batches(config, scored)
@@ -194,8 +196,8 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     assert report.metrics["version/learner"] == sum(map(len, left)) * steps_a_batch(config)
 
     # Nothing beyond the last round, each prompt once; VirtualRequests refuses any other.
-    asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
-    assert asked == all_cursors(config)
+    asked = [index for stream, index in w.requests.asked if stream == "train"]
+    assert asked == all_prompts(config)
     assert_evaluated(w)
     assert not w.runtime.uncollected
     assert report.metrics["count/waiting"] == report.metrics["count/in_flight"] == 0
@@ -241,12 +243,12 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
     # In the first one too: it begins when all of them have evaluated.
     calls = Counter((call.actor, call.weights_round) for call in w.of_stream("train"))
     assert calls.keys() == {(f"generator-{i}", r) for i in range(generators) for r in range(3)}
-    assert len(set(calls.values())) == 1  # each has as many units
-    assert trained_cursors(w) == all_cursors(config)
+    assert len(set(calls.values())) == 1  # each has as many chunks
+    assert trained_prompts(w) == all_prompts(config)
 
 
 def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
-    """As many generators, or as many as there are units for."""
+    """As many generators, or as many as there are chunks for."""
     data = config.to_dict()
     data["placement"] = "disaggregated"
     data["resources"]["num_generators"] = min(count, config.units_at_once)
@@ -293,13 +295,13 @@ def test_restored_run_goes_on_where_the_other_stopped(
     second.pipeline.load_state(state, groups)
     rows += second.run(config.rounds - rounds_before)
 
-    assert trained_cursors(first, second) == [
-        cursor for cursor in all_cursors(config) if not fails("train", cursor)
+    assert trained_prompts(first, second) == [
+        index for index in all_prompts(config) if not fails("train", index)
     ]
     for call in second.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     last = rows[-1].metrics
-    assert last["count/requested"] == len(all_cursors(config))
+    assert last["count/requested"] == len(all_prompts(config))
     assert last["count/requested"] == last["count/trained"] + last["count/dropped"]
     assert last["count/waiting"] == last["count/in_flight"] == 0
     assert not second.runtime.uncollected
@@ -330,9 +332,9 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     )
     rows = [report.metrics for report in second.run(rounds_after)]
 
-    trained = trained_cursors(first, second)
+    trained = trained_prompts(first, second)
     assert len(set(trained)) == len(trained)
-    assert len(trained_cursors(second)) == rounds_after * other.prompts_per_round
+    assert len(trained_prompts(second)) == rounds_after * other.prompts_per_round
     for call in second.trained:
         assert all(call.round - r <= other.lag for batch in call.group_rounds for r in batch)
     for row in rows:
@@ -347,24 +349,60 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     third.learners.load_state(second.learners.state())
     third.pipeline.load_state(second.pipeline.state(), second.pipeline.buffer.groups())
     third.run(1)
-    assert not set(trained) & set(trained_cursors(third))
+    assert not set(trained) & set(trained_prompts(third))
+
+
+def test_state_of_format_2_is_continued_as_it_would_have_been() -> None:
+    """Written by the program that numbered its chunks, after two rounds: prompt 6 waits, 7 and 8
+    are in flight. What follows was trained on by that program."""
+    config = config_of(
+        rounds=5, lag=2, eval={"every": 9}, rollout={"prompts": 3, "unit_prompts": 1}
+    )
+    w = world(config, durations=constant_durations(rollout=12, optimize=20))
+    counts = {"requested": 9, "trained": 6, "scored_responses": 14, "sampled_responses": 14}
+    state = {
+        "work": w.pipeline.state()["work"],
+        "first_round": 0,
+        "first_cursor": 0,
+        "next_cursor": 9,
+        "learner_round": 2,
+        "stopped": False,
+        "next_unit": 9,
+        "in_flight_units": [7, 8],
+        "counts": {**w.pipeline.state()["counts"], **counts},
+        "evaluation": {"first": 0.25, "mean": 0.25, "round": 0, "unscored": 0},
+        "partial_rewards": [[6, 0.5, 0.75]],
+    }
+    w.learners.load_state(
+        LearnerState(policy={}, optimizer={}, counters={"version": 2, "round": 2})
+    )
+    w.pipeline.load_state(state, [one_token_group(6, version=1, round_=1)])
+    last = w.run(3)[-1].metrics
+    assert [(call.prompt_indices, call.group_rounds) for call in w.trained] == [
+        (((6, 7, 8),), ((1, 2, 2),)),
+        (((9, 10, 11),), ((2, 2, 2),)),
+        (((12, 13, 14),), ((3, 3, 3),)),
+    ]
+    asked = [index for stream, index in w.requests.asked if stream == "train"]
+    assert asked == list(range(7, 15))
+    assert last["count/requested"] == last["count/trained"] == 15
 
 
 # ---- A user's reward ---------------------------------------------------------------------------
 
 
 def user_reward_config(**values: Any) -> GRPOConfig:
-    """Six units of one prompt a round."""
+    """Six chunks of one prompt a round."""
     rollout = {"prompts": 6, "unit_prompts": 1}
     return config_of(rounds=2, task={"reward": SCORED_BESIDE}, rollout=rollout, **values)
 
 
-def test_a_unit_is_scored_while_the_next_is_sampled() -> None:
+def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
     w = world(
         user_reward_config(eval={"every": 9}), durations=constant_durations(rollout=8, reward=8)
     )
     first, second = w.run(2)
-    # Seven times the time of a unit: the first is sampled alone, the last is scored alone.
+    # Seven times the time of a chunk: the first is sampled alone, the last is scored alone.
     assert second.metrics["time/rollout_s"] == second.metrics["time/reward_s"] == 6 * 8 / 64
     spans = [item.span for item in second.spans]
     sampling = [span for span in spans if span.stage == "rollout"]
@@ -373,12 +411,12 @@ def test_a_unit_is_scored_while_the_next_is_sampled() -> None:
     assert all(
         later.start == span.start for later, span in zip(sampling[1:], scoring[:-1], strict=True)
     )
-    assert trained_cursors(w) == all_cursors(w.config)
+    assert trained_prompts(w) == all_prompts(w.config)
     assert first.metrics["time/other_s"] == 0
 
 
 def test_sampling_waits_for_a_reward_that_is_slower() -> None:
-    """A unit more is sampled than can be scored, never two."""
+    """One chunk more is sampled than can be scored, never two."""
     w = world(
         user_reward_config(lag=1, eval={"every": 9}),
         durations=constant_durations(rollout=1, reward=64, optimize=1),
@@ -467,19 +505,19 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
     for call in w.trained:
         end = (call.round + 1) * config.prompts_per_round
         for batch in zip(call.prompt_indices, call.group_rounds, call.group_uses, strict=True):
-            cursors_, rounds, counted = batch
+            indices, rounds, counted = batch
             assert (
-                len(set(cursors_))
-                == len(cursors_)
+                len(set(indices))
+                == len(indices)
                 <= (config.buffer.sample_batches * config.rollout.prompts)
             )
-            assert list(cursors_) == sorted(cursors_)
-            for cursor, round_, use in zip(cursors_, rounds, counted, strict=True):
-                uses[cursor] += 1
-                assert use == uses[cursor]
+            assert list(indices) == sorted(indices)
+            for index, round_, use in zip(indices, rounds, counted, strict=True):
+                uses[index] += 1
+                assert use == uses[index]
                 age = call.round - round_
                 assert age <= (config.lag if use == 1 else config.max_age)
-                assert end - window <= cursor < end
+                assert end - window <= index < end
         # No group stands in two steps of a round.
         assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
     for report in reports:
@@ -698,7 +736,7 @@ def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) 
 
 def test_too_many_failed_rewards_end_the_trial() -> None:
     config = config_of(rounds=8, rollout={"prompts": 4}, task={"max_error_rate": 0.2})
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor % 2 == 1)
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index % 2 == 1)
     with pytest.raises(ActorFailed, match=r"task\.max_error_rate=0\.2.*KeyError: 'apple'"):
         w.run(config.rounds)
 
@@ -709,9 +747,9 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
     config = config_of(
         rounds=2, rollout={"prompts": 8, "unit_prompts": 1}, task={"max_error_rate": 0.2}
     )
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor < 6)
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index < 6)
     assert w.run(2)[-1].metrics["count/reward_errors"] == 12
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor < 7)
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index < 7)
     with pytest.raises(
         ActorFailed, match=r"failed on 14 of \d+ responses \(task.max_error_rate=0\.2"
     ):
@@ -720,16 +758,16 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
 
 def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
     config = config_of(rounds=2, rollout={"prompts": 4}, task={"max_error_rate": 0.5})
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 1)
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index == 1)
     last = w.run(2)[-1].metrics
     assert last["count/dropped_reward"] == last["count/dropped"] == 1
     assert last["count/reward_errors"] == config.rollout.group_size
-    assert trained_cursors(w) == [0, 2, 3, 4, 5, 6, 7]
+    assert trained_prompts(w) == [0, 2, 3, 4, 5, 6, 7]
 
 
 def test_strict_task_ends_at_the_first_failed_reward() -> None:
     config = config_of(task={"strict": True, "max_error_rate": 1.0})
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor == 3)
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index == 3)
     w.pipeline.start()
     w.pipeline.run_round()
     with pytest.raises(ActorFailed, match="last on prompt 3"):
@@ -740,7 +778,7 @@ def test_strict_task_ends_at_the_first_failed_reward() -> None:
 def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     """Two prompts a round, both of the second one fail."""
     config = config_of(rounds=4, lag=lag, task={"max_error_rate": 0.2})
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (2, 3))
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index in (2, 3))
     reports = w.run(4)
     assert [call.prompt_indices for call in w.trained] == [((0, 1),), (), ((4, 5),), ((6, 7),)]
     rows = [report.metrics for report in reports]
@@ -765,7 +803,7 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
 def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
     """Three batches of two prompts a round; the first of the second round fails."""
     config = config_of(rounds=2, k=3, k_mode="fresh_batches")
-    w = world(config, reward_fails=lambda stream, cursor: stream == "train" and cursor in (6, 7))
+    w = world(config, reward_fails=lambda stream, index: stream == "train" and index in (6, 7))
     last = w.run(2)[-1]
     assert w.trained[-1].prompt_indices == ((8, 9), (10, 11))
     assert last.metrics["version/learner"] == 5
@@ -781,8 +819,8 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
         assert w.run(63)[-1].metrics["count/skipped_rounds"] == 3
 
 
-def some_held_out_fail(*cursors: int) -> Callable[[str, int], bool]:
-    return lambda stream, cursor: stream == "eval" and cursor in cursors
+def some_held_out_fail(*prompt_indices: int) -> Callable[[str, int], bool]:
+    return lambda stream, index: stream == "eval" and index in prompt_indices
 
 
 def test_held_out_prompts_without_a_score_are_counted_and_told() -> None:
@@ -838,7 +876,7 @@ def test_strict_task_ends_at_the_first_failed_held_out_reward() -> None:
 def test_evaluation_without_a_single_reward_is_an_error() -> None:
     w = world(
         config_of(task={"max_error_rate": 1.0}),
-        reward_fails=lambda stream, cursor: stream == "eval",
+        reward_fails=lambda stream, index: stream == "eval",
     )
     w.pipeline.start()
     with pytest.raises(ActorFailed, match=r"6 of 6 held-out responses.*nothing could be scored"):
@@ -900,7 +938,7 @@ def test_version_changes_are_told_by_the_actors_that_made_them(generators: int) 
     assert all(c.at >= made[c.version] for c in changes if c.role != "learner" and c.version)
 
 
-def test_held_out_responses_come_by_cursor_whoever_sampled_them() -> None:
+def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
     config = config_of(
         rounds=4,
         eval={"every": 2, "prompts": 9},
@@ -955,14 +993,14 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
             counts["trained"] + counts["dropped"] + counts["waiting"] + counts["in_flight"]
         )
         assert reports[-1].metrics["lag/max"] <= config.lag
-    assert trained_cursors(w) == all_cursors(config)
+    assert trained_prompts(w) == all_prompts(config)
     for call in w.trained:
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert not w.runtime.uncollected
     assert not w.used_after_release()
     assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
-    asked = [cursor for stream, cursor in w.requests.asked if stream == "train"]
-    assert len(asked) == len(all_cursors(config)) + counts["redispatched"]
+    asked = [index for stream, index in w.requests.asked if stream == "train"]
+    assert len(asked) == len(all_prompts(config)) + counts["redispatched"]
     assert bool(sum(len(report.notes) for report in reports)) >= bool(counts["redispatched"])
     if config.lag == 0:
         undisturbed = world(config)
@@ -1042,7 +1080,7 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
     assert [name for name, _ in w.runtime.kills] == [name for name, _ in w.runtime.hangs]
     for (_, since), (_, killed) in zip(w.runtime.hangs, w.runtime.kills, strict=True):
         assert since + 0.5 <= killed <= since + 2.0
-    assert trained_cursors(w) == all_cursors(config)
+    assert trained_prompts(w) == all_prompts(config)
 
 
 def test_learner_that_hangs_is_named_though_generators_answer() -> None:

@@ -22,7 +22,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def cursors(drawn: Drawn) -> list[int]:
+def indices(drawn: Drawn) -> list[int]:
     return [group.prompt_index for group in drawn.groups]
 
 
@@ -44,12 +44,12 @@ def draw(buffer: ReplayBuffer, count: int, seed: int = 0) -> Drawn:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_one_rollout_batch_comes_out_by_cursor_and_whole(sampling: str) -> None:
+def test_one_rollout_batch_comes_out_by_prompt_index_and_whole(sampling: str) -> None:
     buffer = ReplayBuffer(sampling)
     buffer.add([one_token_group(c) for c in (5, 1)])
     buffer.add([one_token_group(c) for c in (0, 3, 2)])
     drawn = buffer.draw(range(3), (), 3, gate(0), rng())
-    assert cursors(drawn) == [0, 1, 2]
+    assert indices(drawn) == [0, 1, 2]
     assert [group.uses for group in drawn.groups] == [1, 1, 1]
     assert (drawn.first_used, drawn.stale) == (3, 0)
     assert (len(buffer), buffer.waiting) == (5, 2)
@@ -61,7 +61,7 @@ def test_groups_that_never_came_are_left_out() -> None:
     buffer = ReplayBuffer()
     buffer.add([one_token_group(4)])
     drawn = buffer.draw(range(3, 6), (), 3, gate(0), rng())
-    assert cursors(drawn) == [4]
+    assert indices(drawn) == [4]
     assert drawn.stale == 0
 
 
@@ -70,12 +70,12 @@ def test_stale_groups_are_dropped_and_counted() -> None:
     buffer.add([one_token_group(c, round_=c) for c in (0, 1, 2)])
     # Round 2 is about to be trained: at lag 1, weights of round 0 are too old.
     drawn = buffer.draw(range(3), (), 3, gate(2, lag=1), rng())
-    assert cursors(drawn) == [1, 2]
+    assert indices(drawn) == [1, 2]
     assert drawn.stale == 1
     assert len(buffer) == 2
 
 
-def test_two_groups_of_one_cursor_are_our_mistake() -> None:
+def test_two_groups_of_one_prompt_are_our_mistake() -> None:
     buffer = ReplayBuffer()
     buffer.add([one_token_group(0)])
     with pytest.raises(AssertionError):
@@ -86,18 +86,18 @@ def test_two_groups_of_one_cursor_are_our_mistake() -> None:
 
 
 def test_recency_takes_the_newest() -> None:
-    assert cursors(draw(third_round("recency"), 5)) == [4, 5, 6, 7, 8]
+    assert indices(draw(third_round("recency"), 5)) == [4, 5, 6, 7, 8]
 
 
 def test_fifo_takes_the_least_used_and_of_these_the_oldest() -> None:
-    assert cursors(draw(third_round("fifo"), 5)) == [2, 3, 6, 7, 8]
-    assert cursors(draw(third_round("fifo"), 8)) == [0, 2, 3, 4, 5, 6, 7, 8]
+    assert indices(draw(third_round("fifo"), 5)) == [2, 3, 6, 7, 8]
+    assert indices(draw(third_round("fifo"), 8)) == [0, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_uniform_takes_every_group_equally_often_and_none_twice() -> None:
     counts: Counter[int] = Counter()
     for seed in range(900):
-        drawn = cursors(draw(third_round("uniform"), 4, seed))
+        drawn = indices(draw(third_round("uniform"), 4, seed))
         assert len(set(drawn)) == 4
         assert drawn == sorted(drawn)
         counts.update(drawn)
@@ -108,34 +108,34 @@ def test_uniform_takes_every_group_equally_often_and_none_twice() -> None:
 
 def test_mixed_takes_its_fraction_of_fresh_ones() -> None:
     for seed in range(50):
-        drawn = cursors(draw(third_round("mixed", 0.4), 5, seed))
+        drawn = indices(draw(third_round("mixed", 0.4), 5, seed))
         assert len(drawn) == len(set(drawn)) == 5
-        assert sum(cursor in FRESH for cursor in drawn) == 2  # ceil(0.4 x 5)
+        assert sum(index in FRESH for index in drawn) == 2  # ceil(0.4 x 5)
 
 
 def test_mixed_fills_up_with_what_there_is() -> None:
     # Of four older ones none is left: all that are fresh, and no more.
     buffer = ReplayBuffer("mixed", 0.5)
     buffer.add([one_token_group(c, round_=2) for c in FRESH])
-    assert cursors(draw(buffer, 6)) == [6, 7, 8]
+    assert indices(draw(buffer, 6)) == [6, 7, 8]
     # Of the fresh ones two were dropped.
     buffer = third_round("mixed", 1.0)
-    for cursor in (7, 8):
-        del buffer._groups[cursor]
-    drawn = cursors(draw(buffer, 3))
+    for index in (7, 8):
+        del buffer._groups[index]
+    drawn = indices(draw(buffer, 3))
     assert 6 in drawn
     assert len(drawn) == 3
 
 
 def test_a_draw_of_more_than_there_is_takes_all() -> None:
     for sampling in SAMPLINGS:
-        assert cursors(draw(third_round(sampling), 100)) == list(range(9))
+        assert indices(draw(third_round(sampling), 100)) == list(range(9))
 
 
 def test_the_same_seed_draws_the_same() -> None:
     for sampling in ("uniform", "mixed"):
         first, second, other = (draw(third_round(sampling), 4, seed) for seed in (1, 1, 3))
-        assert cursors(first) == cursors(second) != cursors(other)
+        assert indices(first) == indices(second) != indices(other)
 
 
 # ---- Uses and age --------------------------------------------------------------------------------
@@ -160,15 +160,15 @@ def test_used_groups_are_held_to_their_age_and_unused_ones_to_the_lag() -> None:
     buffer = third_round("uniform", uses=(2, 1, 0, 1, 0, 1))
     # The oldest are two rounds behind, the others one; first uses may be none behind.
     drawn = buffer.draw(FRESH, OLDER, 100, gate(2, lag=0, max_age=1), rng())
-    assert cursors(drawn) == [3, 5, 6, 7, 8]
+    assert indices(drawn) == [3, 5, 6, 7, 8]
     assert drawn.stale == 2
     assert [group.prompt_index for group in buffer.groups()] == [3, 5, 6, 7, 8]
 
 
 def test_eviction_counts_what_was_never_trained_on() -> None:
     buffer = third_round("uniform", uses=(2, 0, 1, 1, 0, 1))
-    assert buffer.evict(3, gate(2, lag=1, max_age=9)) == 1
+    assert buffer.evict([0, 1, 2], gate(2, lag=1, max_age=9)) == 1
     assert [group.prompt_index for group in buffer.groups()] == [3, 4, 5, 6, 7, 8]
-    # Cursor 4 was sampled in round 1: in round 3 it is too old to be new.
-    assert buffer.evict(3, gate(3, lag=1, max_age=9)) == 1
+    # Prompt 4 was sampled in round 1: in round 3 it is too old to be new.
+    assert buffer.evict([], gate(3, lag=1, max_age=9)) == 1
     assert [group.prompt_index for group in buffer.groups()] == [3, 5, 6, 7, 8]

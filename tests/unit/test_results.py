@@ -77,7 +77,7 @@ def test_a_benchmark_rests_on_what_it_imports():
 
 def test_a_benchmark_of_trials_rests_on_all_that_a_trial_runs():
     files = product_files(ROOT / "benchmarks" / "learning.py")
-    for name in ("pipeline.py", "assets/policy/policy.safetensors", "noise.py"):
+    for name in ("pipeline/loop.py", "assets/policy/policy.safetensors", "noise.py"):
         assert f"grpo_trainable/{name}" in files
     assert {"callbacks/console.py", "search_spaces/lag.py", "launch/tune.py"} <= set(files)
     assert not [name for name in files if name.startswith("reports/")]  # after the trials
@@ -88,7 +88,7 @@ def test_imports_are_followed_to_files_and_the_packages_around_them():
     found = imported_files(ROOT / "grpo_trainable" / "remote.py")
     names = {str(path.relative_to(ROOT)) for path in found}
     assert {"grpo_trainable/__init__.py", "grpo_trainable/calls.py"} <= names
-    assert "grpo_trainable/pipeline.py" not in names
+    assert "grpo_trainable/pipeline/loop.py" not in names
 
 
 def test_a_file_has_the_hash_that_git_gives_it():

@@ -1,0 +1,94 @@
+"""Evaluation: the mean reward on the held-out prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpo_trainable.calls import ActorFailed
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import Scored
+from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
+from grpo_trainable.rollout import RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutChunk:
+    """Held-out prompts that one call of a generator samples."""
+
+    stream: ClassVar[str] = "eval"
+    stage: ClassVar[str] = "eval"
+
+    prompt_indices: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class Evaluation:
+    """Held-out rewards: those of round 0, and the latest."""
+
+    first: float
+    mean: float  # over the prompts that could be scored
+    round: int
+    unscored: int = 0  # prompts that could not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """The responses of one evaluation."""
+
+    round: int  # rounds trained before it
+    groups: list[RolloutGroup]  # by prompt index
+
+
+def held_out_chunks(config: GRPOConfig) -> list[HeldOutChunk]:
+    """All held-out prompts, in chunks of at most as many responses as one of training has."""
+    responses = config.unit_prompts * config.rollout.group_size
+    size = max(1, responses // config.eval.samples)
+    prompts = tuple(range(config.eval.prompts))
+    return [HeldOutChunk(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+
+
+def held_out_rewards(
+    config: GRPOConfig, round_: int, first: float | None, answers: Sequence[Scored]
+) -> tuple[Evaluation, HeldOut, list[str]]:
+    """The evaluation of all `answers`, their responses, and what the user should hear of.
+
+    `first`: the mean of round 0, None where this is it.
+
+    Raises:
+        ActorFailed: more rewards failed than the task allows, or one of every prompt.
+    """
+    groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
+    unscored = sorted(prompt for scored in answers for prompt in scored.unscored)
+    notes = _check_rewards(config, sum(scored.reward_errors for scored in answers), unscored)
+    rewards = [float(group.rewards.mean()) for group in groups]
+    # fsum is exact, so the order in which generators answered does not matter.
+    mean = math.fsum(rewards) / len(rewards)
+    evaluation = Evaluation(
+        first=mean if first is None else first, mean=mean, round=round_, unscored=len(unscored)
+    )
+    return evaluation, HeldOut(round=round_, groups=groups), notes
+
+
+def _check_rewards(
+    config: GRPOConfig, errors: int, unscored: Sequence[tuple[int, str]]
+) -> list[str]:
+    """A note where prompts could not be scored. `errors`: responses on which the reward failed."""
+    if not unscored:
+        return []
+    prompts = config.eval.prompts
+    responses = prompts * config.eval.samples
+    told = f"eval: the reward function failed on {errors} of {responses} held-out responses"
+    refuse_reward_errors(config, told, errors, responses, unscored)
+    index, reason = unscored[0]
+    if len(unscored) == prompts:
+        raise ActorFailed(
+            f"{told}, at least one of each prompt, so nothing could be scored; on prompt "
+            f"{index}: {reason}"
+        )
+    return [
+        f"{len(unscored)} of {prompts} held-out prompts could not be scored; "
+        f"reward/eval_mean is the mean of the others (prompt {index}: {reason})"
+    ]

@@ -1,0 +1,357 @@
+"""One round over actor handles, synchronous and asynchronous alike.
+
+Synchronous is `lag = 0`: the gate then admits a round's rollouts only once the generators have the
+weights of the round before. With `lag >= 1` the generators are already at work on the next rounds
+while the learner trains, across calls of `run_round`.
+
+Nothing here imports Ray: actors, calls, waiting and the time come in from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.calls import Actor, ActorLost, Runtime
+from grpo_trainable.config import GRPOConfig, without_retired
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
+from grpo_trainable.metrics import rollout_metrics
+from grpo_trainable.pipeline.collector import Collector
+from grpo_trainable.pipeline.evaluation import (
+    Evaluation,
+    HeldOutChunk,
+    held_out_chunks,
+    held_out_rewards,
+)
+from grpo_trainable.pipeline.fleet import (
+    Deposit,
+    Fleet,
+    FleetCall,
+    Load,
+    Member,
+    RequestSource,
+    Sample,
+    Score,
+)
+from grpo_trainable.pipeline.ledger import Chunk
+from grpo_trainable.pipeline.open_calls import OpenCalls
+from grpo_trainable.pipeline.report import (
+    Counts,
+    Recorder,
+    RoundReport,
+    evaluation_metrics,
+    time_metrics,
+    update_metrics,
+)
+from grpo_trainable.replay_buffer import ReplayBuffer
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.timers import now
+from grpo_trainable.versions import StalenessGate
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Take a round's gradient steps: what the learner was called for."""
+
+
+class Pipeline:
+    """Runs the rounds of a trial: decides what is sampled, trained on and evaluated when."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        requests: RequestSource,
+        generators: Sequence[Actor],
+        learners: LearnerGroup,
+        runtime: Runtime,
+        clock: Callable[[], float] = now,
+        spawn: Callable[[str], Actor] | None = None,
+    ) -> None:
+        """`clock` tells the time of the actors' spans: seconds since 1970. `spawn` starts a
+        generator in place of the one of that name, which was killed; without it, as where the
+        learner is lost with the generator, such a loss ends the trial."""
+        self.config = config
+        self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
+        self.evaluation: Evaluation | None = None
+        self._recorder = Recorder()
+        self._collector = Collector(config, self.gate, self._recorder)
+        self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
+        self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
+        self._learners = learners
+        self._clock = clock
+        self._first_sync_s = 0.0  # seconds of the first publication, with all that it sets up
+        self._version = 0  # of the newest weights
+        self._holding = True  # whether chunks that the gate would admit are held back
+        self._updated: Updated | None = None  # the learner's answer of this round
+        self._held_out: list[Scored] = []  # answers of the evaluation under way
+        self._stopped = False  # before its rounds were over
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The groups that wait to be trained on, or may be used again."""
+        return self._collector.buffer
+
+    @property
+    def counts(self) -> Counts:
+        """What became of the prompts asked for, over the whole trial."""
+        return self._collector.counts
+
+    def abandon(self) -> None:
+        """Lets go of everything under way, because another pipeline takes over the actors.
+
+        Calls that run concurrently with others are waited for: they could end after what the actor
+        is asked to do next.
+        """
+        self._calls.abandon(lambda call: isinstance(call, Deposit | Score))
+        self._fleet.forget_weights()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no round follows."""
+        return self._stopped or self.gate.learner_round >= self.config.rounds
+
+    # ---- The round ---------------------------------------------------------------------------
+
+    def start(self, set_up_s: float = 0.0) -> None:
+        """Brings the learner's weights into every generator, before the first round.
+
+        `set_up_s`: seconds that setting up the transport took.
+        """
+        self._publish()
+        self._finish_everything()
+        first = self._recorder.take()
+        syncs = [change.sync for change in first.versions if change.sync is not None]
+        self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
+        # The first round tells of these weights, though their time is not part of it.
+        self._recorder.round.versions, self._recorder.round.notes = first.versions, first.notes
+        self._fleet.started = True
+
+    def run_round(self) -> RoundReport:
+        """Rollouts in, k gradient steps, weights out; and an evaluation when it is due.
+
+        Raises:
+            ActorFailed: an actor died, raised, or did not answer in time.
+        """
+        start = self._clock()
+        round_ = self.gate.learner_round
+        if self.ended:
+            raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
+        if self.evaluation is None:
+            self._evaluate()
+        # What is sampled during an evaluation would be in no wall-clock, so nothing began earlier.
+        self._holding = False
+        self._dispatch()
+        self._work_until(lambda: self._collector.ledger.complete(round_))
+        batches = self._collector.draw(round_)
+        updated = self._update(batches)
+        groups = [group for batch in batches for group in batch]
+        row = self._group_metrics(groups, round_)
+        self._version = updated.version
+        self.gate.learner_round += 1
+        self._collector.evict()
+        self._publish()
+        # A synchronous run leaves nothing under way between two rounds; in any run, an evaluation
+        # waits for no rollout that has not begun.
+        self._holding = True
+        if self.config.lag == 0:
+            self._finish_everything()
+        self._stopped = self._drifted(updated)
+        last = self.ended
+        if last or self.gate.learner_round % self.config.eval.every == 0:
+            self._evaluate()
+        if last:
+            self._finish_everything()
+        elif self.config.lag > 0:
+            self._holding = False
+            self._dispatch()
+        return self._report(start, groups, row, updated, last=last)
+
+    def _group_metrics(self, groups: list[RolloutGroup], round_: int) -> dict[str, float]:
+        """Metrics of what the round trained on; none where that is nothing."""
+        if not groups:
+            return {}
+        oldest_version = min(group.oldest_version for group in groups)
+        gap = float(self._version - oldest_version)
+        return {**rollout_metrics(groups, round_), "version/gap_max": gap}
+
+    def _drifted(self, updated: Updated) -> bool:
+        """Whether the policy is so far from the reference that the trial ends."""
+        limit = self.config.callbacks.kl_stop
+        drift = updated.kl.get("reference")  # a skipped round has none
+        return limit is not None and drift is not None and drift.k1 > limit
+
+    # ---- Training ----------------------------------------------------------------------------
+
+    def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
+        """The learner's k steps; answers of generators are taken in meanwhile."""
+        self._calls.add(self._learners.update(batches), Update())
+        self._work_until(lambda: self._updated is not None)
+        updated, self._updated = self._updated, None
+        assert updated is not None
+        self._recorder.add_spans("learner", self._learners.name, updated.spans)
+        self._recorder.add_version("learner", self._learners.name, updated)
+        return updated
+
+    def _publish(self) -> None:
+        """Brings the learner's weights on their way to every generator."""
+        published = self._learners.publish(self._fleet.needs_from)
+        self._recorder.add_spans("learner", self._learners.name, published.spans)
+        self._version = published.version
+        self._fleet.publish(published)
+
+    # ---- Rollouts ----------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Submits every chunk that the gate admits and that a generator has room for."""
+        ledger = self._collector.ledger
+        while not self._holding and ledger.next_round < self.config.rounds:
+            rounds_ahead = ledger.next_round - self.gate.learner_round
+            member = self._fleet.free_member(self.gate, rounds_ahead)
+            if member is None:
+                return
+            self._fleet.sample(member, self._collector.take())
+
+    # ---- Evaluation --------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Scores the held-out prompts under the weights last published."""
+        # Every generator takes in the newest weights first, so that none arrive in mid-evaluation.
+        self._work_until(lambda: not self._fleet.fetching)
+        chunks = held_out_chunks(self.config)
+        for chunk in chunks:
+            self._fleet.sample(self._fleet.least_busy(), chunk)
+        self._work_until(lambda: len(self._held_out) == len(chunks))
+        answers, self._held_out = self._held_out, []
+        first = None if self.evaluation is None else self.evaluation.first
+        self.evaluation, held_out, notes = held_out_rewards(
+            self.config, self.gate.learner_round, first, answers
+        )
+        self._recorder.round.evaluations.append(held_out)
+        self._recorder.round.notes += notes
+
+    # ---- Waiting -----------------------------------------------------------------------------
+
+    def _work_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._wait()
+
+    def _finish_everything(self) -> None:
+        while self._calls:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Waits for the next answers, and hands out more work."""
+        for call, answer in self._calls.arrivals():
+            self._arrived(call, answer)
+        self._dispatch()
+
+    def _arrived(self, call: Update | FleetCall, answer: Any) -> None:
+        """Hands an answer to whoever waits for it. A lost learner ends the trial."""
+        match call, answer:
+            case Update(), ActorLost():
+                raise answer
+            case Load(member) | Deposit(member) | Sample(member) | Score(member), ActorLost():
+                self._replace(member, answer)
+            case Update(), Updated():
+                self._updated = answer
+            case Load(member), Loaded():
+                self._fleet.loaded(member, answer)
+            case Deposit(member), Deposited():
+                self._fleet.deposited(member, answer)
+            case Sample(member, work), Sampled():
+                self._fleet.sampled(member, work, answer)
+            case Sample(member, Chunk() as chunk) | Score(member, Chunk() as chunk), Scored():
+                self._fleet.scored(member, answer)
+                self._collector.accept(chunk, answer)
+            case Sample(member, HeldOutChunk()) | Score(member, HeldOutChunk()), Scored():
+                self._fleet.scored(member, answer)
+                self._held_out.append(answer)
+            case _:
+                raise AssertionError(f"{call} was answered by {answer}")
+
+    def _replace(self, member: Member, lost: ActorLost) -> None:
+        """Replaces a generator, and has its unfinished work done by whoever is free."""
+        before = self.counts.redispatched
+        for work in self._fleet.replace(member, lost):
+            if isinstance(work, Chunk):
+                self._collector.put_back(work)
+            else:
+                self._fleet.sample(self._fleet.least_busy(), work)
+        redispatched = self.counts.redispatched - before
+        self._recorder.note(
+            f"{member.actor.name} was replaced ({lost}); {redispatched} prompts are asked for again"
+        )
+
+    # ---- The report --------------------------------------------------------------------------
+
+    def _report(
+        self,
+        start: float,
+        groups: list[RolloutGroup],
+        row: dict[str, float],
+        updated: Updated,
+        *,
+        last: bool,
+    ) -> RoundReport:
+        """Closes the round's record. `row`: metrics of what it trained on."""
+        record = self._recorder.take()
+        end = self._clock()
+        assert self.evaluation is not None
+        row |= update_metrics(updated, self._collector.take_partial_rewards(groups))
+        row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
+        row |= time_metrics(record, start, end)
+        row["version/generator"] = float(self._fleet.version)
+        row["sync/first_s"] = self._first_sync_s
+        return RoundReport(
+            round=updated.round,
+            last=last,
+            start=start,
+            end=end,
+            metrics=row,
+            groups=groups,
+            updated=updated,
+            spans=record.spans,
+            versions=sorted(record.versions, key=lambda change: change.at),
+            evaluations=record.evaluations,
+            notes=record.notes,
+        )
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the buffer's groups, as plain data; between two rounds."""
+        return {
+            "work": self._work(),
+            **self._collector.state(),
+            "learner_round": self.gate.learner_round,
+            "stopped": self._stopped,
+            "evaluation": None if self.evaluation is None else vars(self.evaluation).copy(),
+        }
+
+    def load_state(self, state: dict[str, Any], groups: Sequence[RolloutGroup]) -> None:
+        """Goes on from `state`; what was in flight then is requested again. Before `start`.
+
+        Where the state's settings sampled other work than these would, as after PBT changed `k`,
+        what was waiting or in flight is dropped and counted, and new prompts are asked for.
+        """
+        assert not self._calls
+        self.gate.learner_round = state["learner_round"]
+        self._stopped = state["stopped"]
+        if state["evaluation"] is not None:
+            self.evaluation = Evaluation(**state["evaluation"])
+        same_work = without_retired(state["work"]) == self._work()
+        self._collector.load_state(state, groups, same_work=same_work)
+
+    def _work(self) -> dict[str, Any]:
+        """The settings that decide which prompts a round trains on and how they are sampled."""
+        config = self.config.to_dict()
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
+                "buffer_sampling", "buffer")  # fmt: skip
+        return {
+            "batches_per_round": self.config.batches_per_round,
+            "units_per_batch": len(self.config.units),
+            "groups_bring_reference": self.config.reference_role == "generator",
+            **{key: config[key] for key in keys},
+        }

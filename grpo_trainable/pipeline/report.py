@@ -1,0 +1,174 @@
+"""What a round reports: its metrics, and what else happened meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from grpo_trainable.messages import GradientStep, Loaded, Updated
+from grpo_trainable.metrics import ActorSpan, stage_seconds
+from grpo_trainable.pipeline.evaluation import Evaluation, HeldOut
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.timers import Span, covered_seconds
+from grpo_trainable.versions import Sync, VersionChange
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """Groups over the whole trial: requested = trained + dropped + waiting + in flight."""
+
+    requested: int = 0
+    redispatched: int = 0  # asked for once more, because their generator was lost
+    trained: int = 0  # at least once
+    dropped_stale: int = 0
+    dropped_reward: int = 0
+    dropped_lost: int = 0
+    dropped_zero_advantage: int = 0
+    reward_errors: int = 0  # responses
+    scored_responses: int = 0
+    checkpoint_failures: int = 0
+    skipped_rounds: int = 0  # with nothing to train on
+    sampled_responses: int = 0  # of training groups
+    sampled_tokens: int = 0
+
+    @property
+    def dropped(self) -> int:
+        return (
+            self.dropped_stale
+            + self.dropped_reward
+            + self.dropped_lost
+            + self.dropped_zero_advantage
+        )
+
+    def metrics(self) -> dict[str, float]:
+        names = ("requested", "redispatched", "trained", "dropped", "reward_errors",
+                 "checkpoint_failures", "skipped_rounds", "dropped_stale", "dropped_reward",
+                 "dropped_lost", "dropped_zero_advantage")  # fmt: skip
+        return {f"count/{name}": float(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What `Pipeline.run_round` has to tell."""
+
+    round: int  # rounds trained so far
+    last: bool  # the trial is over
+    start: float  # seconds since 1970
+    end: float
+    metrics: dict[str, float]
+    groups: list[RolloutGroup]  # those trained on
+    updated: Updated
+    spans: list[ActorSpan]
+    versions: list[VersionChange]
+    evaluations: list[HeldOut]
+    notes: list[str]  # what the user should hear of, in one line each
+
+
+@dataclass(kw_only=True)
+class RoundRecord:
+    """What happened in a round besides its training."""
+
+    spans: list[ActorSpan] = field(default_factory=list)
+    versions: list[VersionChange] = field(default_factory=list)
+    evaluations: list[HeldOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    sync_bytes: int = 0
+
+
+class Recorder:
+    """Collects what happens until the round reports it."""
+
+    def __init__(self) -> None:
+        self.round = RoundRecord()
+
+    def take(self) -> RoundRecord:
+        """What happened since the last take."""
+        taken, self.round = self.round, RoundRecord()
+        return taken
+
+    def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
+        self.round.spans += [ActorSpan(role, actor, span) for span in spans]
+
+    def note(self, text: str) -> None:
+        """Tells the user something, in one line."""
+        self.round.notes.append(text)
+
+    def add_sync_bytes(self, count: int) -> None:
+        self.round.sync_bytes += count
+
+    def add_version(
+        self, role: str, actor: str, answer: Updated | Loaded, sync: Sync | None = None
+    ) -> None:
+        """An actor has other weights; `sync` is how they came, None in the learner."""
+        self.round.versions.append(
+            VersionChange(
+                at=answer.at,
+                role=role,
+                actor=actor,
+                version=answer.version,
+                weights_round=answer.round,
+                sync=sync,
+            )
+        )
+
+
+# ---- Metrics -----------------------------------------------------------------------------------
+
+
+def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
+    return {
+        "reward/eval_mean": evaluation.mean,
+        "reward/eval_first": evaluation.first,
+        "eval/round": float(evaluation.round),
+        "eval/unscored": float(evaluation.unscored),
+    }
+
+
+def update_metrics(
+    updated: Updated, partial_rewards: Sequence[tuple[float, float]]
+) -> dict[str, float]:
+    """Figures of the learner. `partial_rewards`: (format, answer) of each group trained on; a round
+    without any has no gradient step either."""
+    row = {
+        "optim/skipped_steps": float(updated.skipped_steps),
+        "version/learner": float(updated.version),
+    }
+    if partial_rewards:
+        row |= _step_metrics(updated.steps)
+        row["reward/format_mean"] = _mean([format_ for format_, _ in partial_rewards])
+        row["reward/answer_mean"] = _mean([answer for _, answer in partial_rewards])
+    if updated.reference_nll_nats is not None:
+        row["response/reference_nll_nats"] = updated.reference_nll_nats
+    for other, drift in updated.kl.items():
+        row[f"kl/{other}_nats"] = drift.k1
+        row[f"kl/{other}_k3_nats"] = drift.k3
+    return row
+
+
+def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
+    """Means over a round's gradient steps, but for the largest ratio and the counts."""
+    return {
+        "loss/policy": _mean([step.loss for step in steps]),
+        "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
+        "loss/ratio_max": max(step.ratio_max for step in steps),
+        "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
+        "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),
+        "optim/grad_norm": _mean([step.grad_norm for step in steps]),
+        "optim/lr": steps[-1].lr,
+    }
+
+
+def time_metrics(record: RoundRecord, start: float, end: float) -> dict[str, float]:
+    """Seconds of each stage between `start` and `end`, and what weights took on their way."""
+    busy = [item.span for item in record.spans if item.span.stage != "idle"]
+    row = stage_seconds(record.spans)
+    row["time/step_s"] = end - start
+    row["time/other_s"] = end - start - covered_seconds(busy, start, end)
+    row["sync/bytes"] = float(record.sync_bytes)
+    row["sync/gb_per_s"] = record.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
+    return row
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Sorted: several generators answer in any order, and a sum of floats depends on it."""
+    return sum(sorted(values)) / len(values)

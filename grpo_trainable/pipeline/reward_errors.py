@@ -1,0 +1,34 @@
+"""How many failed rewards a trial bears."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grpo_trainable.calls import ActorFailed
+from grpo_trainable.config import GRPOConfig
+
+
+def refuse_reward_errors(
+    config: GRPOConfig, told: str, errors: int, responses: int, unscored: Sequence[tuple[int, str]]
+) -> None:
+    """Ends the trial where more rewards failed than its task allows.
+
+    Args:
+        told: how many failed on what, for the message.
+        errors: responses on which the reward function failed, of `responses`.
+        unscored: the prompts that are new among them, each with the reason.
+
+    Raises:
+        ActorFailed: the limit is exceeded; names it, and the first of the prompts.
+    """
+    task = config.task
+    if not unscored:
+        return
+    if task.strict:
+        limit = "task.strict allows none"
+    elif errors > task.max_error_rate * responses:
+        limit = f"task.max_error_rate={task.max_error_rate:g}"
+    else:
+        return
+    index, reason = unscored[0]
+    raise ActorFailed(f"{told} ({limit}); last on prompt {index}: {reason}")
