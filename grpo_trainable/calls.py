@@ -1,4 +1,4 @@
-"""Calls of actors: submitted, worked through in order, awaited with a deadline. No Ray here."""
+"""What an actor and a call are, to code that imports no Ray: submit, wait, and know what failed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ class ActorFailed(RuntimeError):
 
 
 class ActorLost(ActorFailed):
-    """It died, answers no more, or weights do not reach it. Another actor in its place may do
+    """The actor died, stayed silent, or weights do not reach it. Another actor in its place may do
     better, unlike after an exception that the work itself raised."""
 
 
-class Unreached(RuntimeError):
-    """Raised in an actor: what it was to get does not reach it, and may well reach another."""
+class DeliveryFailed(RuntimeError):
+    """Raised in an actor that data does not reach. Another actor in its place may get it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfBand:
-    """Three arguments of a call: what describes some tensors, the reference by which an actor gets
-    them, and since when they may travel (seconds since 1970)."""
+    """Tensors that travel past the object store: an argument that becomes three of the call."""
 
-    described: Any
-    ref: Any
-    sent_at: float
+    described: Any  # what the receiver has to know of them
+    ref: Any  # the reference by which it gets them
+    sent_at: float  # since when they may travel, in seconds since 1970
 
 
 class Call(Protocol):
@@ -45,9 +44,10 @@ class Call(Protocol):
 
 
 class Actor(Protocol):
-    """Something that works through its calls in the order they were submitted.
+    """Works through its calls in the order they were submitted.
 
-    Its method `progress` is answered beside them, with a number that changes while it works.
+    Its method `progress` is answered at once, whatever the actor is at, with a number that changes
+    while it works.
     """
 
     @property
@@ -59,30 +59,39 @@ class Actor(Protocol):
 
 
 class Runtime(Protocol):
-    """How calls are awaited."""
+    """Waits for calls, and tells the time."""
 
     def now(self) -> float:
-        """Seconds, of a clock that never runs backwards."""
+        """Seconds on a clock that never runs backwards."""
         ...
 
     def wait(self, calls: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Those of `calls` that are done, at least one unless the time is over; never waits longer
-        than until the first."""
+        """Waits for the first of `calls`, at most `timeout_s`. Returns those that are done."""
         ...
 
     def result(self, call: Any) -> Any:
-        """The value of a call that is done. ActorFailed when there is none, ActorLost when its
-        actor is gone."""
+        """The value of a call that is done.
+
+        Raises:
+            ActorFailed: the call raised, or its value is gone.
+            ActorLost: its actor is gone.
+        """
         ...
 
 
 def await_call(runtime: Runtime, call: Any, deadline_s: float) -> Any:
-    """The value of one call. ActorFailed names stage and actor when it takes too long."""
+    """The value of one call.
+
+    Raises:
+        ActorLost: it took longer than `deadline_s`; the message names stage and actor.
+        ActorFailed: as `Runtime.result`.
+    """
     if not runtime.wait([call], deadline_s):
         raise no_answer([call], deadline_s)
     return runtime.result(call)
 
 
 def no_answer(calls: Sequence[Call], deadline_s: float) -> ActorLost:
+    """The error for calls of one or more actors that stayed silent."""
     waiting = ", ".join(sorted({f"{call.actor.name} ({call.stage})" for call in calls}))
     return ActorLost(f"no answer within resources.deadline_s={deadline_s:g} s from {waiting}")

@@ -1,4 +1,4 @@
-"""One or more learners behind one face. Size 1 now."""
+"""The learners of a trial behind one interface; at present there is one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from grpo_trainable.rollout import RolloutGroup
 
 
 class LearnerGroup:
-    """`update` is submitted and collected by the pipeline, which has other work meanwhile; the
-    rest waits."""
+    """Calls the learner: waits for everything but `update`, which the pipeline collects."""
 
     def __init__(
         self,
@@ -23,7 +22,8 @@ class LearnerGroup:
         deadline_s: float,
         staged: Callable[[int], Any] | None = None,
     ) -> None:
-        """`staged(round)`: a reference to the published tensors, where handles do not hold one."""
+        """`staged(round)` gives a reference to the published tensors, where the transport has the
+        learner send them."""
         (self._actor,) = actors
         self._staged = staged
         self._watch = Watch(runtime, deadline_s)
@@ -37,8 +37,8 @@ class LearnerGroup:
         return self._actor.submit("optimize", "update", rollout_batches)
 
     def publish(self, needed_from: int) -> Published:
-        """A snapshot of the present weights, out on the transport. Those of rounds before
-        `needed_from` are used by nobody any more."""
+        """Publishes a snapshot of the present weights. Nobody needs one of a round before
+        `needed_from` any more."""
         published: Published = self._await("sync", "publish", needed_from)
         if self._staged is None:
             return published
@@ -47,9 +47,11 @@ class LearnerGroup:
         return replace(published, handle=handle)
 
     def state(self) -> LearnerState:
+        """What a checkpoint keeps of the learner."""
         return self._await("checkpoint", "state")
 
     def load_state(self, state: LearnerState) -> None:
+        """Puts the learner where `state` was taken."""
         self._await("restore", "load_state", state)
 
     def _await(self, stage: str, method: str, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which actors still work: judged by their answers and, between two of them, by their progress."""
+"""Tells actors that work from those that hang: by their answers, and by progress meanwhile."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Call, Runtime, no_answer
 
-# Times that an actor is asked for its progress within a deadline. A call shorter than the deadline
-# divided by this is never asked about.
+# How often an actor is asked for its progress within a deadline. A call that takes less than a
+# deadline divided by this is never asked about.
 QUESTIONS = 4
 
 
 @dataclass(kw_only=True, eq=False)
 class _Silence:
-    """Of an actor since it was last heard of."""
+    """How long an actor has not been heard of."""
 
-    ask_at_s: float  # of silence
+    ask_at_s: float  # seconds of silence after which the next question is due
     seconds: float = 0.0
     question: Call | None = None  # asked and not yet answered
-    progress: Any = None  # by its last answer
+    progress: Any = None  # the last answer
 
 
 class Watch:
     """Waits for calls, and tells which of their actors are silent.
 
-    An actor is heard of when it answers a call, or when its progress is another than before. It is
-    silent once it owes an answer and was not heard of for `deadline_s`, however often others were.
-    Only time spent waiting for the actor counts: between two rounds nobody listens.
+    An actor is heard of when it answers a call, or when its progress has changed. It is silent when
+    it owes an answer and was not heard of for `deadline_s`, whatever other actors did. Only time
+    spent waiting for the actor counts: between two rounds nobody listens.
     """
 
     def __init__(self, runtime: Runtime, deadline_s: float) -> None:
@@ -37,8 +37,7 @@ class Watch:
         self._silences: dict[Actor, _Silence] = {}
 
     def wait(self, calls: Sequence[Call]) -> tuple[list[Call], list[Actor]]:
-        """Those of `calls` that are done, and those of their actors that are silent; at least one
-        of either."""
+        """Waits until a call is done or an actor is silent. Returns both kinds."""
         owing = list(dict.fromkeys(call.actor for call in calls))
         while True:
             questions = self._ask(owing)
@@ -60,11 +59,11 @@ class Watch:
         return self._runtime.result(call)
 
     def forget(self, actor: Actor) -> None:
-        """It was replaced."""
+        """Forgets an actor that was replaced."""
         self._silences.pop(actor, None)
 
     def _ask(self, actors: Iterable[Actor]) -> list[Call]:
-        """Questions under way, a new one for each actor of which one is due."""
+        """Asks every actor that is due. Returns all questions not yet answered."""
         for actor in actors:
             silence = self._silences.setdefault(actor, _Silence(ask_at_s=self._interval_s))
             if silence.question is None and silence.seconds >= silence.ask_at_s:
@@ -72,19 +71,19 @@ class Watch:
         return [q for actor in actors if (q := self._silences[actor].question) is not None]
 
     def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
-        """Waits until one is done or something is due, and adds that time to the silences."""
+        """Waits until a call is done or an actor is due, and adds that time to the silences."""
         silences = [self._silences[actor] for actor in owing]
         due_s = max(0.0, min(self._due_s(silence) for silence in silences))
         start = self._runtime.now()
         done = self._runtime.wait(calls, due_s)
-        # Where it took longer, this process stood still, and others may have as well.
+        # A longer wait than asked for means that this process stood still; others may have as well.
         waited_s = min(due_s, self._runtime.now() - start) if done else due_s
         for silence in silences:
             silence.seconds += waited_s
         return done
 
     def _due_s(self, silence: _Silence) -> float:
-        """Seconds until the actor has to be asked, or is given up."""
+        """Seconds until the actor has to be asked, or counts as silent."""
         at_s = self._deadline_s
         if silence.question is None:
             at_s = min(at_s, silence.ask_at_s)
@@ -97,7 +96,7 @@ class Watch:
         try:
             progress = self._runtime.result(question)
         except ActorLost:
-            return  # as the call tells as well for which it was asked
+            return  # the call that it was asked about tells the same
         if progress != silence.progress:
             silence.progress = progress
             self._heard(question.actor)

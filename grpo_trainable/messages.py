@@ -1,6 +1,6 @@
 """The messages between the actors of a trial and its pipeline: what each call answers.
 
-The pipeline knows actors by these alone. Times are seconds since 1970; N responses.
+The pipeline knows actors by their answers alone. Moments are in seconds since 1970.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_trainable.timers import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """New weights stand in the generator."""
+    """A generator computes with new weights."""
 
     version: int
     round: int
@@ -28,40 +28,40 @@ class Loaded:
     bytes: int
     transfer_s: float
     load_s: float
-    at: float  # seconds since 1970
+    at: float
     spans: list[Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deposited:
-    """New weights lie where the next token will find them."""
+    """A generator has new weights in its mailbox, where the next token finds them."""
 
     version: int
     round: int
     bytes: int
-    spans: list[Span]  # beside whatever else the generator did
+    spans: list[Span]  # concurrent with whatever else the generator did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One unit of requests that `Generator.score` has yet to score."""
+    """Responses that `Generator.score` has yet to score."""
 
     stream: str
     groups: list[RolloutGroup]
-    loaded: list[Loaded]  # as below
+    loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What came of one unit of requests, in their order."""
+    """What came of some requests, in their order."""
 
     groups: list[RolloutGroup]  # scored
-    format_rewards: list[float]  # one mean a group
+    format_rewards: list[float]  # the mean of each group
     answer_rewards: list[float]
     unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
-    loaded: list[Loaded]  # weights that were taken in between two tokens; their spans are below
+    loaded: list[Loaded]  # as in `Sampled`
     spans: list[Span]
 
 
@@ -72,7 +72,7 @@ class Scored:
 class Drift:
     """KL from the policy to another one, estimated on responses that were trained on.
 
-    Nats: sums over a response, mean over the responses.
+    In nats: sums over a response, means over the responses.
     """
 
     k1: float  # of either sign
@@ -81,7 +81,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientStep:
-    """What one optimizer step saw. Sums and means run over the whole step."""
+    """What one optimizer step saw. Sums and means run over all of its response tokens."""
 
     loss: float
     grad_norm: float
@@ -97,9 +97,10 @@ class GradientStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFigures:
-    """(N,) float32 arrays, in the order of the groups that were trained on and of their responses.
+    """Figures of each response that was trained on: (N,) float32 arrays for N responses.
 
-    Log-probs are sums over a response's tokens, in nats; None when nothing asked for them.
+    They are in the order of the groups and of their responses. Log-probs are sums over a response's
+    tokens, in nats; None when nothing asked for them.
     """
 
     advantages: np.ndarray
@@ -109,7 +110,7 @@ class ResponseFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updated:
-    """One round trained."""
+    """The learner has trained a round."""
 
     round: int  # rounds trained so far
     version: int
@@ -118,12 +119,12 @@ class Updated:
     reference_nll_nats: float | None  # per response token; None without a reference
     kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
     responses: ResponseFigures
-    at: float  # seconds since 1970
+    at: float
     spans: list[Span]
 
     def step_columns(self) -> dict[str, list[Any]]:
-        """One entry a gradient step. `version` and KL are of the policy before the step; KL is
-        measured on what the step trains on, None if not monitored."""
+        """Columns with an entry for each gradient step. `version` and KL are of the policy before
+        the step; KL is measured on what the step trains on, None if not monitored."""
         steps, names = self.steps, ("loss", "grad_norm", "entropy_nats", "clip_fraction")
         taken = [not step.skipped for step in steps]
         columns: dict[str, list[Any]] = {
@@ -142,9 +143,9 @@ class Updated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A snapshot is out. `handle` is the transport's."""
+    """The learner has published a snapshot."""
 
-    handle: Any
+    handle: Any  # by which receivers of the transport fetch it
     version: int
     round: int
     spans: list[Span]

@@ -12,7 +12,7 @@ from ray._private import state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from grpo_trainable.calls import ActorFailed, ActorLost, OutOfBand, Unreached
+from grpo_trainable.calls import ActorFailed, ActorLost, DeliveryFailed, OutOfBand
 from grpo_trainable.timers import now
 
 ANY_BUNDLE = -1
@@ -28,9 +28,9 @@ class RayCall:
 class RayActor:
     """An actor in the placement group of the Trainable that starts it.
 
-    `bundle`: which bundle of that group it gets; ANY_BUNDLE leaves the choice to Ray. Each method
-    that its class names in `BESIDE` has a thread of its own, beside the calls that are worked
-    through in order. `direct`: its tensors may travel past the object store.
+    Each method that its class names in `CONCURRENT` runs in a thread of its own, while the other
+    calls are worked through in order. `bundle` is its bundle of the placement group; ANY_BUNDLE
+    leaves the choice to Ray. With `direct` its tensors may travel past the object store.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class RayActor:
         direct: bool = False,
     ) -> None:
         self._name = name
-        self._beside: Sequence[str] = getattr(cls, "BESIDE", ())
+        self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
         # Explicit resources, or Ray looks for a whole CPU that the placement group does not have.
         options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
-        if self._beside:
-            options["concurrency_groups"] = dict.fromkeys(self._beside, 1)
+        if self._concurrent:
+            options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
         if direct:
             options["enable_tensor_transport"] = True
         group = ray.util.get_current_placement_group()
         if group is not None:
-            # What Ray starts beside an actor, as for `nccl`, has no room in the trial's own group.
+            # Helper actors that Ray starts, as for `nccl`, have no room in the trial's own group.
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 group,
                 placement_group_bundle_index=bundle,
@@ -67,7 +67,7 @@ class RayActor:
 
     def submit(self, stage: str, method: str, *args: Any) -> RayCall:
         bound = getattr(self.handle, method)
-        if method in self._beside:
+        if method in self._concurrent:
             bound = bound.options(concurrency_group=method)
         parts: list[Any] = []
         for arg in args:
@@ -76,7 +76,7 @@ class RayActor:
         return RayCall(self, stage, bound.remote(*parts))
 
     def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
-        """Something else to do in its process."""
+        """Runs a function in the actor's process, in order with its calls."""
         call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
         return RayCall(self, stage, call)
 
@@ -89,7 +89,7 @@ class RayActor:
 
 
 def driver_pid() -> int | None:
-    """The process that started this job; None when it runs on another machine."""
+    """The id of the process that started this job; None when it runs on another machine."""
     job = ray.get_runtime_context().get_job_id()
     for entry in state.jobs():
         here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
@@ -99,6 +99,8 @@ def driver_pid() -> int | None:
 
 
 class RayRuntime:
+    """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
+
     def now(self) -> float:
         return now()
 
@@ -106,7 +108,7 @@ class RayRuntime:
         by_ref = {call.ref: call for call in calls}
         done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
         if done and len(by_ref) > 1:
-            # Whatever else is ready by now is taken along.
+            # One answer is there; others may be as well by now.
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
 
@@ -114,14 +116,14 @@ class RayRuntime:
         try:
             return ray.get(call.ref, timeout=60.0)
         except RayActorError as error:
-            # Ray's last line is the reason, the end of a traceback when the actor never started.
+            # The last line is the reason; where the actor never started, a traceback precedes it.
             reason = str(error).strip().splitlines()[-1]
             raise ActorLost(
                 f"{call.stage}: {call.actor.name} died ({_one_line(reason)})"
             ) from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
-            failure = ActorLost if isinstance(cause, Unreached) else ActorFailed
+            failure = ActorLost if isinstance(cause, DeliveryFailed) else ActorFailed
             raise failure(
                 f"{call.stage}: {call.actor.name} failed with {type(cause).__name__}: "
                 f"{_one_line(str(cause))}"

@@ -1,4 +1,4 @@
-"""The lag rule, in one place, and the record of a change of version."""
+"""The lag rule, in one place, and the record of a change of weights."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class StalenessGate:
-    """First training of a group within `lag` rounds of its weights; any training within `max_age`.
+    """Admits groups: first training within `lag` rounds of their weights, any within `max_age`.
 
     `learner_round` is the number of rounds trained so far, which is also the index of the next
-    one and the round of the newest weights. The gate is asked twice, before a group is generated
+    round and the round of the newest weights. The gate is asked twice, before a group is generated
     and before it is trained on: admission alone keeps the bound only while every group is trained
     on once and in order.
     """
@@ -20,7 +20,8 @@ class StalenessGate:
     learner_round: int = 0
 
     def may_generate(self, weights_round: int, rounds_ahead: int) -> bool:
-        """`rounds_ahead`: rounds that will be trained before a group started now."""
+        """Whether a group may be started with weights of this round. `rounds_ahead`: rounds that
+        will be trained before it."""
         return self.learner_round + rounds_ahead - weights_round <= self.lag
 
     def may_train(self, oldest_round: int, *, first_use: bool) -> bool:
@@ -34,9 +35,9 @@ class Sync:
 
     transport: str
     bytes: int
-    publish_s: float  # in the learner: the snapshot and its checksum
-    transfer_s: float  # in the generator: until their memory is there
-    load_s: float  # until they are its parameters, checksum included
+    publish_s: float  # in the learner: taking the snapshot and its checksum
+    transfer_s: float  # in the generator: until the weights are in its memory
+    load_s: float  # in the generator: until they are its parameters, checksum included
 
     @property
     def seconds(self) -> float:
@@ -45,11 +46,11 @@ class Sync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionChange:
-    """Other weights stand in an actor."""
+    """An actor computes with other weights than before."""
 
     at: float  # seconds since 1970, by the actor's clock
     role: str  # "generator" or "learner"
     actor: str
     version: int
     weights_round: int
-    sync: Sync | None = None  # None in the learner, which made them
+    sync: Sync | None = None  # None in the learner, which made the weights

@@ -22,13 +22,13 @@ from grpo_trainable.weight_transfer import LocalTransport
 
 
 class Colocated:
-    """Both roles by their own names; the generator keeps a copy of the weights of its own.
+    """Has the methods of both roles. The generator keeps its own copy of the weights.
 
     Each role computes with the threads that its CPUs buy: `resources.generator_cpus` while
     sampling, which is fastest on one, `resources.worker_cpus` while training.
     """
 
-    BESIDE = ("progress", "score")
+    CONCURRENT = ("progress", "score")
 
     def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:
         clock = StageClock()
@@ -65,7 +65,7 @@ class Colocated:
         self._learner.load_state(state)
 
     def progress(self) -> int:
-        return self._generator.progress()  # of both, in one process
+        return self._generator.progress()  # counts the steps of the whole process
 
     def close(self) -> None:
         self._generator.close()

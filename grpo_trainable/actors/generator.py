@@ -29,15 +29,17 @@ from grpo_trainable.weight_transfer import WeightReceiver
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fetched:
+    """Weights in this process that the engine does not have yet."""
+
     weights: PolicyWeights
     bytes: int  # that travelled
     seconds: float
 
 
 class Generator:
-    """Samples and scores units of requests with its own copy of the weights."""
+    """Samples and scores responses with its own copy of the weights."""
 
-    BESIDE = ("progress", "deposit", "score")
+    CONCURRENT = ("progress", "deposit", "score")
 
     def __init__(
         self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
@@ -61,8 +63,8 @@ class Generator:
 
     def _build(self, config: GRPOConfig) -> None:
         self._fetched: dict[str, torch.Tensor] = {}  # by the last fetch
-        # A deposit is made by another thread; one that was not taken gives way to the next.
-        self._deposits: deque[_Fetched] = deque(maxlen=1)
+        # Another thread puts weights in; those that were not taken out give way to newer ones.
+        self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
         self.engine: Engine = TorchEngine(
@@ -87,21 +89,24 @@ class Generator:
         )
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
-        """Fetches published weights and gives them to the engine, which verifies them. `received`:
-        their tensors, where the transport brings these with the call, since `sent_at`."""
+        """Fetches published weights and gives them to the engine, which verifies them.
+
+        `received`: their tensors, where the transport brings them with the call; they have been
+        travelling since `sent_at`.
+        """
         with self._desk.call("sync", since=sent_at) as waited_s:
             with self._desk.clock("sync"):
                 loaded = self._take(self._fetch(handle, received, waited_s))
             return replace(loaded, spans=self._desk.clock.take())
 
     def deposit(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Deposited:
-        """Fetches published weights and lays them down for `between_tokens`. Runs in a thread of
-        its own, beside any other call."""
-        deposits = self._deposits  # another, should the actor begin anew meanwhile
+        """Fetches published weights and puts them in a mailbox, which the sampling loop checks
+        before every token. Runs in a thread of its own, concurrently with any other call."""
+        mailbox = self._mailbox  # `reset` replaces it
         called = now()
         start = min(called, sent_at)
         fetched = self._fetch(handle, received, called - start)
-        deposits.append(fetched)
+        mailbox.append(fetched)
         return Deposited(
             version=fetched.weights.version,
             round=fetched.weights.round,
@@ -119,6 +124,7 @@ class Generator:
         return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
 
     def _take(self, fetched: _Fetched) -> Loaded:
+        """Gives fetched weights to the engine."""
         weights = fetched.weights
         start = time.perf_counter()
         self.engine.load(weights)
@@ -135,8 +141,10 @@ class Generator:
         )
 
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
-        """Samples one unit of a stream, and scores it by a reward of ours. A user's may take its
-        time: `score` asks for it, while the next unit is sampled. Evaluation is one stage, not two.
+        """Samples the requests, all of one stream, and scores them by a built-in reward.
+
+        A user's reward may take its time: it is left to `score`, while the next requests are
+        sampled. In an evaluation both are the stage `eval`.
         """
         stream = requests[0].stream
         with self._desk.call():
@@ -147,27 +155,27 @@ class Generator:
                     groups = self._reference.annotate(groups)
             scores = None
             if isinstance(self._scorer, InlineScorer):
-                with self._desk.clock(_scoring(stream)):
+                with self._desk.clock(_scoring_stage(stream)):
                     scores = self._scores(stream, groups)
             loaded, self._loaded = self._loaded, []
             spans = self._desk.clock.take()
         sampled = Sampled(stream=stream, groups=groups, loaded=loaded, spans=spans)
-        return sampled if scores is None else _unit(sampled, scores)
+        return sampled if scores is None else _scored(sampled, scores)
 
     def score(self, sampled: Sampled) -> Scored:
-        """What came of a unit that `generate` sampled. Runs in a thread of its own, beside any
-        other call; the unit's weights were told by `generate`."""
+        """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
+        The answer to `generate` has already told which weights were loaded."""
         start = now()
         with self._desk.clock.beside():
             scores = self._scores(sampled.stream, sampled.groups)
-        spans = [Span(_scoring(sampled.stream), start, now(), beside=True)]
-        return _unit(replace(sampled, loaded=[], spans=spans), scores)
+        spans = [Span(_scoring_stage(sampled.stream), start, now(), beside=True)]
+        return _scored(replace(sampled, loaded=[], spans=spans), scores)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Samples once what is dropped again, so that the first round finds memory and code warm.
+        """Samples once and drops the responses, so that the first round finds memory and code warm.
 
-        Draws are keyed by what is asked for, so none is used up. Nothing is scored: a reward
-        function of the user's may count its calls, or cost something.
+        Random draws are keyed by what is asked for, so none is used up. Nothing is scored: a user's
+        reward function may count its calls, or cost something.
         """
         with self._desk.call():
             groups = self.engine.generate(requests, advance)
@@ -177,15 +185,15 @@ class Generator:
         self._desk.clock.reset()
 
     def between_tokens(self) -> None:
-        """Called before every token: takes in weights that were deposited meanwhile."""
+        """Called before every token: loads weights that have arrived in the mailbox."""
         advance()
-        if not self._deposits:
+        if not self._mailbox:
             return
         with self._desk.clock("sync"):
-            self._loaded.append(self._take(self._deposits.pop()))
+            self._loaded.append(self._take(self._mailbox.pop()))
 
     def progress(self) -> int:
-        """Another number after each token and reward."""
+        """A number that changes with each token and reward."""
         return steps_done()
 
     def close(self) -> None:
@@ -195,6 +203,7 @@ class Generator:
     def _scores(
         self, stream: str, groups: Sequence[RolloutGroup]
     ) -> list[list[Score | RewardError]]:
+        """A score of every response, by group."""
         requests = [
             ScoreRequest(
                 self._tokenizer.decode(ids[mask].tolist()),
@@ -207,13 +216,14 @@ class Generator:
         return [[next(answers) for _ in group.response_ids] for group in groups]
 
 
-def _scoring(stream: str) -> str:
+def _scoring_stage(stream: str) -> str:
     """The stage in which a stream's responses are scored."""
     return "eval" if stream == "eval" else "reward"
 
 
-def _unit(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored:
-    unit = Scored(
+def _scored(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored:
+    """The groups with their rewards, those without a failed one."""
+    scored = Scored(
         groups=[],
         format_rewards=[],
         answer_rewards=[],
@@ -226,10 +236,10 @@ def _unit(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored:
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))
-            unit.unscored.append((group.prompt_index, error.message))
+            scored.unscored.append((group.prompt_index, error.message))
             continue
         rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
-        unit.groups.append(replace(group, rewards=rewards))
-        unit.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
-        unit.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
-    return unit
+        scored.groups.append(replace(group, rewards=rewards))
+        scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
+        scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+    return scored

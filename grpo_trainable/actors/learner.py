@@ -58,7 +58,7 @@ class Learner:
     and the generators do not (`resources.reference`).
     """
 
-    BESIDE = ("progress",)
+    CONCURRENT = ("progress",)
 
     def __init__(
         self, config: GRPOConfig, sender: WeightSender, clock: StageClock | None = None

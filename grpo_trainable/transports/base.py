@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from grpo_trainable.calls import Unreached
+from grpo_trainable.calls import DeliveryFailed
 
 
-class TransportError(Unreached):
+class TransportError(DeliveryFailed):
     """Weights cannot travel this way; the message names the transport and what is missing."""
 
 

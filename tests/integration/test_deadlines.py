@@ -28,7 +28,7 @@ def role() -> type:
     """Within a function, so that Ray sends the class itself and not where to import it."""
 
     class Role:
-        BESIDE = ("progress",)
+        CONCURRENT = ("progress",)
 
         def __init__(self) -> None:
             self._steps = 0

@@ -53,7 +53,7 @@ def test_one_rollout_batch_comes_out_by_prompt_index_and_whole(sampling: str) ->
     assert [group.uses for group in drawn.groups] == [1, 1, 1]
     assert (drawn.first_used, drawn.stale) == (3, 0)
     assert (len(buffer), buffer.waiting) == (5, 2)
-    assert buffer.evict(3, gate(1, lag=1)) == 0
+    assert buffer.evict(range(3), gate(1, lag=1)) == 0
     assert [group.prompt_index for group in buffer.groups()] == [3, 5]
 
 
