@@ -25,7 +25,9 @@ from measure import RESULTS, ROOT, provenance, write
 from product import blobs_at
 
 from reports.answers import Answer, answer
-from reports.experiment import ExperimentRecord, TrialFiles, read_experiment, read_files
+from reports.experiment import read_experiment
+from reports.parts import TrialFiles, read_files
+from reports.records import ExperimentRecord
 from reports.summary import align, compare, median, show
 from reports.verdicts import quantities, verdicts
 
@@ -217,7 +219,7 @@ def draw(space: str, result: Mapping[str, Any]) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
-    from reports.plots import colour, marker
+    from reports.canvas import colour, marker
 
     every = sorted({x for points in panel.lines.values() for x, ys in points if ys})
     place = {x: x if panel.log_x else float(i) for i, x in enumerate(every)}

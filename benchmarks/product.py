@@ -11,10 +11,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "reports", "launch")
+PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "reports", "tuning", "launch")
 
 # What a trial runs. `reports` makes table and report when it is over.
-TRIAL = ("grpo_trainable", "callbacks", "search_spaces", "launch/tune.py")
+TRIAL = ("grpo_trainable", "callbacks", "search_spaces", "tuning", "launch/tune.py")
 RUNS_TRIALS = '"launch" / "tune.py"'  # in the source of what starts it
 ASSETS = "grpo_trainable/assets"
 

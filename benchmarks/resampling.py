@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from reports.contrasts import Contrast, speed_up
-from reports.experiment import TrialRecord
+from reports.records import TrialRecord
 
 
 def verdict(

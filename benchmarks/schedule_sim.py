@@ -320,7 +320,7 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from reports.plots import colour, marker
+    from reports.canvas import colour, marker
 
     figure = Figure(figsize=(11.0, 4.2), dpi=110)
     FigureCanvasAgg(figure)

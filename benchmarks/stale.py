@@ -46,7 +46,7 @@ def main() -> int:
     return 1 if lines and args.fail else 0
 
 
-def stale(path: Path, equal: set[tuple[str, str, str]]) -> list[str]:
+def stale(path: Path, equal: set[tuple[str, str, str | None]]) -> list[str]:
     """Lines about one result: what changed under it, part by part."""
     lines = []
     for part, measurement in measurements(json.loads(path.read_text())).items():
@@ -62,7 +62,7 @@ def stale(path: Path, equal: set[tuple[str, str, str]]) -> list[str]:
 
 
 def changed(
-    recorded: Mapping[str, str], now: Mapping[str, str], equal: set[tuple[str, str, str]]
+    recorded: Mapping[str, str], now: Mapping[str, str], equal: set[tuple[str, str, str | None]]
 ) -> list[str]:
     """Files that differ from what was recorded and are not known to be equal. `equal`: (file,
     before, after), which may follow each other."""
@@ -71,9 +71,10 @@ def changed(
     ]
 
 
-def equals(name: str, blob: str, equal: set[tuple[str, str, str]]) -> set[str]:
-    """The contents of a file that are as good as this one."""
-    reached, waiting = set(), {blob}
+def equals(name: str, blob: str, equal: set[tuple[str, str, str | None]]) -> set[str | None]:
+    """The contents of a file that are as good as this one; None: no such file."""
+    reached: set[str | None] = set()
+    waiting: set[str | None] = {blob}
     while waiting:
         reached |= waiting
         waiting = {new for file, old, new in equal if file == name and old in waiting} - reached
@@ -84,7 +85,7 @@ def read_equal() -> list[dict[str, Any]]:
     return json.loads(EQUAL.read_text()) if EQUAL.exists() else []
 
 
-def acknowledged(entries: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+def acknowledged(entries: list[dict[str, Any]]) -> set[tuple[str, str, str | None]]:
     return {(name, *pair) for entry in entries for name, pair in entry["files"].items()}
 
 
@@ -93,7 +94,8 @@ def acknowledge(before: str, after: str, reason: str) -> None:
     first, last = map(commit_of, (before, after))
     names = list(filter(is_product, git("diff", "--name-only", first, last).splitlines()))
     old, new = (blobs_at(commit, names) for commit in (first, last))
-    pairs = {name: [old[name], new[name]] for name in names if name in old and name in new}
+    # A file that is gone (moved, divided) is followed by nothing.
+    pairs = {name: [old[name], new.get(name)] for name in names if name in old}
     if not pairs:
         sys.exit(f"--equal {before}..{after}: no product file differs")
     entry = {"before": first, "after": last, "reason": reason, "files": pairs}

@@ -1,6 +1,6 @@
-"""Callbacks of Ray Tune that run beside a GRPO experiment, in the driver's process.
+"""Callbacks for Ray Tune that follow a GRPO experiment in the driver's process.
 
-They know the names of metrics and what rides with a row, never an actor.
+They know the names of metrics and the details that come with a row, but no actor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callback]:
-    """All of them, in the order they need, for `tune.RunConfig(callbacks=…)`.
+    """All callbacks in the order they need, for `tune.RunConfig(callbacks=…)`.
 
     For the Trainable that `grpo_trainable.trainable.register` makes known as "GRPO": plain
     `GRPOTrainable` rows have no responses, spans and version changes in them. They replace Tune's

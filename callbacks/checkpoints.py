@@ -1,4 +1,4 @@
-"""The checkpoint that a trial starts from, the newest whole one, and the one it ends with."""
+"""Starts each trial from its newest whole checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ray.air.constants import EXPR_RESULT_FILE
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import is_local, label, read_rows
 from grpo_trainable.checkpointing import CheckpointError, checkpoint_round, newest_whole
 from grpo_trainable.details import DETAILS
 
 
-class CheckpointFallback(Survivor):
-    """Must come first: the other callbacks cut their files to the checkpoint it settles on.
+class CheckpointFallback(FailSafeCallback):
+    """Replaces a torn or missing checkpoint before Tune restores it. It must come before the other
+    callbacks, which cut their files to the checkpoint it chooses.
 
     Tune starts a trial from the newest checkpoint that it has noted. It copies checkpoints file by
     file, notes them in snapshots, and has no other choice when the one it noted is torn or gone:
@@ -35,7 +36,7 @@ class CheckpointFallback(Survivor):
             forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        # After `on_checkpoint`, to which only a checkpoint that was written comes.
+        # Tune calls `on_checkpoint` first, and only for a checkpoint that was written.
         if trial.trial_id in self._written:
             self._written.remove(trial.trial_id)
             self._unwritten.pop(trial.trial_id, None)
@@ -43,7 +44,7 @@ class CheckpointFallback(Survivor):
             self._unwritten[trial.trial_id] = label(trial)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        # What fails between two rows is told with the next of them.
+        # A failure between two rows is reported with the next row; this is the last chance.
         for name in self._unwritten.values():
             print(f"{name}: its last checkpoint could not be written; the one before stays")
 
@@ -79,7 +80,7 @@ class CheckpointFallback(Survivor):
 
 
 def forget_missing(manager: Any) -> None:
-    """Tune shall neither offer nor remove a checkpoint that the trial has removed."""
+    """Makes Tune forget checkpoints that the trial has removed."""
     manager._checkpoint_results = [
         result
         for result in manager._checkpoint_results

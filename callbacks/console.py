@@ -1,4 +1,4 @@
-"""What the user sees while trials run: a live table, or plain lines where there is no terminal."""
+"""Shows the trials while they run: a live table, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
-from callbacks.survivor import Survivor
 from callbacks.trial_files import config_of, label
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.stages import STAGES
@@ -21,11 +21,11 @@ from grpo_trainable.stages import STAGES
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
 
-_live: Live | None = None  # the terminal's; a process has one
+_live: Live | None = None  # the live table of the terminal, of which a process has one
 
 
 def stop_live_table() -> None:
-    """Leaves the last table standing and the cursor visible. Nothing happens without one."""
+    """Ends the live table, if there is one; its last state stays and the cursor returns."""
     global _live
     live, _live = _live, None
     # A terminal that is gone must not keep the command from ending.
@@ -34,9 +34,9 @@ def stop_live_table() -> None:
             live.stop()
 
 
-class ConsoleCallback(Survivor):
-    """On a terminal one compact table that follows all trials; else a line when a trial starts,
-    has been evaluated, or ends."""
+class ConsoleCallback(FailSafeCallback):
+    """Shows a compact table of all trials on a terminal; elsewhere prints a line when a trial
+    starts, has been evaluated, or ends."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
@@ -62,7 +62,7 @@ class ConsoleCallback(Survivor):
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        # Not the details, nor what other callbacks may still take out of the row.
+        # The copy leaves out the details and what other callbacks may still take out of the row.
         self._latest[trial.trial_id] = {k: v for k, v in result.items() if type(v) in (int, float)}
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
@@ -103,7 +103,7 @@ class ConsoleCallback(Survivor):
 
 
 def progress_line(result: Mapping[str, Any], rounds: int) -> str:
-    """`round 16/64 · held-out 0.52 · …` of one row."""
+    """One row as text: `round 16/64 · held-out 0.52 · …`."""
     fractions = stage_fractions({**result, "time/eval_s": 0.0})
     shares = " ".join(
         f"{stage} {fractions[f'time/{stage}_fraction']:.0%}" for stage in STAGES if stage != "eval"
@@ -131,12 +131,12 @@ def _seconds_left(result: Mapping[str, Any], rounds: int) -> float:
 
 
 def _held_back(trial: Any) -> bool:
-    """Whether it has not run yet because no more trials may run at a time."""
+    """Whether the trial waits for its first turn because no more may run at a time."""
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
-    """One row a trial that has started; `latest` holds the newest row of each."""
+    """A table with a line for each trial that has started; `latest` holds their newest rows."""
     table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
     table.add_column("arm/seed", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -145,7 +145,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     table.add_column("shares of a round", no_wrap=True, width=BAR_WIDTH)
     table.add_column("left", justify="right", no_wrap=True)
     begun = [trial for trial in trials if trial.status != "PENDING" and not _held_back(trial)]
-    # What runs is always in sight.
+    # Running trials are always shown.
     hidden = max(0, len(begun) - SHOWN_TRIALS)
     for trial in sorted(begun, key=lambda trial: not trial.is_finished())[hidden:]:
         row = latest.get(trial.trial_id) or trial.last_result or {}
@@ -176,7 +176,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
 
 
 def _bar(row: Mapping[str, Any]) -> Text:
-    """Shares of the stages as a coloured bar; widths add up to `BAR_WIDTH`."""
+    """The shares of the stages as a coloured bar of `BAR_WIDTH` characters."""
     fractions = stage_fractions(row)
     bar, end, reached = Text(), 0.0, 0
     for stage, shown in STAGES.items():

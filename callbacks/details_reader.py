@@ -1,14 +1,14 @@
-"""What callbacks share that write down the details of a round."""
+"""The base of callbacks that write down the details of a round."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 from grpo_trainable.details import DETAILS, RoundDetails
 
 
-class DetailsReader(Survivor):
+class DetailsReader(FailSafeCallback):
     """Hands on the details of each row; rows of a plain `GRPOTrainable` have none."""
 
     def on_trial_result(

@@ -1,4 +1,4 @@
-"""What every gradient step saw: how a round of several steps drifts from what was sampled."""
+"""Records every gradient step, to show how a round drifts from the weights that sampled."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from grpo_trainable.metrics import KL_TO
 SCHEMA = pa.schema(
     {
         "round": pa.int32(),
-        "step": pa.int32(),  # of the round, from 1
-        "version": pa.int32(),  # of the policy before the step
+        "step": pa.int32(),  # number within the round, from 1
+        "version": pa.int32(),  # version of the policy before the step
         "skipped": pa.bool_(),  # loss or gradient was not finite
         "loss": pa.float32(),
         "grad_norm": pa.float32(),
         "entropy_nats": pa.float32(),
         "clip_fraction": pa.float32(),
         "ratio_max": pa.float32(),
-        "bounded_tokens": pa.int64(),  # whose ratio was held at e^20
+        "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
         "lr": pa.float32(),
-        # From the policy before the step, on the responses it trains on; sums over a response.
+        # KL of the policy before the step, on the responses it trains on; sums over a response.
         **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
     }
 )
 
 
 class GradientStepsCallback(DetailsReader):
-    """One Parquet part a round in `steps/`, a line a gradient step."""
+    """Writes one Parquet part for each round to `steps/`, with a row for each gradient step."""
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         cut_parts(trial_directory(trial) / "steps", restored_iteration(trial))

@@ -1,4 +1,4 @@
-"""An interrupt ends the experiment in order: each running trial finishes its round and saves."""
+"""Ends an interrupted experiment in order: each running trial finishes its round and saves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 
 # A process has one experiment at a time, and its signal handler cannot reach a callback object:
 # Tune makes a new one of it when the experiment is resumed.
 requested = threading.Event()
 
 
-class CheckpointOnInterrupt(Survivor):
+class CheckpointOnInterrupt(FailSafeCallback):
     """Once `requested` is set, every trial saves a checkpoint with its next row; when all that run
     have saved, Tune is told to end (SIGUSR1 is its own signal for that)."""
 
@@ -30,14 +30,14 @@ class CheckpointOnInterrupt(Survivor):
             result[SHOULD_CHECKPOINT] = True
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        # Not `on_trial_save`, which a checkpoint that could not be written comes to as well.
+        # `on_trial_save` is also called for a checkpoint that could not be written.
         if requested.is_set():
             self._saved.add(trial.trial_id)
 
     def on_step_end(self, iteration: int, trials: list, **info: Any) -> None:
         if not requested.is_set() or self._ended:
             return
-        # A trial that is still starting has nothing to save that its last checkpoint has not.
+        # A trial that is still starting has nothing new to save.
         running = [t for t in trials if t.status == "RUNNING" and t.has_reported_at_least_once]
         if all(trial.trial_id in self._saved for trial in running):
             self._ended = True

@@ -1,4 +1,4 @@
-"""KL of every trial: a warning when it leaves its band, the reason when it ends one."""
+"""Warns when the KL of a trial leaves its band, and says why it ended a trial."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from ray.air.constants import EXPR_RESULT_FILE
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import config_of, continued_file, label, read_rows, restored_iteration
 
 logger = logging.getLogger(__name__)
 
 
-class KLCallback(Survivor):
+class KLCallback(FailSafeCallback):
     """Follows `kl/*` of trials that measure it (`loss.kl_monitor`).
 
     `callbacks.kl_band` of a trial's config is judged by `kl/reference_nats`: a warning when it
@@ -23,7 +23,7 @@ class KLCallback(Survivor):
     """
 
     def __init__(self) -> None:
-        self._nats: dict[str, float] = {}  # kl/reference_nats of each trial's last round
+        self._nats: dict[str, float] = {}  # trial -> kl/reference_nats of its last round
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._nats.pop(trial.trial_id, None)
@@ -39,7 +39,7 @@ class KLCallback(Survivor):
         if "kl/reference_nats" not in result:
             return
         round_, nats = result["training_iteration"], result["kl/reference_nats"]
-        before = self._nats.get(trial.trial_id, 0.0)  # that of the first policy
+        before = self._nats.get(trial.trial_id, 0.0)  # the first policy's KL
         self._nats[trial.trial_id] = nats
         settings = config_of(trial).callbacks
         if settings.kl_band is not None:
@@ -66,5 +66,5 @@ class KLCallback(Survivor):
 
 
 def _place(nats: float, low: float, high: float) -> str:
-    """Of a KL and its band; k1 is signed: with low = 0 nothing is below."""
+    """Whether a KL is within its band. The estimate is signed, so with low = 0 nothing is below."""
     return "below" if low > 0 and nats < low else "above" if nats > high else "inside"

@@ -1,4 +1,4 @@
-"""Tune's `result.json` and `progress.csv`, each round in them once.
+"""Writes Tune's `result.json` and `progress.csv` with each round in them once.
 
 Tune's own loggers write to Ray's session directory, from which the files are copied whole every
 second; after a kill they may be behind the checkpoints or cut short, and a trial that starts again
@@ -14,15 +14,16 @@ from typing import Any
 from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import KEPT_BYTES, close, continued_file, cut_lines, restored_iteration
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES
 
 
-class ResultJsonCallback(Survivor, JsonLoggerCallback):
-    """`result.json`. Ends the details' way: neither this file nor the snapshot that Tune takes of
-    each trial's last row shall hold them, so it comes after every callback that reads them."""
+class ResultJsonCallback(FailSafeCallback, JsonLoggerCallback):
+    """Writes `result.json`, and takes the details out of the row, so that neither this file nor
+    Tune's snapshot of each trial's last row holds them. It comes after every callback that reads
+    them."""
 
     def log_trial_start(self, trial: Any) -> None:
         close(self._trial_files.pop(trial, None))
@@ -37,9 +38,9 @@ class ResultJsonCallback(Survivor, JsonLoggerCallback):
         super().log_trial_result(iteration, trial, result)
 
 
-class ProgressCsvCallback(Survivor, CSVLoggerCallback):
-    """`progress.csv`, with the columns of its first row and one for each metric: a first round that
-    trained on nothing lacks most of them."""
+class ProgressCsvCallback(FailSafeCallback, CSVLoggerCallback):
+    """Writes `progress.csv` with a column for each metric besides those of its first row: a first
+    round that trained on nothing lacks most metrics."""
 
     def _setup_trial(self, trial: Any) -> None:
         close(self._trial_files.pop(trial, None))
@@ -55,7 +56,7 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
 
         cut_lines(path, restored_iteration(trial), iteration)
         if path.exists() and path.stat().st_size == 0:
-            header = []  # it was cut short itself
+            header = []  # the header was cut short
         self._trial_continue[trial] = bool(header)
         self._trial_files[trial] = path.open("at", KEPT_BYTES)
         writer = csv.DictWriter(self._trial_files[trial], header) if header else None
@@ -65,7 +66,7 @@ class ProgressCsvCallback(Survivor, CSVLoggerCallback):
         super().log_trial_result(iteration, trial, {**dict.fromkeys(sorted(NAMES)), **result})
 
     def log_trial_start(self, trial: Any) -> None:
-        # Not with the first row only: an old file has to be cut even if no row follows.
+        # Here and not with the first row: an old file has to be cut even if no row follows.
         self._setup_trial(trial)
 
 

@@ -1,4 +1,4 @@
-"""What every trial sampled: for training, and for its evaluations."""
+"""Records every response, sampled for training or for an evaluation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from callbacks.trial_files import (
 from grpo_trainable.details import RoundDetails
 
 _RESPONSE = {
-    "round": pa.int32(),  # trained on in it; for held-out ones, rounds trained before
+    "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before
     "cursor": pa.int64(),  # index of the prompt in its stream
-    "response_index": pa.int32(),  # among the responses to one prompt
+    "response_index": pa.int32(),  # index among the responses to one prompt
     "prompt": pa.string(),
     "response": pa.string(),
     "reward": pa.float32(),
@@ -33,11 +33,11 @@ ROLLOUTS = pa.schema(
         **_RESPONSE,
         "advantage": pa.float32(),
         "uses": pa.int32(),  # times the group was trained on, this one included
-        "version": pa.int32(),  # of the weights that sampled the group's oldest token
-        "weights_round": pa.int32(),  # their round
+        "version": pa.int32(),  # version of the weights that sampled the oldest token
+        "weights_round": pa.int32(),  # round of those weights
         "lag": pa.int32(),  # rounds trained before this one - weights_round
         "first_use": pa.bool_(),
-        # Sums over the response in nats: when sampled, after the round, under the reference.
+        # Log-prob sums in nats: when sampled, after the round, and under the reference.
         "behaviour_log_prob": pa.float32(),
         "policy_log_prob": pa.float32(),
         "reference_log_prob": pa.float32(),
@@ -46,7 +46,8 @@ ROLLOUTS = pa.schema(
 
 
 class RolloutsCallback(DetailsReader):
-    """One Parquet part a round in `rollouts/`, one an evaluation in `evaluations/`.
+    """Writes one Parquet part for each round to `rollouts/`, and for each evaluation to
+    `evaluations/`.
 
     The held-out prompts are the same at every evaluation, so responses can be read side by side.
     Prints two of them after each one where `callbacks.verbose` of the trial says so.

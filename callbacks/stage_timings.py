@@ -1,4 +1,4 @@
-"""Where the time of every trial went: shares of each round, and totals at its end."""
+"""Shows where the time of every trial went: shares of each round, and totals at its end."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from ray.air.constants import EXPR_RESULT_FILE
 
-from callbacks.survivor import Survivor
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import continued_file, label, read_rows
 from callbacks.verbosity import is_verbose
 from grpo_trainable.stages import IDLE_SIDES, STAGES
 
 
 def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
-    """`time/<stage>_fraction` of one row: shares of the work of a round that add up to 1.
+    """The metrics `time/<stage>_fraction` of one row: shares of the round's work that add up to 1.
 
     Stages that overlap (lag >= 1) count in full, so these are shares of work, not of wall-clock.
     """
@@ -23,9 +23,8 @@ def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:
     return {f"time/{stage}_fraction": value / total for stage, value in seconds.items()}
 
 
-class StageTimingsCallback(Survivor):
-    """Adds the shares to each row, and says at a trial's end what the seconds of every stage came
-    to."""
+class StageTimingsCallback(FailSafeCallback):
+    """Adds the shares to each row, and prints the total seconds of every stage at a trial's end."""
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any

@@ -1,4 +1,4 @@
-"""TensorBoard files that read well: grouped by area, with a layout, histograms and texts."""
+"""Writes TensorBoard files: metrics grouped by area, with a layout, histograms and texts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import summary
 
+from callbacks.fail_safe import FailSafeCallback
 from callbacks.rollouts import EVALUATIONS
-from callbacks.survivor import Survivor
 from callbacks.trial_files import KEPT_BYTES, close, detach, restored_iteration, trial_directory
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 from grpo_trainable.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
-BINS = 30  # of a histogram, evenly from its least to its greatest value
+BINS = 30  # bins of a histogram, even from its least to its greatest value
 
 # The tab CUSTOM SCALARS: category -> chart -> tags that share it.
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "reward": {
         "held-out and train": ["Multiline", ["reward/eval_mean", "reward/train_mean"]],
-        # A reward can be won by responses of another length.
+        # The length is shown beside the reward, since longer or shorter responses may win it.
         "tokens a response": ["Multiline", ["response/length_mean"]],
         "format and answer": ["Multiline", ["reward/format_mean", "reward/answer_mean"]],
     },
@@ -55,7 +55,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 }
 
 
-class TensorBoardCallback(Survivor, TBXLoggerCallback):
+class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
     """In place of Tune's own: tags are the metric names, without `ray/tune/` before them, and the
     end of a round is on disk before the next begins.
 
@@ -64,7 +64,7 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
 
     def __init__(self) -> None:
         self._files: dict[Any, EventFile] = {}
-        self._latest: dict[Any, dict[str, float]] = {}  # what hparams show at the end
+        self._latest: dict[Any, dict[str, float]] = {}  # the values that hparams show at the end
 
     def log_trial_start(self, trial: Any) -> None:
         if trial in self._files:
@@ -89,7 +89,7 @@ class TensorBoardCallback(Survivor, TBXLoggerCallback):
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
             summaries += detail_summaries(details)
-        # One record a round.
+        # One record holds all scalars of a round.
         record = summaries[0]
         for other in summaries[1:]:
             record.MergeFrom(other)
@@ -137,7 +137,7 @@ class EventFile:
 
 
 def detail_summaries(details: RoundDetails) -> list[Any]:
-    """Histograms, and the examples where there was an evaluation."""
+    """The histograms of a round, and the examples where there was an evaluation."""
     samples = {
         "reward": details.rollouts["reward"],
         "response_length": details.rollouts["tokens"],
@@ -192,7 +192,7 @@ def cut_events(path: Path, last: int) -> None:
 
 
 def examples_table(evaluations: dict[str, list[Any]]) -> str:
-    """Markdown: the first response to each of the first prompts of every evaluation."""
+    """The first response to each of the first prompts of every evaluation, as Markdown."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
     for row in zip(*(evaluations[name] for name in EVALUATIONS.names), strict=True):

@@ -1,4 +1,4 @@
-"""A time line of every actor, for https://ui.perfetto.dev or chrome://tracing."""
+"""Writes a time line of every actor for https://ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ class TraceCallback(DetailsReader):
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """None for the opening bracket. ValueError for the closing one, and for half a line."""
+    """The round of a line; None for the opening bracket. Raises ValueError for the closing bracket
+    and for half a line."""
     return None if line == OPEN else json.loads(line.lstrip(b","))
 
 
@@ -96,7 +97,7 @@ def _named(kind: str, name: str, row: int, round_: int) -> dict[str, Any]:
 
 
 def append_events(path: Path, events: list[dict[str, Any]]) -> None:
-    """Writes over the closing bracket, and closes again: earlier events are not touched."""
+    """Appends events in place of the closing bracket, and closes the list again."""
     lines = [json.dumps(event).encode() for event in events]
     if not path.exists():
         path.write_bytes(OPEN + b"\n,".join(lines) + b"\n" + END)
@@ -111,7 +112,7 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            # Closed again where it was, it goes on once there is space.
+            # Closing the list where it was lets later events follow once there is space.
             file.seek(place)
             file.write(END)
             file.truncate()

@@ -1,4 +1,4 @@
-"""Where a trial's files are, and how they are cut when it starts again from a checkpoint.
+"""Finds a trial's files, and cuts them when the trial starts again from a checkpoint.
 
 Everything is written once, straight to the storage path, a round at a time: it can be read while
 the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. What
@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
+from grpo_trainable.atomic import replacing
 from grpo_trainable.config import GRPOConfig
 
-# What a file that rows are appended to keeps in memory while the disk is full; it is written with
-# the next row that there is space for.
+# Bytes that an appended file keeps in memory while the disk is full; they are written with the next
+# row that there is space for.
 KEPT_BYTES = 1 << 20
 
 PART = re.compile(r"part-(\d{8})\.parquet")
@@ -57,9 +58,9 @@ def detach(path: Path) -> None:
     """Replaces a link by a copy of what it leads to. An experiment may have been copied as links:
     going on with the copy must not cut or lengthen the files of the original."""
     if path.is_symlink():
-        own = path.with_name(f".{path.name}.tmp")
-        own.write_bytes(path.read_bytes() if path.exists() else b"")
-        os.replace(own, path)
+        content = path.read_bytes() if path.exists() else b""
+        with replacing(path) as file:
+            file.write(content)
 
 
 def restored_iteration(trial: Any) -> int:
@@ -88,13 +89,13 @@ def config_of(trial: Any) -> GRPOConfig:
 
 
 def label(trial: Any) -> str:
-    """As people are told of a trial: `arm/seed`."""
+    """The name of a trial in messages: `arm/seed`."""
     config = config_of(trial)
     return f"{config.arm}/{config.seed}"
 
 
 def close(file: IO[Any] | None) -> None:
-    """Closes it; what a full disk still keeps out of it is lost."""
+    """Closes a file; rows that a full disk did not take are lost."""
     if file is not None:
         with suppress(OSError):
             file.close()
@@ -121,20 +122,15 @@ def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -
 
 
 def write_part(directory: Path, iteration: int, table: pa.Table) -> None:
-    """One Parquet file a round; the same round written again replaces it."""
+    """Writes one Parquet file for a round, in place of an earlier one for the same round."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"part-{iteration:08d}.parquet"
-    temporary = path.with_suffix(".tmp")
-    try:
-        pq.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(directory / f"part-{iteration:08d}.parquet") as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
-    """What `write_part` wrote, in order. The first ones may be in a remote storage alone, where a
-    trial goes on from a checkpoint on another machine."""
+    """Yields what `write_part` wrote, in order. When a trial goes on from a checkpoint on another
+    machine, the first parts may be in a remote storage only."""
     local = sorted((trial_directory(trial) / kind).glob("part-*.parquet"))
     if not is_local(trial):
         storage = trial.storage.storage_filesystem
@@ -147,8 +143,8 @@ def read_parts(trial: Any, kind: str, columns: list[str]) -> Iterator[pa.Table]:
 
 
 def cut_parts(directory: Path, last: int) -> None:
-    """Removes the parts of later iterations, and what was being written."""
-    for path in directory.glob("part-*"):
+    """Removes the parts of later iterations, and what a killed `write_part` left."""
+    for path in [*directory.glob("part-*"), *directory.glob(".part-*")]:
         match = PART.fullmatch(path.name)
         if match is None or int(match[1]) > last:
             path.unlink()

@@ -1,7 +1,7 @@
 """Whether callbacks print more than the console does.
 
-Of the process, not of a callback: Tune pickles callbacks with the experiment, and a resumed one may
-be asked for more or less than the first.
+This is a setting of the process, not of a callback: Tune pickles callbacks with the experiment, and
+a resumed experiment may be more or less verbose than the first command.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def set_verbose(on: bool) -> None:
 
 
 def is_verbose(trial: Any) -> bool:
-    """Asked for in general, or by `callbacks.verbose` of the trial."""
+    """Whether the command or the trial's `callbacks.verbose` asks for it."""
     return _on or config_of(trial).callbacks.verbose

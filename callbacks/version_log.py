@@ -1,4 +1,4 @@
-"""Every change of version in learner and generators, and how stale what was trained on was."""
+"""Records every change of version in learner and generators, and how stale the rollouts were."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ SCHEMA = pa.schema(
     {
         "at": pa.float64(),  # seconds since 1970, by the actor's clock
         "round": pa.int32(),  # the trial's round in which it happened
-        "side": pa.string(),  # generator or learner
+        "side": pa.string(),  # "generator" or "learner"
         "actor": pa.string(),
         "version": pa.int32(),
         "weights_round": pa.int32(),
-        # How the weights came, of a generator; null in the learner, which made them.
+        # How the weights reached a generator; null in the learner, which made them.
         "transport": pa.string(),
         "bytes": pa.int64(),
-        "publish_s": pa.float64(),  # in the learner, the snapshot and its checksum
-        "transfer_s": pa.float64(),  # until their memory is in the generator
-        "load_s": pa.float64(),  # until they are its parameters, checked
+        "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
+        "transfer_s": pa.float64(),  # seconds until their memory is in the generator
+        "load_s": pa.float64(),  # seconds until they are its checked parameters
     }
 )
 
@@ -52,7 +52,7 @@ class VersionLogCallback(DetailsReader):
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         cut_parts(trial_directory(trial) / "versions", restored_iteration(trial))
-        # New actors: what the old ones had says nothing of them.
+        # The versions that the old actors had say nothing about the new ones.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
@@ -85,7 +85,7 @@ class VersionLogCallback(DetailsReader):
 
 
 def lag_histogram(trial: Any) -> dict[int, int]:
-    """lag -> groups that were trained for the first time at it, of all that a trial has written."""
+    """The number of groups first trained at each lag, over all that a trial has written."""
     counts: Counter[int] = Counter()
     for part in read_parts(trial, "rollouts", ["cursor", "lag", "first_use"]):
         # A row is a response, and the responses to a prompt share their lag.
@@ -95,7 +95,7 @@ def lag_histogram(trial: Any) -> dict[int, int]:
 
 
 def version_line(trial: str, round_: int, change: VersionChange, before: int | None) -> str:
-    """`12:03:44.210  async_k1/0  round 7  learner  version 6 -> 7`"""
+    """A change as a line: `12:03:44.210  async_k1/0  round 7  learner  version 6 -> 7`."""
     clock = time.strftime("%H:%M:%S", time.localtime(change.at))
     milliseconds = int(change.at % 1 * 1000)
     came_from = "" if before is None else f"{before} -> "

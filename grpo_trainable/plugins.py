@@ -11,7 +11,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -51,20 +52,50 @@ def load(key: str, reference: str) -> Callable[..., Any]:
     Raises:
         PluginError: it cannot be imported, or cannot be called.
     """
-    try:
+    with _one_line_errors(key, reference):
         return import_callable(reference)
-    except (Exception, SystemExit) as error:
-        raise PluginError(f"{key}={reference}: cannot be imported: {one_line(error)}") from error
+
+
+def load_object(key: str, reference: str) -> Any:
+    """What `key` names, whatever it is.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    with _one_line_errors(key, reference):
+        return _import_name(reference)
+
+
+def load_module(key: str, path: str) -> ModuleType:
+    """The module that is made of a file.
+
+    Raises:
+        PluginError: it cannot be imported.
+    """
+    with _one_line_errors(key, path):
+        return _import_file(Path(path))
 
 
 def import_callable(reference: str) -> Callable[..., Any]:
     """What `load` returns. Raises whatever its import raises, also `SystemExit`."""
+    found = _import_name(reference)
+    if not callable(found):
+        raise TypeError(f"{split_reference(reference)[1]} is not callable")
+    return found
+
+
+@contextmanager
+def _one_line_errors(key: str, reference: str) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{key}={reference}: cannot be imported: {one_line(error)}") from error
+
+
+def _import_name(reference: str) -> Any:
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
-    found = getattr(module, name)
-    if not callable(found):
-        raise TypeError(f"{name} is not callable")
-    return found
+    return getattr(module, name)
 
 
 def source_of(reference: str) -> str | None:

@@ -5,16 +5,15 @@ python launch/report.py ~/ray_results/three_seeds
 
 from __future__ import annotations
 
-import argparse
+import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
 
-from launch.directories import local_directory
-from reports.page import ReportError, write_report
+from grpo_trainable import command_line
+from grpo_trainable.command_line import Parser, UsageError
+from reports.report import ReportError, write_report
+from tuning.directories import local_directory
 
-OK, USAGE = 0, 2
 DESCRIPTION = """\
 Write EXPERIMENT_DIR/report.html, one page that compares the arms of an experiment: table, plots,
 responses before and after training, exact settings. The page's figures are written to
@@ -28,34 +27,27 @@ examples:
 exit status: 0 the page is written, 2 there is nothing to report on or the page cannot be written"""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ReportError(f"{message} (--help explains)")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = _Parser(
-        prog="report.py",
+    return command_line.run("report", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> None:
+    command = shlex.join(command_line.command("report"))
+    parser = Parser(
+        prog=command_line.program("report"),
         description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog=EXAMPLES.replace("python launch/report.py", command),
     )
     parser.add_argument("experiment_dir", metavar="EXPERIMENT_DIR", help="as tune.py printed it")
+    given = parser.parse_args(argv).experiment_dir
     try:
-        directory = parser.parse_args(argv).experiment_dir
-        print(write_report(experiment_directory(directory)))
-    except ReportError as error:
-        print(f"report.py: {error}", file=sys.stderr)
-        return USAGE
-    return OK
-
-
-def experiment_directory(text: str) -> Path:
-    try:
-        return local_directory(text)
+        directory = local_directory(given)
     except ValueError as error:
-        raise ReportError(f"{text}: {error}") from None
+        raise UsageError(f"{given}: {error}") from None
+    try:
+        print(write_report(directory))
+    except ReportError as error:
+        raise UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.experiment import TrialRecord, read_parts
+from reports.parts import read_parts
+from reports.records import TrialRecord
 
-REPEATED_WORDS = 4  # of an n-gram that is looked for again in the same response
-WORDING_WORDS = 3  # of an n-gram that is looked for again in all responses
+REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
+WORDING_WORDS = 3  # length of the n-grams that several responses may share
 
 Ngram = tuple[str, ...]
 Ends = tuple[float, float]  # before training, and at the end
-Values = Mapping[str, float]  # by the name of the quantity; what is not known is left out
+Values = Mapping[str, float]  # name of a quantity -> value; an unknown quantity is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +45,14 @@ class Quantity:
     because: str  # why the threshold is there
 
     def change(self, before: float, after: float) -> float:
-        """What is held against the threshold."""
-        # At the ninth decimal: 0.4 - 0.3 is more than 0.1.
+        """The change from `before` to `after`, as the threshold judges it."""
+        # Rounding, since 0.4 - 0.3 is more than 0.1 in floating point.
         if not self.relative:
             return round(after - before, 9)
         return round(after / before - 1, 9) if before else math.inf if after else 0.0
 
     def shown_change(self, ends: Sequence[Ends]) -> str:
-        """From median to median: `-68 %`, `+0.12`, and of a share `+12 points`."""
+        """The change from median to median: `-68 %`, `+0.12`, or `+12 points` of a share."""
         change = self.change(*_medians(ends))
         if self.relative:
             return f"{100 * change:+.0f} %" if math.isfinite(change) else "from nothing"
@@ -59,7 +60,7 @@ class Quantity:
 
     @property
     def shown_threshold(self) -> str:
-        """`± 25 %`."""
+        """The threshold as text: `± 25 %`."""
         size = 100 * self.threshold if self.relative or "%" in self.form else self.threshold
         unit = "%" if self.relative else "points" if "%" in self.form else self.unit
         return f"± {size:g} {unit}"
@@ -172,18 +173,18 @@ class Change:
 
     @property
     def known(self) -> list[Ends]:
-        """Both ends of the seeds that have both."""
+        """The pairs (before, after) of the seeds for which both are known."""
         pairs = zip(self.before, self.after, strict=True)
         return [(b, a) for b, a in pairs if b is not None and a is not None]
 
     @property
     def moved(self) -> bool:
-        """Whether any seed moved by more than the threshold: one of five that collapses counts."""
+        """Whether any seed moved by more than the threshold: one collapse in five seeds counts."""
         return any(self._beyond(sign) for sign in (-1, 1))
 
     def sentences(self) -> Iterator[str]:
-        """`responses became shorter, 38.9 -> 12.4 tokens (-68 %)`: medians over the seeds that
-        moved so; seeds that moved either way get a sentence each."""
+        """Yields `responses became shorter, 38.9 -> 12.4 tokens (-68 %)`, with medians over the
+        seeds that moved this way; seeds that rose and seeds that fell get a sentence each."""
         quantity, seeds = self.quantity, len(self.before)
         unit = f" {quantity.unit}" if quantity.unit else ""
         for sign, said in ((-1, quantity.fell), (1, quantity.rose)):
@@ -193,7 +194,7 @@ class Change:
                 yield f"{said}, {before} -> {after}{unit} ({quantity.shown_change(moved)}){some}"
 
     def in_short(self) -> Iterator[str]:
-        """`tokens a response -68 %`, as `sentences`."""
+        """Yields the same in short: `tokens a response -68 %`."""
         for sign in (-1, 1):
             if moved := self._beyond(sign):
                 yield f"{self.quantity.title} {self.quantity.shown_change(moved)}"
@@ -209,7 +210,7 @@ def _medians(ends: Sequence[Ends]) -> Ends:
 
 
 def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
-    """A change for each of `QUANTITIES`, over the trials of one arm; reads their evaluations."""
+    """The change of each of `QUANTITIES` over the trials of one arm, whose evaluations are read."""
     ends = [of_trial(trial) for trial in trials]
     return [
         Change(
@@ -222,13 +223,13 @@ def of_arm(trials: Sequence[TrialRecord]) -> list[Change]:
 
 
 def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
-    """Before training, and by now."""
+    """The values before training and at the latest round."""
     before, after = measure(*_held_out(trial))
     for quantity, metric in (
         (ENTROPY, "policy/entropy_nats"),
         (NLL, "response/reference_nll_nats"),
     ):
-        # Its responses are those of the first policy, whatever the lag.
+        # The first policy sampled the responses of round 1, whatever the lag.
         first = trial.rows[0] if trial.rows and trial.rows[0]["training_iteration"] == 1 else {}
         late = trial.late_mean(metric)
         before |= {quantity.name: first[metric]} if metric in first else {}
@@ -237,7 +238,7 @@ def of_trial(trial: TrialRecord) -> tuple[Values, Values]:
 
 
 def moved_in(changes: Mapping[str, Sequence[Change]]) -> str:
-    """Which quantities moved in which arm, in one line."""
+    """Names, in one line, the quantities that moved and their arms."""
     moved = {arm: [said for c in own for said in c.in_short()] for arm, own in changes.items()}
     named = [f"{arm} ({', '.join(said)})" for arm, said in moved.items() if said]
     unknown = [arm for arm, own in changes.items() if not_known(own)]
@@ -257,16 +258,16 @@ def not_known(changes: Sequence[Change]) -> list[str]:
 class Response:
     text: str
     tokens: int
-    finished: bool  # by itself, not by the limit
+    finished: bool  # ended by the policy, not by the token limit
 
 
 def measure(
     before: Sequence[Response], after: Sequence[Response]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """What the responses themselves tell, at both ends; nothing at an end without responses."""
+    """The quantities of the responses before and after; empty where there are no responses."""
     first, last = _of_responses(before), _of_responses(after)
     runs_before, runs_after = _runs(before), _runs(after)
-    # Of twice as many runs more are repeated, however varied the wording is.
+    # The share of distinct n-grams falls with their number, however varied the wording is.
     equal = min(len(runs_before), len(runs_after))
     if equal:
         first[WORDING.name] = len(set(runs_before[:equal])) / equal
@@ -297,12 +298,12 @@ def words(text: str) -> list[str]:
 
 
 def ngrams(words: Sequence[str], length: int) -> list[Ngram]:
-    """Every run of so many words that follow each other."""
+    """Every run of `length` consecutive words."""
     return [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
 
 
 def repeated_share(words: Sequence[str]) -> float | None:
-    """1 - distinct / all 4-grams; None where there are fewer than four words."""
+    """The share of repeated 4-grams, 1 - distinct / all; None below four words."""
     runs = ngrams(words, REPEATED_WORDS)
     return 1 - len(set(runs)) / len(runs) if runs else None
 

@@ -1,5 +1,4 @@
-"""How an arm differs from the one it is compared with, in speed and in reward, and whether that can
-be told from noise.
+"""The difference of an arm from the baseline in speed and reward, and whether it exceeds noise.
 
 Runs are paired by seed. Rounds in which other work took too much of the machine
 (`grpo_trainable.noise`) are left out of speeds while enough others remain.
@@ -14,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from grpo_trainable.noise import DISTURBED_ABOVE
-from reports.experiment import TrialRecord
 from reports.intervals import (
     LEAST_ROUNDS,
     Estimate,
@@ -24,18 +22,19 @@ from reports.intervals import (
     over_seeds,
     seeds_needed,
 )
+from reports.records import TrialRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """A trial's timed rounds: all of them, and those that its speed is judged by."""
+    """The timed rounds of a trial, and those among them that its speed is computed from."""
 
     seconds: Sequence[float]  # of the rounds that count; evaluation and checkpoints subtracted
     responses: Sequence[float]
     rounds: int  # timed
     planned: int  # rounds of the whole trial
     disturbed: int
-    others: float | None  # share of the machine that others took in the disturbed rounds, mean
+    others: float | None  # mean share of the machine that other work took in disturbed rounds
 
     @property
     def comparable(self) -> bool:
@@ -46,7 +45,7 @@ class Pace:
 
     @property
     def enough(self) -> bool:
-        """Whether there are rounds enough for the trial to stand for its seed."""
+        """Whether the trial has enough rounds to stand for its seed."""
         return self.rounds >= min(LEAST_ROUNDS, self.planned)
 
     @property
@@ -62,7 +61,7 @@ class Pace:
 
 
 def pace(trial: TrialRecord) -> Pace | None:
-    """None where the rows do not tell how long a round took."""
+    """The pace of a trial; None where its rows do not tell how long a round took."""
     timed: list[tuple[float, float, float]] = []  # seconds, responses, share of others
     wall_clock_s = trained = 0.0
     for row in trial.rows:
@@ -94,19 +93,19 @@ def pace(trial: TrialRecord) -> Pace | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """An arm beside the baseline in one quantity."""
+    """The comparison of an arm with the baseline in one quantity."""
 
     value: float
-    neutral: float  # what the value is where both are alike: 1 of a ratio, 0 of a difference
-    seeds: Sequence[int]  # that the value rests on
+    neutral: float  # the value of two equal arms: 1 for a ratio, 0 for a difference
+    seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
-    spread: Spread | None = None  # of the seeds; of a ratio's logarithm
+    spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
     doubt: str | None = None  # why the value cannot be trusted
 
     @property
     def told_apart(self) -> bool | None:
-        """Whether the interval leaves out that both are alike; None where there is none, or where
-        the value cannot be trusted."""
+        """Whether the interval excludes equality; None where there is no interval, or where the
+        value cannot be trusted."""
         if self.interval is None or self.doubt is not None:
             return None
         return self.interval.apart_from(self.neutral)
@@ -117,24 +116,24 @@ class Contrast:
 
     @property
     def seeds_needed(self) -> int | None:
-        """In all, to tell a difference of this size in four of five experiments; None when it is
-        more than `intervals.MOST_SEEDS`, or unknown."""
+        """The number of seeds that would tell a difference of this size in four of five
+        experiments; None above `intervals.MOST_SEEDS`, or when it is unknown."""
         if self.spread is None:
             return None
         effect = math.log(self.value) if self.neutral else self.value
         return seeds_needed(effect, self.spread)
 
     def shown_interval(self, form: str, between: str) -> str:
-        """Empty where there is none."""
+        """The interval as text; empty where there is none."""
         if self.interval is None:
             return ""
         ends = (self.interval.low, self.interval.high)
-        # Two seeds may leave an interval of a ratio beyond all sense.
+        # The interval of a ratio over two seeds may be absurdly wide.
         low, high = (form.format(end) if end < 100 else "more than 100" for end in ends)
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:
-        """The same ratio by another unit of both arms."""
+        """The same ratio after both arms have changed to another unit."""
         interval = self.interval and self.interval.times(factor)
         return replace(self, value=factor * self.value, interval=interval)
 
@@ -173,7 +172,7 @@ def speed_up(arm: Sequence[TrialRecord], base: Sequence[TrialRecord]) -> Contras
 
 
 def doubts(trials: Sequence[TrialRecord]) -> list[str]:
-    """The trials whose speed cannot be trusted, and why."""
+    """Names each trial whose speed cannot be trusted, with the reason."""
     found = [(trial, pace(trial)) for trial in trials]
     return [
         f"{trial.arm}, seed {trial.config.seed}: {own.doubt}"

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from grpo_trainable.atomic import replacing
+
 MAX_BYTES = 256 << 20  # of one file: the rows of 40,000 rounds, or one round's responses
 
 
 def read(root: Path, *names: str) -> bytes:
-    """The content of a regular file, `root/a/b` for the names a, b.
+    """The content of the regular file `root/a/b`, given the names a, b.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -44,6 +45,29 @@ def read(root: Path, *names: str) -> bytes:
     return content
 
 
+def content_of(
+    root: Path, names: Sequence[str], problems: list[str], *, needed: bool = False
+) -> bytes | None:
+    """The content of a file, or None and a line in `problems` when it cannot be read; one that is
+    not `needed` may be missing."""
+    try:
+        return read(root, *names)
+    except FileNotFoundError:
+        problems += [f"{name_of(root, names)} is missing"] if needed else []
+    except OSError as error:
+        problems.append(f"{name_of(root, names)} cannot be read ({error.strerror})")
+    return None
+
+
+def name_of(root: Path, names: Sequence[str]) -> str:
+    """How a problem names a file: without the experiment where its trial says enough."""
+    return "/".join(names if len(names) > 1 else [root.name, *names])
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def entries(root: Path, *names: str) -> dict[str, str]:
     """What the directory `root/a/b` holds, sorted: name -> file, directory, link or other."""
     with _entered(root, names) as directory, os.scandir(directory) as found:
@@ -60,7 +84,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def make_directory(root: Path, name: str) -> None:
-    """Nothing happens where there is one."""
+    """Makes a directory in `root`, unless there is one already."""
     with _entered(root, ()) as directory, suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
     with _entered(root, (name,)):
@@ -68,26 +92,18 @@ def make_directory(root: Path, name: str) -> None:
 
 
 def write(root: Path, *names: str, content: bytes) -> None:
-    """All or nothing: a reader may have the file open, and the disk may be full."""
+    """Replaces a file whole, since a reader may have it open and the disk may be full."""
     *directories, name = names
     with _entered(root, directories) as directory:
-        # The file that is renamed below replaces a link and does not follow it. But a user who made
-        # one shall hear of it.
+        # Writing would replace a link, not follow it. But the user who made it should be told.
         with suppress(FileNotFoundError):
             _refuse_all_but_files(name, os.lstat(name, dir_fd=directory))
-        temporary = f".{name}.{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        try:
-            with open(os.open(temporary, flags, 0o666, dir_fd=directory), "wb") as file:
-                file.write(content)
-            os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=directory)
+        with replacing(name, dir_fd=directory) as file:
+            file.write(content)
 
 
 def remove(root: Path, *names: str) -> None:
-    """Of a link the link itself."""
+    """Removes a file, or a link itself and not what it leads to."""
     *directories, name = names
     with _entered(root, directories) as directory:
         os.unlink(name, dir_fd=directory)

@@ -19,8 +19,8 @@ import numpy as np
 
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER
-MOST_SEEDS = 50  # beyond it a number of seeds is no advice
-LEAST_ROUNDS = 4  # that a spread is estimated from
+MOST_SEEDS = 50  # a larger number of seeds would be no useful advice
+LEAST_ROUNDS = 4  # rounds needed to estimate a spread
 RESAMPLES = 4000
 
 
@@ -43,12 +43,12 @@ class Estimate:
 
 
 def _exp(value: float) -> float:
-    return math.exp(min(value, 600.0))  # two seeds may leave an interval beyond all floats
+    return math.exp(min(value, 600.0))  # the interval of two seeds may exceed every float
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What an estimate's variance consists of: `between` falls with the number of seeds, `floor`
+    """The two parts of an estimate's variance: `between` falls with the number of seeds, `floor`
     does not."""
 
     between: float
@@ -86,7 +86,7 @@ def over_rounds(
     errors = np.sqrt(again[0][1] + again[1][1])
     deviations = again[0][0] - again[1][0] - value
     studentised = deviations[errors > 0] / errors[errors > 0]
-    if not len(studentised):  # all rounds alike
+    if not len(studentised):  # all rounds are equal
         return Estimate(value, value, value)
     low, high = np.quantile(studentised, [0.5 + LEVEL / 2, 0.5 - LEVEL / 2])
     return Estimate(value, value - error * float(low), value - error * float(high))
@@ -120,7 +120,7 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
     degrees = (seeds - 1, prompts - 1, (seeds - 1) * (prompts - 1))
     squares = [prompts * (of_seeds**2).sum(), seeds * (of_prompts**2).sum(), (rest**2).sum()]
     means = [float(s) / d for s, d in zip(squares, degrees, strict=True)]
-    # Of seeds and prompts whichever varies is no less than what the rest alone would bring.
+    # The variance is at least that of the seeds alone and that of the prompts alone.
     total = max(means[0] + means[1] - means[2], means[0], means[1])
     weight = sum(m**2 / d for m, d in zip(means, degrees, strict=True))
     half = 0.0

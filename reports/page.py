@@ -1,4 +1,4 @@
-"""Turns an experiment's directory into one HTML page with plots, tables and example responses.
+"""The HTML page that compares the arms of an experiment, section by section.
 
 The page asks for nothing from outside itself: no script, no font, no picture. Responses are text
 that a model wrote, so all of it is escaped.
@@ -7,121 +7,29 @@ that a model wrote, so all of it is escaped.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import os
-import re
 import shlex
-import sys
 import time
-import unicodedata
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from grpo_trainable.command_line import command
 from grpo_trainable.config import GRPOConfig, flatten, shown
-from reports import changes, experiment_files
+from reports import changes
 from reports.answers import Answer, answer
-from reports.experiment import (
-    ExperimentError,
-    ExperimentRecord,
-    TrialFiles,
-    TrialRecord,
-    read_experiment,
-    read_files,
-)
-from reports.report_data import report_data
-from reports.summary import HEADER, Comparison, compare, ends
-from reports.verdicts import quantities, verdicts
-from search_spaces import SPACES
+from reports.markup import escaped, html_list, html_table, moment, plural, shortened
+from reports.parts import TrialFiles
+from reports.records import ExperimentRecord, TrialRecord
+from reports.summary import HEADER, Comparison, ends
 
 if TYPE_CHECKING:
-    from reports.plots import Plot, Section
+    from reports.canvas import Plot, Section
 
-MAX_TEXT = 4000  # characters of a prompt or response that are shown
-MAX_ITEMS = 60  # of what is missing
-
-
-class ReportError(ValueError):
-    """Why there can be no report, in one line."""
-
-
-def _warn(text: str) -> None:
-    print(f"report.py: warning: {text}", file=sys.stderr)
-
-
-def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path:
-    """Writes the page, its plots and report.json, and gives the page's path. `warn` hears of
-    damaged files.
-
-    Raises:
-        ReportError: there is no experiment, it has no row yet, matplotlib is missing, or the page
-            cannot be written.
-    """
-    directory = Path(os.path.abspath(directory))  # "." has no name to show
-    try:
-        experiment = read_experiment(directory)
-    except ExperimentError as error:
-        raise ReportError(str(error)) from None
-    damaged = [*experiment.problems]
-    for trial in experiment.trials:
-        damaged += trial.problems
-    if not experiment.arms:
-        why = f" ({damaged[0]})" if damaged else ""
-        raise ReportError(f"{directory}: no trial has finished a round yet{why}")
-    try:
-        from reports import plots
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise ReportError(
-            "matplotlib is missing; install it by: pip install 'grpo-trainable[report]'"
-        ) from None
-    files = {trial.name: read_files(trial) for trial in experiment.trials}
-    for trial in experiment.trials:
-        damaged += files[trial.name].damaged
-    for text in damaged:
-        warn(text)
-    comparison = compare(experiment.trials)
-    sections = plots.sections(experiment, comparison, files)
-    drawn = [plot for section in sections for plot in section.plots if plot.missing is None]
-    with warnings.catch_warnings():
-        # Of letters that the font lacks and of axes without extent: nothing to be done about.
-        warnings.simplefilter("ignore")
-        images = {
-            f"{plot.name}-{theme.name}": plots.render(plot, theme)
-            for plot in drawn
-            for theme in (plots.LIGHT, plots.DARK)
-        }
-        legend = plots.render_legend(list(comparison.arms), plots.LIGHT)
-    try:
-        experiment_files.make_directory(directory, "plots")
-        for plot in drawn:
-            content = images[f"{plot.name}-light"]
-            experiment_files.write(directory, "plots", f"{plot.name}.png", content=content)
-        experiment_files.write(directory, "plots", "legend.png", content=legend)
-        # Of an earlier report that could draw more.
-        not_drawn = {f"{p.name}.png" for section in sections for p in section.plots if p.missing}
-        for name in not_drawn & experiment_files.entries(directory, "plots").keys():
-            experiment_files.remove(directory, "plots", name)
-        found = quantities(experiment, comparison, files)
-        told = verdicts(found, comparison)
-        data = report_data(experiment, comparison, found, told, damaged)
-        page = render_page(experiment, comparison, files, sections, images, damaged, told)
-        for name, text in (
-            ("report.json", json.dumps(data, indent=1, allow_nan=False) + "\n"),
-            ("report.html", page),
-        ):
-            content = text.encode("utf-8", errors="replace")
-            experiment_files.write(directory, name, content=content)
-    except OSError as error:
-        raise ReportError(f"{directory}: cannot write there ({error.strerror})") from None
-    return directory / "report.html"
-
-
-# ---- The page --------------------------------------------------------------------------------
+MAX_ITEMS = 60  # lines that say what is missing
+STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 
 
 def render_page(
@@ -152,18 +60,18 @@ def render_page(
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Text of a model stands on this page: were an escape missing, it could still do nothing.
+        # Were the text of a model not escaped somewhere, it could still not run a script.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "img-src data:; style-src 'unsafe-inline'\">\n"
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(name)}: report</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{escaped(name)}: report</title>\n<style>{STYLE}</style>\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
 def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> str:
-    space = SPACES.get(str(experiment.description.get("space")))
-    question = space.question if space else f"experiment {name}"
+    asked = experiment.question
+    question = f"experiment {name}" if asked is None else asked.text
     trials = experiment.trials
     seeds = len({trial.config.seed for trial in trials})
     arms = len({trial.arm for trial in trials})
@@ -177,37 +85,37 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
     facts = [
         ("experiment", name),
         ("space", str(experiment.description.get("space", "not recorded"))),
-        ("started", _moment(started) if started else "not recorded"),
+        ("started", moment(started) if started else "not recorded"),
         ("report written", time.strftime("%Y-%m-%d %H:%M")),
     ]
-    line = " · ".join(f"{_text(key)} <b>{_text(value)}</b>" for key, value in facts)
+    line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
     size = (
-        f"{_plural(arms, 'arm')} × {_plural(seeds, 'seed')}: {_plural(len(trials), 'trial')}, "
+        f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(len(trials), 'trial')}, "
         f"{', '.join(counts)}"
     )
     state = "good" if done == len(trials) else "bad"
     return (
-        f"<header>\n<h1>{_text(question[:1].upper() + question[1:])}</h1>\n"
-        f'<p class="facts">{line}</p>\n<p class="status {state}">{_text(size)}</p>\n'
+        f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
+        f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
         f"{_warning(comparison)}</header>"
     )
 
 
 def _warning(comparison: Comparison) -> str:
-    """On the first screen: a reward that rose may not mean what it seems to."""
+    """A warning on the first screen that a risen reward may not mean what it seems to."""
     moved = any(change.moved for own in comparison.changes.values() for change in own)
     if not moved:
         return ""
     return (
-        '<p class="status bad">Beside the reward <a href="#changes">something changed that it did '
-        f"not ask for</a>: {_text(changes.moved_in(comparison.changes))}</p>\n"
+        '<p class="status bad">Besides the reward, <a href="#changes">something changed that it '
+        f"did not ask for</a>: {escaped(changes.moved_in(comparison.changes))}</p>\n"
     )
 
 
 def _missing(
     experiment: ExperimentRecord, files: Mapping[str, TrialFiles], damaged: Sequence[str]
 ) -> str:
-    """What a reader must know before trusting the numbers; nothing when all is there."""
+    """Lists what a reader must know before trusting the numbers; empty when nothing is missing."""
     items = []
     for trial in experiment.trials:
         if not trial.done or trial.status != "finished":
@@ -244,7 +152,7 @@ def _missing(
         return ""
     more = len(items) - MAX_ITEMS
     items = items[:MAX_ITEMS] + ([f"and {more} more of the kind"] if more > 0 else [])
-    listed = "".join(f"<li>{_text(item)}</li>" for item in items)
+    listed = "".join(f"<li>{escaped(item)}</li>" for item in items)
     return (
         f'<section class="box" id="missing">\n<h2>Missing or incomplete</h2>\n'
         f"<ul>{listed}</ul>\n</section>"
@@ -259,8 +167,8 @@ def _table_section(comparison: Comparison) -> str:
     notes = [comparison.note(), *comparison.footnotes()]
     return (
         f'<section id="arms">\n<h2>The arms compared</h2>\n'
-        f"{_table(HEADER, comparison.rows(), figures=True)}\n"
-        + "".join(f'<p class="note">{_text(note)}</p>\n' for note in notes)
+        f"{html_table(HEADER, comparison.rows(), figures=True)}\n"
+        + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
     )
 
@@ -268,34 +176,28 @@ def _table_section(comparison: Comparison) -> str:
 def _told_section(told: Sequence[str]) -> str:
     if not told:
         return ""
-    return f'<section id="told">\n<h2>What can be told apart</h2>\n{_sentences(told)}</section>'
-
-
-def _sentences(said: Sequence[str]) -> str:
-    """A list; nothing when it would be empty."""
-    items = "".join(f"<li>{_text(sentence)}</li>\n" for sentence in said)
-    return f"<ul>{items}</ul>\n" if items else ""
+    return f'<section id="told">\n<h2>What can be told apart</h2>\n{html_list(told)}</section>'
 
 
 def _answer_section(found: Answer | None) -> str:
     if found is None:
         return ""
     return (
-        f'<section id="answer">\n<h2>What was asked</h2>\n{_sentences(found.said)}'
-        f"{_table(found.header, found.rows(), figures=True)}\n"
-        f'<p class="note">{_text(found.note)}</p>\n</section>'
+        f'<section id="answer">\n<h2>What was asked</h2>\n{html_list(found.said)}'
+        f"{html_table(found.header, found.rows(), figures=True)}\n"
+        f'<p class="note">{escaped(found.note)}</p>\n</section>'
     )
 
 
 def _changes_section(comparison: Comparison) -> str:
-    """What moved by more than its threshold, and all quantities folded below."""
+    """Names the quantities that moved beyond their thresholds, and lists all of them folded."""
     said = []
     for arm, own in comparison.changes.items():
         moved = [sentence for change in own for sentence in change.sentences()]
         missing = changes.not_known(own)
         moved += [f"not known in every trial: {', '.join(missing)}"] if missing else []
         told = "; ".join(moved) or "nothing beyond the thresholds"
-        said.append(f"<li><b>{_text(arm)}</b>: {_text(told).replace('-&gt;', '→')}.</li>")
+        said.append(f"<li><b>{escaped(arm)}</b>: {escaped(told).replace('-&gt;', '→')}.</li>")
     quantities = changes.QUANTITIES
     rows = [
         (arm, *(ends(c.before, c.after, c.quantity.form) for c in own))
@@ -311,41 +213,16 @@ def _changes_section(comparison: Comparison) -> str:
         "every quantity that moved, from before training to now, by more than its threshold, "
         "whichever way and in whichever seed.</p>\n"
         f"<ul>{''.join(said)}</ul>\n<details><summary>All quantities and their thresholds"
-        f"</summary>\n{_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
-        f"{_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
+        f"</summary>\n{html_table(('arm', *(q.title for q in quantities)), rows, figures=True)}\n"
+        f"{html_table(('quantity', 'how it is measured', 'threshold', 'because'), explained)}\n"
         '<p class="note">Words are runs of letters and digits in lower case; where a language is '
         "written without spaces, a run is a phrase.</p></details>\n</section>"
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, figures: bool = False) -> str:
-    show = _figures if figures else _text
-    head = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in header)
-    body = "".join(
-        f'<tr><th scope="row">{_text(row[0])}</th>'
-        + "".join(f"<td>{show(cell)}</td>" for cell in row[1:])
-        + "</tr>\n"
-        for row in rows
-    )
-    kind = "figures" if figures else "words"
-    # With a tab stop the keyboard can scroll it.
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="table">'
-        f'<table class="{kind}">\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>\n</table></div>"
-    )
-
-
-def _figures(cell: str) -> str:
-    """`0.3 (0.2-0.4)` on two lines, so that twelve columns fit side by side."""
-    middle, spread = re.sub(r" \([^)]*\)", "", cell), re.findall(r"\(([^)]*)\)", cell)
-    below = f"<small>{_text(' -> '.join(spread))}</small>" if spread else ""
-    return (_text(middle) + below).replace("-&gt;", "→")
-
-
 # ---- Plots -----------------------------------------------------------------------------------
 
-# By the names matplotlib has for them, in a square of 12.
+# SVG of the markers, by matplotlib's names for them, 12 units high.
 SHAPES = {
     "o": '<circle cx="12" cy="6" r="4"/>',
     "s": '<path d="M8.5 2.5h7v7h-7z"/>',
@@ -363,18 +240,18 @@ def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, by
     figures = "\n".join(_figure(plot, images) for plot in section.plots)
     legend = _legend(arms) if section.legend and len(arms) > 1 else ""
     return (
-        f"<section>\n<h2>{_text(section.title)}</h2>\n{legend}"
+        f"<section>\n<h2>{escaped(section.title)}</h2>\n{legend}"
         f'<div class="plots">\n{figures}\n</div>\n</section>'
     )
 
 
 def _legend(arms: Sequence[str]) -> str:
-    """One for all plots of a section, in text: seven lines in every plot would hide the data."""
-    from reports.plots import colour, marker
+    """One legend for all plots of a section, since seven lines in each would hide the data."""
+    from reports.canvas import colour, marker
 
     items = "".join(
         f'<li><svg width="24" height="12" aria-hidden="true" fill="{colour(i)}">'
-        f'<path d="M0 5h24v2h-24z"/>{SHAPES[marker(i)]}</svg>{_text(arm)}</li>'
+        f'<path d="M0 5h24v2h-24z"/>{SHAPES[marker(i)]}</svg>{escaped(arm)}</li>'
         for i, arm in enumerate(arms)
     )
     return f'<ul class="legend" aria-label="arms">{items}</ul>\n'
@@ -382,20 +259,20 @@ def _legend(arms: Sequence[str]) -> str:
 
 def _figure(plot: Plot, images: Mapping[str, bytes]) -> str:
     size = "tall" if plot.height > 4.5 else "low"
-    opening = f'<figure id="{_text(plot.name)}" class="{size}">'
+    opening = f'<figure id="{escaped(plot.name)}" class="{size}">'
     if plot.missing is not None:
         return (
-            f"{opening}<h3>{_text(plot.title)}</h3>"
-            f'<p class="absent">Not drawn. {_text(plot.missing)}</p></figure>'
+            f"{opening}<h3>{escaped(plot.title)}</h3>"
+            f'<p class="absent">Not drawn. {escaped(plot.missing)}</p></figure>'
         )
     light, dark = (
         "data:image/png;base64," + base64.b64encode(images[f"{plot.name}-{theme}"]).decode()
         for theme in ("light", "dark")
     )
     return (
-        f"{opening}<h3>{_text(plot.title)}</h3><p>{_text(plot.look)}</p>\n<picture>"
+        f"{opening}<h3>{escaped(plot.title)}</h3><p>{escaped(plot.look)}</p>\n<picture>"
         f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{_text(plot.alt)}" width="720" '
+        f'<img src="{light}" alt="{escaped(plot.alt)}" width="720" '
         f'height="{round(144 * plot.height)}"></picture></figure>'
     )
 
@@ -417,16 +294,16 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
             content = f'<p class="absent">Nothing to compare: {why}.</p>'
         else:
             content = "\n".join(
-                f'<article><h4>Prompt</h4><pre>{_long(pair.prompt)}</pre><div class="pair">'
+                f'<article><h4>Prompt</h4><pre>{shortened(pair.prompt)}</pre><div class="pair">'
                 f"<div><h4>Round 0 · reward {pair.before_reward:.2f}</h4>"
-                f"<pre>{_long(pair.before)}</pre></div>"
+                f"<pre>{shortened(pair.before)}</pre></div>"
                 f"<div><h4>Round {examples.round} · reward {pair.after_reward:.2f}</h4>"
-                f"<pre>{_long(pair.after)}</pre></div></div></article>"
+                f"<pre>{shortened(pair.after)}</pre></div></div></article>"
                 for pair in examples.pairs
             )
         opened = " open" if place == 0 else ""
         title = f"{arm}, seed {trial.config.seed}"
-        blocks.append(f"<details{opened}><summary>{_text(title)}</summary>\n{content}</details>")
+        blocks.append(f"<details{opened}><summary>{escaped(title)}</summary>\n{content}</details>")
     return (
         '<section id="examples">\n<h2>Before and after</h2>\n'
         "<p>The first held-out prompts, not the best, with the first response to each.</p>\n"
@@ -455,24 +332,24 @@ def _settings_section(experiment: ExperimentRecord) -> str:
     seeds = sorted({trial.config.seed for trial in experiment.trials})
     fixed = "; ".join(changed) if changed else "none: all of them are the defaults"
     table = (
-        f"<h3>What the arms set differently</h3>\n{_table(('key', *by_arm), different)}\n"
+        f"<h3>What the arms set differently</h3>\n{html_table(('key', *by_arm), different)}\n"
         if different
         else "<p>The trials differ in nothing but arm and seed.</p>\n"
     )
     jsons = "\n".join(
-        f"<details><summary>params.json of {_text(trials[0].name)}</summary>"
-        f"<pre>{_text(json.dumps(trials[0].params, indent=1))}</pre></details>"
+        f"<details><summary>params.json of {escaped(trials[0].name)}</summary>"
+        f"<pre>{escaped(json.dumps(trials[0].params, indent=1))}</pre></details>"
         for trials in experiment.arms.values()
     )
     described = json.dumps(dict(experiment.description), indent=1)
     return (
         f'<section id="settings">\n<h2>Settings</h2>\n'
-        f"<p>Seeds: {_text(', '.join(map(str, seeds)))}. "
-        f"Shared settings that are not the defaults: {_text(fixed)}.</p>\n{table}"
+        f"<p>Seeds: {escaped(', '.join(map(str, seeds)))}. "
+        f"Shared settings that are not the defaults: {escaped(fixed)}.</p>\n{table}"
         f"<details><summary>All {len(shared)} settings that the trials share</summary>\n"
-        f"{_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
+        f"{html_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
         f"</details>\n{jsons}\n"
-        f"<details><summary>experiment.json</summary><pre>{_text(described)}</pre></details>\n"
+        f"<details><summary>experiment.json</summary><pre>{escaped(described)}</pre></details>\n"
         "</section>"
     )
 
@@ -490,7 +367,7 @@ def _machine_section(experiment: ExperimentRecord) -> str:
                 and "grpo_trainable" not in value
                 else []
             )
-            tables.append(_table((key, ""), rows))
+            tables.append(html_table((key, ""), rows))
         else:
             tables.append(f'<p class="absent">{key.capitalize()} not recorded.</p>')
     both = "\n".join(f"<div>{table}</div>" for table in tables)
@@ -504,21 +381,23 @@ def _files_section(experiment: ExperimentRecord) -> str:
     directory = experiment.directory
     commands = [
         ("Watch every metric", ["tensorboard", "--logdir", str(directory)]),
-        ("Write this page anew", ["python", "launch/report.py", str(directory)]),
+        ("Write this page anew", [*command("report"), str(directory)]),
     ]
-    if experiment.description.get("space"):
+    space = experiment.description.get("space_source") or experiment.description.get("space")
+    if space:
         resume = [
-            *("python", "launch/tune.py", "--space", str(experiment.description["space"])),
+            *(*command("tune"), "--space", str(space)),
             *("--resume", "must", "--name", directory.name, "--storage", str(directory.parent)),
         ]
         commands.append(("Go on where it stopped (only with experiments that you own)", resume))
     listed = "\n".join(
-        f"<p>{_text(title)}:</p><pre>{_text(shlex.join(words))}</pre>" for title, words in commands
+        f"<p>{escaped(title)}:</p><pre>{escaped(shlex.join(words))}</pre>"
+        for title, words in commands
     )
     traces = [trial.name for trial in experiment.trials if trial.has_trace]
     links = "".join(
-        f'<li><a href="{_text(quote(os.fsencode(name)))}/trace.json" download>'
-        f"{_text(name)}/trace.json</a></li>"
+        f'<li><a href="{escaped(quote(os.fsencode(name)))}/trace.json" download>'
+        f"{escaped(name)}/trace.json</a></li>"
         for name in traces
     )
     trace = (
@@ -528,100 +407,3 @@ def _files_section(experiment: ExperimentRecord) -> str:
         else '<p class="absent">No trace.json was written.</p>'
     )
     return f'<section id="files">\n<h2>Go on from here</h2>\n{listed}\n{trace}\n</section>'
-
-
-# ---- Text ------------------------------------------------------------------------------------
-
-
-def _text(text: str) -> str:
-    """Escaped; what a reader could not see, or what would turn the line round, made visible."""
-
-    def visible(character: str) -> str:
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
-            return character
-        code = ord(character)
-        return chr(0x2400 + code) if code < 0x20 else f"[U+{code:04X}]"
-
-    return html.escape("".join(map(visible, text)), quote=True)
-
-
-def _long(text: str) -> str:
-    rest = len(text) - MAX_TEXT
-    text = text.strip("\n")
-    if not text.strip():
-        return '<span class="absent">(empty)</span>'
-    if rest <= 0:
-        return _text(text)
-    return f'{_text(text[:MAX_TEXT])}<span class="absent"> … {rest} more characters</span>'
-
-
-def _moment(started: Any) -> str:
-    """`2026-11-20 15:00` of an ISO time, its zone kept; anything else as it is."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(?::[\d.]+)?(.*)", str(started))
-    if found is None:
-        return str(started)
-    zone = "UTC" if found[3] in ("Z", "+00:00") else found[3]
-    return f"{found[1]} {found[2]} {zone}".strip()
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-STYLE = """
-:root { --back: #f6f7f9; --card: #ffffff; --text: #24292f; --dim: #57606a; --line: #d8dee4;
-  --good: #1a7f37; --bad: #9a6700; --box: #fff8e5; --boxline: #e0c068; --link: #0969da; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #121519; --card: #1b1f24; --text: #d5dae0; --dim: #9aa4af; --line: #3a424c;
-    --good: #57c06d; --bad: #e0b34f; --box: #2a2517; --boxline: #6b5a26; --link: #79b8ff; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--back); color: var(--text); line-height: 1.5;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
-main { max-width: 78rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; overflow-wrap: anywhere; }
-h1 { font-size: 1.65rem; line-height: 1.25; margin: .5rem 0; text-wrap: balance; }
-h2 { font-size: 1.25rem; margin: 2.4rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 0 0 .2rem; }
-h4 { font-size: .8rem; margin: .6rem 0 .2rem; color: var(--dim); font-weight: 600; }
-p { margin: .3rem 0 .6rem; }
-a { color: var(--link); }
-.facts, .note, .absent, figure p { color: var(--dim); font-size: .9rem; }
-.facts b { color: var(--text); font-weight: 600; }
-.status { font-weight: 600; }
-.status.good { color: var(--good); }
-.status.bad { color: var(--bad); }
-.box { background: var(--box); border: 1px solid var(--boxline); border-radius: .5rem;
-  padding: .8rem 1rem; margin: 1rem 0; }
-.box h2 { margin: 0 0 .3rem; font-size: 1rem; }
-.box ul { margin: 0; padding-left: 1.2rem; font-size: .9rem; }
-.scroll { overflow-x: auto; max-width: 100%; background: var(--card);
-  border: 1px solid var(--line); border-radius: .5rem; margin: .4rem 0; }
-table { border-collapse: collapse; font-size: .82rem; overflow-wrap: normal; width: 100%; }
-th, td { padding: .4rem .5rem; text-align: left; vertical-align: top; white-space: nowrap; }
-th { font-weight: 600; }
-thead th { color: var(--dim); border-bottom: 1px solid var(--line); vertical-align: bottom; }
-tbody tr + tr > * { border-top: 1px solid var(--line); }
-.figures { font-variant-numeric: tabular-nums; }
-.figures th:not(:first-child), .figures td { text-align: right; }
-small { display: block; color: var(--dim); font-size: .78rem; }
-.words td { white-space: normal; min-width: 5rem; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: 0;
-  margin: .2rem 0 .7rem; font-size: .9rem; }
-.legend li { display: flex; align-items: center; gap: .4rem; }
-.legend svg { flex: none; }
-.plots { display: grid; grid-template-columns: minmax(0, 1fr); gap: 1rem; }
-figure { margin: 0; background: var(--card); border: 1px solid var(--line);
-  border-radius: .5rem; padding: .8rem; display: flex; flex-direction: column; }
-figure.low picture { margin-top: auto; }
-figure img { display: block; width: 100%; height: auto; }
-.pair { display: grid; grid-template-columns: minmax(0, 1fr); gap: 0 1rem; align-items: start; }
-@media (min-width: 50rem) {
-  .plots, .pair { grid-template-columns: repeat(2, minmax(0, 1fr)); }
-  figure.tall { grid-row: span 2; } }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--back); margin: 0 0 .6rem;
-  border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .7rem; font-size: .85rem;
-  font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-details { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .5rem .9rem; margin: .5rem 0; }
-summary { cursor: pointer; font-weight: 600; font-size: .95rem; }
-article { border-top: 1px solid var(--line); margin-top: .7rem; padding-top: .2rem; }
-"""

@@ -1,4 +1,4 @@
-"""What `report.json` holds: the page's figures, for programs. docs/report.md lists the keys."""
+"""The content of `report.json`: the page's figures for programs. docs/report.md lists the keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.changes import LENGTH, Change
 from reports.contrasts import Contrast, doubts, pace
-from reports.experiment import ExperimentRecord, TrialRecord
 from reports.intervals import LEVEL
+from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, TrialSummary
 from reports.verdicts import Quantity
 
@@ -24,7 +24,7 @@ def report_data(
     told: Sequence[str],
     problems: Sequence[str],
 ) -> dict[str, Any]:
-    """JSON-able; None where nothing is known."""
+    """The figures as JSON data, with None where nothing is known."""
     records = experiment.arms
     description = experiment.description
     return {

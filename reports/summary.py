@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, Pace, doubts, pace, speed_up
-from reports.experiment import TrialRecord
+from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-MARK = "?"  # behind a figure that other work on the machine made incomparable
-COVERS = {  # what an interval of speed is for, by whether there are several seeds
+MARK = "?"  # follows a figure that other work on the machine made incomparable
+COVERS = {  # what an interval of speed covers, with one seed and with several
     False: "With one seed, an interval covers only the noise between rounds of these runs. It says "
     "nothing about the next run; --num-samples 3 or more would.",
     True: "An interval covers the differences between seeds, which include the noise of rounds.",
@@ -33,7 +33,7 @@ HEADER = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSummary:
-    """None where the rows do not tell."""
+    """The figures of one trial in the table; None where its rows do not tell."""
 
     arm: str
     seed: int
@@ -56,12 +56,12 @@ class TrialSummary:
 
     @property
     def comparable(self) -> bool:
-        """False where other work took too much of the machine for its speed to count."""
+        """Whether other work left enough of the machine for the speed to count."""
         return self.pace is None or self.pace.comparable
 
 
 def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
-    """None when the trial has no row yet."""
+    """The figures of a trial; None when it has no row yet."""
     if not trial.rows:
         return None
     trained = trial.last("count/trained")
@@ -85,12 +85,12 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Arms side by side, as the command prints them and as the report shows them."""
+    """The arms compared, as the command prints them and as the report shows them."""
 
     arms: Mapping[str, Sequence[TrialSummary]]
     baseline: str | None  # the arm that speed-ups are relative to; None when none can be
-    speed: Mapping[str, Contrast]  # samples a second relative to the baseline's; not of itself
-    cost: Mapping[str, Contrast]  # samples a device-hour
+    speed: Mapping[str, Contrast]  # samples a second relative to the baseline, for other arms
+    cost: Mapping[str, Contrast]  # the same for samples a device-hour
     disturbed: Sequence[str]  # the trials whose speed cannot be trusted, and why
     changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
 
@@ -100,28 +100,28 @@ class Comparison:
 
     @property
     def equal_samples(self) -> bool:
-        """Of the arms' complete trials."""
+        """Whether the complete trials of all arms trained on equally many samples."""
         medians = [median([t.samples for t in own if t.complete]) for own in self.arms.values()]
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
 
     def comparable(self, arm: str) -> bool:
-        """Whether at least half of its trials were undisturbed."""
+        """Whether at least half of the arm's trials were undisturbed."""
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
     def rates(self, arm: str) -> list[float | None]:
-        """Samples a second of the trials that count."""
+        """Samples a second of each trial that counts."""
         known = [trial for trial in self.arms[arm] if trial.samples_per_s is not None]
         counted = [trial for trial in known if trial.comparable] if self.comparable(arm) else known
         return [trial.samples_per_s for trial in counted]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A cell for each name of `HEADER`."""
+        """The rows of the table, with a cell for each name of `HEADER`."""
         return [self._row(arm, trials) for arm, trials in self.arms.items()]
 
     def note(self) -> str:
-        """What stands above the rows."""
+        """The line above the table."""
         if self.seeds == 1:
             return "Speed-ups with their 95 % interval."
         return (
@@ -171,7 +171,7 @@ class Comparison:
         return notes
 
     def seeds_used(self, own: Contrast) -> str:
-        """`2 of 3 seeds`; empty where it rests on all of the experiment's."""
+        """`2 of 3 seeds`; empty when the contrast rests on all seeds of the experiment."""
         used = len(own.seeds)
         return f"{used} of {self.seeds} seeds" if used < self.seeds else ""
 
@@ -207,7 +207,7 @@ class Comparison:
 
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:
-    """Trials without a row are left out."""
+    """The arms of these trials compared; trials without a row are left out."""
     records: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.rows:
@@ -226,7 +226,7 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         if found is not None:
             speed[arm] = found
             base, own = records[baseline][0].config, records[arm][0].config
-            if own.uses_gpus == base.uses_gpus:  # hours of GPUs and of CPU cores have no ratio
+            if own.uses_gpus == base.uses_gpus:  # GPU-hours and core-hours have no ratio
                 cost[arm] = found.times(base.devices / own.devices)
     return Comparison(
         arms=arms,
@@ -238,9 +238,8 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
     )
 
 
-def table(trials: Sequence[TrialRecord]) -> str:
-    """Text."""
-    comparison = compare(trials)
+def table(comparison: Comparison) -> str:
+    """The comparison as text, with its footnotes."""
     if not comparison.arms:
         return "no trial has finished a round"
     rows = align([HEADER, *comparison.rows()])
@@ -250,13 +249,13 @@ def table(trials: Sequence[TrialRecord]) -> str:
 
 
 def median(values: Sequence[float | None]) -> float | None:
-    """Of the values that are known."""
+    """The median of the known values; None when there are none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def show(values: Sequence[float | None], form: str) -> str:
-    """The median, and least and most where they differ as written."""
+    """The median as text, with the least and the most where they are written differently."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -268,13 +267,13 @@ def show(values: Sequence[float | None], form: str) -> str:
 
 
 def ends(before: Sequence[float | None], after: Sequence[float | None], form: str) -> str:
-    """`0.366 -> 0.911 (0.902-0.915)`."""
+    """Both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
     first, last = show(before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell; the first to the left, the others to the right."""
+    """The rows as text in columns; the first is aligned to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""What an experiment's figures tell apart and what they do not, in sentences.
+"""States in sentences which arms the figures of an experiment tell apart.
 
 In speed every trial counts that has timed rounds; in reward those that have run all their rounds.
 """
@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.contrasts import Contrast, reward_difference
-from reports.experiment import ExperimentRecord, TrialFiles
 from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
+from reports.parts import TrialFiles
+from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
 
 FEW_SEEDS = 3  # with two, Student's interval is 3.6 times as wide as with three
@@ -18,7 +19,7 @@ FEW_SEEDS = 3  # with two, Student's interval is 3.6 times as wide as with three
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
-    """One in which the arms are compared with the baseline."""
+    """A quantity in which the arms are compared with the baseline."""
 
     key: str  # in report.json
     name: str
@@ -31,7 +32,7 @@ class Quantity:
 def quantities(
     experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
 ) -> list[Quantity]:
-    """Speed in wall-clock, speed at equal cost and held-out reward, each over the baseline's."""
+    """Speed, speed at equal cost, and held-out reward, each relative to the baseline."""
     return [
         Quantity(
             key="speed_up",
@@ -73,7 +74,7 @@ def reward_differences(
 
 
 def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
-    """Nothing where there is nothing to compare."""
+    """The sentences of the report; empty where there is nothing to compare."""
     every = [contrast for quantity in found for contrast in quantity.contrasts.values()]
     if not every:
         return []
@@ -91,7 +92,7 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 
 
 def _baseline_doubt(comparison: Comparison) -> str | None:
-    """Where the baseline's own disturbance puts every arm's speed in doubt."""
+    """A sentence when the disturbed baseline puts the speed of every arm in doubt."""
     base = comparison.baseline
     speed = comparison.speed.values()
     if base is None or comparison.comparable(base) or not all(own.doubt for own in speed):
@@ -105,7 +106,7 @@ def _baseline_doubt(comparison: Comparison) -> str | None:
 
 
 def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
-    """What the intervals of one seed are worth, of which arms where not of all."""
+    """Says what intervals from a single seed are worth, and which arms have them."""
     alone = [
         f"{arm} in {quantity.name}"
         for quantity in found
@@ -125,7 +126,7 @@ def _of_one_seed(found: Sequence[Quantity]) -> list[str]:
 
 
 def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) -> list[str]:
-    """`doubts`: whether to say why arms are not comparable."""
+    """The sentences about one quantity; with `doubts` they say why arms are not comparable."""
 
     def listed(which: Callable[[Contrast], bool], advice: bool = False) -> list[str]:
         return [
@@ -170,7 +171,7 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
 
 
 def _advice(own: Contrast) -> str:
-    """How many more seeds would tell a difference of this size."""
+    """Says how many more seeds would probably tell a difference of this size."""
     if own.spread is None or own.value == own.neutral:
         return ""
     needed = own.seeds_needed

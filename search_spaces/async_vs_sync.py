@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STALENESS
 
-ROUNDS = 96  # of the arms with one rollout batch a round
+ROUNDS = 96  # rounds of the arms with one rollout batch a round
 EVAL_EVERY = 16
 
 
 def fresh(k: int) -> dict[str, Any]:
-    """k rollout batches a round and a k-th of the rounds: the same samples, evaluated as often."""
+    """Settings with k rollout batches a round and 1/k of the rounds: samples and evaluations are
+    equally many for every k."""
     return {
         "k": k,
         "k_mode": "fresh_batches",
@@ -25,7 +27,7 @@ ASYNC_VS_SYNC = SearchSpace(
     question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
     arms={
         "colocated_k1": {"placement": "colocated", **fresh(1)},
-        # As many cores as the disaggregated arms: it trains with two threads.
+        # This arm reserves as many cores as the disaggregated ones and trains with two threads.
         "colocated_k1_two_cores": {
             "placement": "colocated",
             "resources.worker_cpus": 1.9,
@@ -38,4 +40,5 @@ ASYNC_VS_SYNC = SearchSpace(
         "async_k1": {"placement": "disaggregated", "lag": 1, **fresh(1)},
         "async_k4": {"placement": "disaggregated", "lag": 1, **fresh(4)},
     },
+    columns=(SPEED, *STALENESS, *OFF_POLICY, *DRIFT),
 )

@@ -1,10 +1,11 @@
-"""What a search space is: named arms, resolved to whole configs before anything starts."""
+"""A search space: named arms, which are resolved to whole configs before anything starts."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import random
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,19 +18,47 @@ from grpo_trainable.config import (
     of_other_placement,
     set_dotted,
 )
+from search_spaces.columns import ALWAYS, Column
+from search_spaces.question import Question
+
+NAME = r"\w[\w.+-]*"  # part of directory names
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """A grid over `arms`: label -> the dotted keys that the arm decides, with their values."""
+    """A question as a grid over `arms`: label -> the config keys that the arm sets, dotted.
+
+    Raises:
+        ValueError: a name cannot be part of a directory's name, there is no arm, or two columns
+            have one name.
+    """
 
     name: str
     question: str  # one line
     arms: Mapping[str, Mapping[str, Any]]
-    missing: Callable[[str], str | None] = lambda arm: None  # what this machine lacks for an arm
+    columns: Sequence[Column] = ()  # what the report shows of each arm, beside the reward
+    missing: Callable[[str], str | None] = lambda arm: None  # arm -> what this machine lacks
+
+    def __post_init__(self) -> None:
+        for name in (self.name, *self.arms):
+            if not re.fullmatch(NAME, name):
+                raise ValueError(
+                    f"{name!r}: a space and its arms are named by letters, digits and . _ + -"
+                )
+        if not self.arms:
+            raise ValueError(f"search space {self.name} has no arm")
+        names = [*(column.name for column in self.columns), *ALWAYS]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"search space {self.name}: two columns are named {twice[0]}")
+
+    @property
+    def asked(self) -> Question:
+        """What a report needs to know of the space."""
+        return Question(text=self.question, arms=tuple(self.arms), columns=tuple(self.columns))
 
     def not_available(self) -> dict[str, str]:
-        """arm -> why it cannot run here."""
+        """The arms that cannot run on this machine, each with the reason."""
         missing = {arm: self.missing(arm) for arm in self.arms}
         return {arm: reason for arm, reason in missing.items() if reason is not None}
 
@@ -40,10 +69,12 @@ class SearchSpace:
         without: Collection[str] = (),
         samples: int | None = None,
     ) -> list[GRPOConfig]:
-        """The config of every trial in the order of the arms, then of the seeds; `fixed` keys
-        replace the arm's, and arms `without` are left out unless `fixed` names one. A `fixed`
-        resource of one placement concerns the arms of that placement, where there are any. With
-        `samples` each trial has as many rounds as that many responses take.
+        """The config of every trial in the order of the arms, then of the seeds.
+
+        `fixed` keys replace those of the arm. Arms in `without` are left out unless `fixed` names
+        one. A `fixed` resource that only one placement reads is given to the arms of that
+        placement, if there are any. With `samples` a trial has as many rounds as that many
+        responses take.
 
         Trials that are then equal but for their label are merged into the first of them.
 
@@ -140,43 +171,3 @@ def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
     for seed, block in blocks.items():
         random.Random(f"block {seed}").shuffle(block)
     return [trial for block in blocks.values() for trial in block]
-
-
-def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
-    """The same trials as a Tune search space: a grid over arm and seed.
-
-    A key that differs between arms is sampled from the arm, so that it stands in its own place in
-    params.json and among TensorBoard's hparams; every other key is a constant.
-
-    Raises:
-        ValueError: the trials are no full grid of their arms and seeds.
-    """
-    from ray import tune
-
-    arms = list(dict.fromkeys(trial.arm for trial in trials))
-    seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    if len(arms) * len(seeds) != len(trials):
-        raise ValueError(
-            f"{len(trials)} trials are no grid of {len(arms)} arms x {len(seeds)} seeds"
-        )
-    by_arm = {trial.arm: flatten(trial.to_dict()) for trial in trials}
-    space: dict[str, Any] = {}
-    for key in by_arm[arms[0]]:
-        values = {arm: by_arm[arm][key] for arm in arms}
-        if key in ("arm", "seed"):
-            set_dotted(space, key, tune.grid_search(arms if key == "arm" else seeds))
-        elif all(value == values[arms[0]] for value in values.values()):
-            set_dotted(space, key, values[arms[0]])
-        else:
-            set_dotted(space, key, tune.sample_from(_ByArm(values)))
-    return space
-
-
-@dataclass(frozen=True)
-class _ByArm:
-    """The value of one key, given the arm."""
-
-    values: Mapping[str, Any]
-
-    def __call__(self, config: Mapping[str, Any]) -> Any:
-        return self.values[config["arm"]]

@@ -6,12 +6,13 @@ from typing import Any
 
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STEPS
 
 KS = (2, 4, 8)
 
 
 def _reused(k_mode: str, k: int) -> dict[str, Any]:
-    """One rollout batch a round, whatever k: the same samples in the same number of rounds."""
+    """Settings with one rollout batch a round for every k: equal samples in equally many rounds."""
     return {**fresh(1), "k": k, "k_mode": k_mode}
 
 
@@ -27,4 +28,5 @@ GRADIENT_STEPS = SearchSpace(
         # k batches a round, sampled by one version: as many steps as with k = 1.
         **{f"fresh_batches_k{k}": fresh(k) for k in KS},
     },
+    columns=(STEPS, SPEED, *OFF_POLICY, *DRIFT),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STALENESS
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0
@@ -20,4 +21,5 @@ LAG = SearchSpace(
             f"lag{lag}_capped": {**WORKLOAD, "lag": lag, "loss.importance_cap": CAP} for lag in LAGS
         },
     },
+    columns=(*STALENESS, SPEED, *OFF_POLICY, *DRIFT),
 )

@@ -6,12 +6,13 @@ from typing import Any
 
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, OFF_POLICY, REUSE, SPEED
 
 SAMPLINGS = ("fifo", "uniform", "mixed")
 
 
 def _replay(capacity: int, sampling: str) -> dict[str, Any]:
-    """Every gradient step on two rollout batches, drawn from what `capacity` rounds have left."""
+    """Settings for gradient steps on two rollout batches, drawn from those of `capacity` rounds."""
     return {
         **fresh(1),
         "buffer_capacity": capacity,
@@ -25,8 +26,9 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # Of two rounds' worth a draw of two batches takes all, whatever the sampling.
+        # With a capacity of two, a draw of two batches takes all, whatever the sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },
+    columns=(*REUSE, SPEED, *OFF_POLICY, *DRIFT),
 )

@@ -7,8 +7,9 @@ from typing import Any
 from grpo_trainable.installed import missing_on_machine
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
+from search_spaces.columns import SPEED, STALENESS, SYNC
 
-# Asynchronous: there the sync is beside the work of both sides, and costs what is left of it.
+# The arms are asynchronous, where most of a sync overlaps with the work of both sides.
 WORKLOAD = {"placement": "disaggregated", "lag": 1, **fresh(1)}
 GPUS: dict[str, dict[str, Any]] = {
     "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
@@ -22,5 +23,6 @@ TRANSPORT = SearchSpace(
         name: {**WORKLOAD, "transport": name, **GPUS.get(name, {})}
         for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
     },
+    columns=(*SYNC, SPEED, *STALENESS),
     missing=missing_on_machine,
 )

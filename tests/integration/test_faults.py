@@ -18,7 +18,7 @@ from callbacks import grpo_callbacks
 from grpo_trainable.checkpointing import TrialState, checkpoint_round, write_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
-from reports.summary import table
+from reports.summary import compare, table
 
 
 class KillOnce(tune.Callback):
@@ -168,4 +168,4 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
     # The report is made of the same files.
     experiment = read_experiment(tmp_path / "skips")
     assert not experiment.trials[0].problems
-    assert experiment.trials[0].arm in table(experiment.trials)
+    assert experiment.trials[0].arm in table(compare(experiment.trials))

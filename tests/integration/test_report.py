@@ -25,9 +25,10 @@ from experiments import (
 )
 
 from launch import report
-from reports import plots
-from reports.experiment import read_experiment, read_files
-from reports.page import write_report
+from reports import canvas, series
+from reports.experiment import read_experiment
+from reports.parts import read_files
+from reports.report import write_report
 from reports.summary import compare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,7 +57,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def small_pictures(monkeypatch):
-    monkeypatch.setattr(plots, "DPI", 30)
+    monkeypatch.setattr(canvas, "DPI", 30)
 
 
 @pytest.fixture
@@ -176,12 +177,12 @@ def test_a_curve_is_the_median_with_least_and_most_over_seeds(experiment):
         rows = [row(1, reward__train_mean=reward), row(2, reward__train_mean=reward + 0.1)]
         write_trial(experiment, config(seed=seed), rows[: 2 if seed < 2 else 1])
     arm = read_experiment(experiment).arms["colocated_k1"]
-    points = plots.curve(arm, plots.metric("reward/train_mean"))
+    points = series.curve(arm, series.metric("reward/train_mean"))
 
     assert points == [
-        plots.Point(1, 0.5, 0.2, 0.6),
+        series.Point(1, 0.5, 0.2, 0.6),
         # The third seed has not come this far.
-        plots.Point(2, pytest.approx(0.45), pytest.approx(0.3), pytest.approx(0.6)),
+        series.Point(2, pytest.approx(0.45), pytest.approx(0.3), pytest.approx(0.6)),
     ]
 
 
@@ -194,7 +195,7 @@ def test_the_frontier_begins_at_the_reference_and_has_a_point_an_evaluation(expe
     write_trial(experiment, config(), rows)
     (trial,) = read_experiment(experiment).trials
 
-    assert list(plots.frontier(trial)) == [(0, 0.0, 0.3), (2, 2.5, 0.7)]
+    assert list(series.frontier(trial)) == [(0, 0.0, 0.3), (2, 2.5, 0.7)]
 
 
 def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
@@ -206,12 +207,12 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     write_trial(experiment, config(seed=1), rows)
     trials = read_experiment(experiment).trials
     a_round = trials[0].config.prompts_per_round * trials[0].config.rollout.group_size
-    seconds = plots.stage_seconds(trials, responses=a_round)
+    seconds = series.stage_seconds(trials, responses=a_round)
 
     assert seconds["rollout"] == 3.0  # of 2 and 4
     assert seconds["eval"] == 1.0  # of 2 and 0
     assert seconds["optimize"] == 0.0
-    assert plots.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
+    assert series.stage_seconds(trials, responses=2 * a_round)["rollout"] == 6.0
 
 
 def test_lag_shares_are_over_the_groups_of_all_seeds(experiment):
@@ -221,11 +222,11 @@ def test_lag_shares_are_over_the_groups_of_all_seeds(experiment):
         write_part(trial, "rollouts", 1, groups[: 4 if seed else 2])
     trials = read_experiment(experiment).trials
 
-    assert plots.lag_shares(read_files(trial).lags for trial in trials) == {0: 0.5, 1: 0.5}
+    assert series.lag_shares(read_files(trial).lags for trial in trials) == {0: 0.5, 1: 0.5}
 
 
 def test_no_two_arms_look_alike():
-    looks = {(plots.colour(i), plots.marker(i)) for i in range(64)}
+    looks = {(canvas.colour(i), canvas.marker(i)) for i in range(64)}
     assert len(looks) == 64
 
 

@@ -21,7 +21,7 @@ from experiments import (
     write_trial,
 )
 
-from reports.page import write_report
+from reports.report import write_report
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

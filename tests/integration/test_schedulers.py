@@ -15,7 +15,7 @@ from ray.tune.schedulers import ASHAScheduler
 from callbacks import grpo_callbacks
 from grpo_trainable.checkpointing import checkpoint_round, read_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
-from launch.schedulers import PBT
+from tuning.schedulers import PBT
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no worker can import a test
 

@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,46 @@ def test_params_json_has_every_key_in_its_own_place(finished):
         assert params["rounds"] == 4
         assert params["optim"]["lr"] == 2e-4
         assert params["arm"] in trial.name
+
+
+OWN_SPACE = """\
+from search_spaces import Column, SearchSpace
+from search_spaces.columns import SPEED
+
+RATES = SearchSpace(
+    name="rates",
+    question="which of two learning rates learns more?",
+    arms={
+        rate: {"placement": "colocated", "optim.lr": float(rate)} for rate in ("1e-4", "5e-4")
+    },
+    columns=(Column(name="lr", title="rate", metric="optim/lr", form="{:.0e}"), SPEED),
+)
+"""
+
+
+def test_a_space_of_ones_own_is_run_and_reported_on_without_its_file(tmp_path):
+    file = tmp_path / "elsewhere" / "my_space.py"
+    file.parent.mkdir()
+    file.write_text(OWN_SPACE)
+    options = ["--name", "own", "--iterations", "2", "--set", "eval.every=2", *SMALL]
+    done = run("--space", "elsewhere/my_space.py", *options, storage=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+    experiment = tmp_path / "own"
+    assert len(trial_directories(experiment)) == 2
+    assert "rates: which of two learning rates learns more?" in done.stdout
+    shutil.rmtree(file.parent)
+    (experiment / "report.html").unlink()
+    script = str(ROOT / "launch" / "report.py")
+    again = subprocess.run(
+        [sys.executable, script, str(experiment)], capture_output=True, text=True
+    )
+    assert again.stderr == ""
+    page = (experiment / "report.html").read_text()
+    assert "<h1>Which of two learning rates learns more?</h1>" in page
+    for words in ("rate", "1e-04", "5e-04", "samples/s"):
+        assert f">{words}" in page
+    assert page.index(">1e-04") < page.index(">5e-04")  # the question's order of arms
 
 
 def test_interrupts_save_every_trial_end_everything_and_resume_goes_on(tmp_path):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import experiments
 import pytest
 
+from grpo_trainable.config import GRPOConfig
+from reports import figures
 from reports.answers import Answer, answer
-from reports.experiment import read_experiment, read_files
+from reports.experiment import read_experiment
+from reports.parts import read_files
+from reports.report import write_report
 from reports.summary import compare
-from search_spaces import SPACES
+from search_spaces import SPACES, Column, columns
+from search_spaces.question import Question
 
 
 def answered(directory: Path) -> Answer | None:
@@ -147,3 +153,75 @@ def test_what_was_stopped_early_is_compared_with_nothing(tmp_path):
     found = answered(directory)
     assert found is not None
     assert [row[:3] for row in found.rows()] == [("lag0", "0.500", "+0.000"), ("lag1", "-", "-")]
+
+
+MEASURED = {
+    "last": 4.0,
+    "mean": 2.5,
+    "median": 2.5,
+    "max": 4.0,
+    "late": 4.0,  # an eighth of four rounds, but at least one
+}
+
+
+@pytest.mark.parametrize("over", MEASURED)
+def test_a_column_reduces_the_rounds_of_a_trial_and_converts_the_unit(tmp_path, over):
+    own = Column(name="norm", title="norm", metric="optim/grad_norm", over=over, factor=10.0)
+    found = answered(asking(tmp_path / "own", own, [1.0, 2.0, 3.0, 4.0]))
+    assert found is not None
+    assert found.arms["a"]["norm"] == [10 * MEASURED[over]]
+
+
+def asking(directory: Path, column: Column, values: list[float], **changes: Any) -> Path:
+    """An experiment of two arms, `b` and `a`, whose space is of somebody who is gone."""
+    question = Question(text="whose?", arms=("b", "a"), columns=(column,)).to_dict() | changes
+    experiments.write_experiment(directory, space="of_theirs", question=question)
+    for arm in ("a", "b"):
+        config = GRPOConfig.from_dict({"arm": arm, "rounds": len(values)}).to_dict()
+        rows = [experiments.row(n, optim__grad_norm=v) for n, v in enumerate(values, start=1)]
+        experiments.write_trial(directory, config, rows)
+    return directory
+
+
+NORM = Column(name="norm", title="gradient norm", metric="optim/grad_norm", form="{:.1f}")
+
+
+def test_a_question_needs_no_space_of_its_name(tmp_path):
+    directory = asking(tmp_path / "own", NORM, [0.5, 0.25])
+    found = answered(directory)
+    assert found is not None
+    assert [row[0] for row in found.rows()] == ["b", "a"]  # in the order of the question
+    assert found.rows()[0][found.header.index("gradient norm")] == "0.2"
+    assert "gradient norm: of the last round." in found.note
+    page = write_report(directory, warn=[].append).read_text()
+    assert "<h1>Whose?</h1>" in page
+    assert ">gradient norm<" in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"columns": [{"name": "x"}]},
+        {"columns": [asdict(NORM) | {"form": "{:999999999.1f}"}]},
+        {"columns": [asdict(NORM) | {"form": "{0.__class__}"}]},
+        {"columns": [asdict(NORM) | {"over": ["last"]}]},
+        {"columns": [asdict(NORM) | {"factor": "10"}]},
+        {"columns": [asdict(NORM) | {"title": None}]},
+        {"columns": 3},
+        {"arms": [["a"]]},
+        {"text": None},
+    ],
+    ids=range(9),
+)
+def test_a_damaged_question_is_named_and_does_not_stop_the_report(tmp_path, changes):
+    directory = asking(tmp_path / "own", NORM, [0.5, 0.25], **changes)
+    (problem,) = read_experiment(directory).problems
+    assert problem.startswith("experiment.json: question: ")
+    heard: list[str] = []
+    assert ">gradient norm<" not in write_report(directory, heard.append).read_text()
+    assert heard == [problem]
+
+
+def test_every_reduction_and_every_derived_figure_can_be_measured():
+    assert figures.OVER.keys() == columns.OVER.keys() == MEASURED.keys()
+    assert figures.DERIVED.keys() == columns.DERIVED.keys()

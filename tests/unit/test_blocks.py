@@ -9,9 +9,9 @@ from ray import tune
 from ray.tune.experiment import Experiment
 
 from grpo_trainable.config import ConfigError
-from launch.blocks import OrderedGrid
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
+from tuning.grid import OrderedGrid
 
 SPACE = SPACES["async_vs_sync"]
 SEEDS = (3, 0, 7, 1)

@@ -25,11 +25,11 @@ from trials import FakeTrial, details, held_out, row
 from callbacks import grpo_callbacks
 from callbacks.checkpoints import CheckpointFallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
+from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
 from callbacks.rollouts import RolloutsCallback
 from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
-from callbacks.survivor import HOOKS, Survivor
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
 from callbacks.trial_files import cut_lines, cut_parts, read_rows
@@ -77,7 +77,7 @@ def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: A
 # ---- Failures ----------------------------------------------------------------------------------
 
 
-class Fails(Survivor):
+class Fails(FailSafeCallback):
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
         raise OSError("no space left")
 
@@ -107,7 +107,7 @@ def test_failure_without_a_trial_and_in_the_state_does_not_pass_either(caplog):
 
 
 def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
-    class Broken(Survivor, JsonLoggerCallback):
+    class Broken(FailSafeCallback, JsonLoggerCallback):
         def log_trial_result(self, *args: Any) -> None:
             raise OSError("no space left")
 
@@ -116,7 +116,7 @@ def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
 
 
 def test_refused_file_is_told_in_a_line(caplog, tmp_path):
-    class Broken(Survivor):
+    class Broken(FailSafeCallback):
         def on_trial_result(self, *args: Any, **info: Any) -> None:
             raise OSError(errno.ENOSPC, "a library's own words")
 
@@ -178,7 +178,7 @@ def test_trial_that_starts_again_on_a_full_disk_has_its_rows_once_there_is_space
 
 
 def test_failing_setup_does_not_pass_either(caplog):
-    class Broken(Survivor):
+    class Broken(FailSafeCallback):
         def setup(self, **info: Any) -> None:
             raise OSError("the terminal is gone")
 
@@ -187,7 +187,7 @@ def test_failing_setup_does_not_pass_either(caplog):
 
 
 def test_interrupt_is_no_failure():
-    class Interrupted(Survivor):
+    class Interrupted(FailSafeCallback):
         def on_experiment_end(self, trials: list, **info: Any) -> None:
             raise KeyboardInterrupt
 
@@ -198,7 +198,7 @@ def test_interrupt_is_no_failure():
 def test_every_hook_of_tune_is_covered():
     assert {"setup", "on_trial_result", "on_checkpoint", "get_state", "set_state"} <= set(HOOKS)
     for callback in grpo_callbacks():
-        assert all(hasattr(getattr(callback, hook), "__survives__") for hook in HOOKS)
+        assert all(hasattr(getattr(callback, hook), "__fail_safe__") for hook in HOOKS)
 
 
 @pytest.mark.parametrize("callback", grpo_callbacks(), ids=lambda c: type(c).__name__)
@@ -225,7 +225,12 @@ def test_lines_are_cut_to_an_iteration_and_half_a_line_goes(tmp_path_factory, li
 
 
 def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):
-    names = ["part-00000001.parquet", "part-00000002.parquet", "part-00000003.tmp", "other.txt"]
+    names = [
+        "part-00000001.parquet",
+        "part-00000002.parquet",
+        ".part-00000002.parquet.ab",
+        "other.txt",
+    ]
     for name in names:
         (tmp_path / name).touch()
     cut_parts(tmp_path, 1)

@@ -204,7 +204,7 @@ def test_one_sentence_stories_are_named_and_stories_that_stay_are_not(experiment
     assert "responses became shorter, 39.0 -> 12.0 tokens (-69 %)" in said(found)
     assert said(arm(experiment, "async_k1")) == []
     trials = read_experiment(experiment).trials
-    lines = table(trials).splitlines()
+    lines = table(compare(trials)).splitlines()
     assert lines[-1].startswith(
         "what changed that the reward did not ask for: colocated_k1 (tokens a response -69 %"
     )
@@ -274,7 +274,7 @@ def test_what_is_not_known_is_said_and_no_change(experiment):
     assert moved_in(comparison.changes) == (
         "nothing beyond the thresholds; not everything is known of colocated_k1"
     )
-    text = table(read_experiment(experiment).trials)
+    text = table(compare(read_experiment(experiment).trials))
     assert "not everything is known of colocated_k1; the report says more." in text
 
 

@@ -244,12 +244,12 @@ def test_rewriting_that_is_interrupted_never_passes_for_a_checkpoint(
     renamed = 0
     rename = os.replace
 
-    def interrupted(source: Any, target: Any) -> None:
+    def interrupted(source: Any, target: Any, **directories: Any) -> None:
         nonlocal renamed
         renamed += 1
         if renamed == fails_at:
             raise OSError(28, "No space left on device")
-        rename(source, target)
+        rename(source, target, **directories)
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(OSError, match="No space left"):

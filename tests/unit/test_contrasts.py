@@ -17,7 +17,9 @@ import pytest
 from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.contrasts import pace, reward_difference, speed_up
-from reports.experiment import ExperimentRecord, TrialRecord, read_experiment, read_files
+from reports.experiment import read_experiment
+from reports.parts import read_files
+from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COVERS, UNEQUAL, compare, table
 from reports.verdicts import quantities, verdicts
 
@@ -146,7 +148,7 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert comparison.speed[OTHER].told_apart is None
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
-    words = " ".join(table(record.trials).split())
+    words = " ".join(table(compare(record.trials)).split())
     assert f"Too disturbed to count: {reason}. Their seeds are left out of speed-ups" in words
     assert "Wall-clock and device-hours count every round, disturbed ones included." in words
     said = told(record)
@@ -341,7 +343,7 @@ def test_one_arm_is_compared_with_nothing(tmp_path):
 
 
 def test_report_json_holds_what_the_page_says(tmp_path):
-    from reports.page import write_report
+    from reports.report import write_report
 
     rng = np.random.default_rng(0)
     load = [0.4] * 12

@@ -19,7 +19,8 @@ from experiments import (
     write_trial,
 )
 
-from reports.experiment import ExperimentError, read_experiment, read_files
+from reports.experiment import ExperimentError, read_experiment
+from reports.parts import read_files
 from reports.summary import compare, table
 
 
@@ -333,7 +334,7 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
         write_trial(experiment, config(seed=seed, rounds=4), [*rows, end])
     end = row(4, time__wall_clock_s=2.0, cost__device_hours=0.5, lag__max=1.0)
     write_trial(experiment, config("async_k1", seed=1, rounds=4), [*rows, end])
-    text = table(read_experiment(experiment).trials)
+    text = table(compare(read_experiment(experiment).trials))
     by_arm = cells(text)
 
     assert text.startswith(
@@ -359,7 +360,7 @@ def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
     rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
     write_trial(experiment, config(rounds=16), rows)
 
-    assert cells(table(read_experiment(experiment).trials))["colocated_k1"][10] == "2.00"
+    assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][10] == "2.00"
 
 
 def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):
@@ -369,13 +370,13 @@ def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so
     trials = read_experiment(experiment).trials
 
     assert compare(trials).speed["async_k1"].value == pytest.approx(2.0)
-    assert "1.00x" in cells(table(trials))["sync"]
-    assert "relative to sync" in table(trials)
+    assert "1.00x" in cells(table(compare(trials)))["sync"]
+    assert "relative to sync" in table(compare(trials))
 
 
 def test_without_wall_clock_speed_is_unknown(experiment):
     write_trial(experiment, config(), [row(1), row(2)])
-    cell = cells(table(read_experiment(experiment).trials))["colocated_k1"]
+    cell = cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"]
 
     assert cell[3:7] == ["-", "-", "-", "-"]
 
@@ -384,5 +385,5 @@ def test_trials_without_a_row_are_no_part_of_the_table(experiment):
     write_trial(experiment, config(), [])
     trials = read_experiment(experiment).trials
 
-    assert table(trials) == "no trial has finished a round"
-    assert table([]) == "no trial has finished a round"
+    assert table(compare(trials)) == "no trial has finished a round"
+    assert table(compare([])) == "no trial has finished a round"

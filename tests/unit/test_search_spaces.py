@@ -9,7 +9,7 @@ from ray.tune.search.variant_generator import generate_variants
 
 from grpo_trainable.config import ConfigError, GRPOConfig
 from search_spaces import SPACES
-from search_spaces.base import param_space
+from tuning.grid import param_space
 
 SPACE = SPACES["async_vs_sync"]
 

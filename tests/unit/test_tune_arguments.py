@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -15,7 +16,10 @@ import ray
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import SHIPPED_POLICY
 from launch import report, tune
+from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
+from tuning.mutations import pbt_bounds, within_bounds
+from tuning.plan import Plan
 
 
 @pytest.fixture
@@ -133,7 +137,7 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
         "seed": 0,
         "scheduler": "fifo",
     }
-    (directory / tune.EXPERIMENT_FILE).write_text(json.dumps(stored))
+    (directory / EXPERIMENT_FILE).write_text(json.dumps(stored))
 
     resume = ("--resume", "--name", "mine")
     refused(command(*resume, "--iterations", "5"), "rounds=5", "fixed at 4")
@@ -142,13 +146,17 @@ def test_a_resume_with_another_setting_is_refused(command, tmp_path):
     refused(command(*resume, "--samples", "512"), "--samples 512", "started without it")
 
 
-def test_a_resume_that_cannot_write_is_refused(command, tmp_path):
+def refuse_to_replace(*paths: object, **options: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_resume_that_cannot_write_is_refused(command, tmp_path, monkeypatch):
     directory = tmp_path / "storage" / "mine"
     directory.mkdir(parents=True)
     stored = {"space": "async_vs_sync", "fixed": {"rounds": 4}, "num_samples": 1, "seed": 0}
-    (directory / tune.EXPERIMENT_FILE).write_text(json.dumps({**stored, "scheduler": "fifo"}))
-    # In the place of the file that is written first: as root, permissions keep nobody out.
-    (directory / "experiment.tmp").mkdir()
+    (directory / EXPERIMENT_FILE).write_text(json.dumps({**stored, "scheduler": "fifo"}))
+    # As root, permissions keep nobody out.
+    monkeypatch.setattr(os, "replace", refuse_to_replace)
 
     refused(command("--resume", "--name", "mine"), "--storage", "cannot write")
 
@@ -171,10 +179,10 @@ def started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = ("--name", "mine", "--storage", str(tmp_path / "storage"))
 
-    def start(*argv: str, resume: bool = False) -> tune.Plan:
+    def start(*argv: str, resume: bool = False) -> Plan:
         first = (*SPACE, "--set", "arm=sync")
         begin = ("--resume", "must") if resume else first
-        plan = tune.Plan(tune.parse_arguments([*begin, *name, *argv]))
+        plan = tune.plan_of(tune.parse_arguments([*begin, *name, *argv]))
         plan.check()
         plan.prepare_directory()
         return plan
@@ -192,7 +200,7 @@ WORDS = ("apple", "pear", "stone", "river", "cloud", "horse", "lamp", "tower", "
 def test_a_resume_refuses_a_data_file_that_has_changed(started, command, tmp_path):
     words(tmp_path / "words.txt")
     plan = started("--set", "task.keywords_file=words.txt")
-    stored = json.loads((plan.directory / tune.EXPERIMENT_FILE).read_text())
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
     content = (tmp_path / "words.txt").read_bytes()
     assert stored["inputs"]["task.keywords_file"] == hashlib.sha256(content).hexdigest()
     started(resume=True)
@@ -220,7 +228,7 @@ def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, comma
 
 
 def test_an_experiment_of_before_there_were_digests_is_resumed(started):
-    path = started().directory / tune.EXPERIMENT_FILE
+    path = started().directory / EXPERIMENT_FILE
     stored = json.loads(path.read_text())
     for key in ("inputs", "max_failures", "max_concurrent"):
         del stored[key]
@@ -239,6 +247,69 @@ def test_a_resume_takes_its_own_limits_or_those_of_the_command_before(started):
     assert started(resume=True).limits == changed
 
 
+SPACE_FILE = """\
+from search_spaces import Column, SearchSpace
+MINE = SearchSpace(
+    name="mine",
+    question="which learning rate?",
+    arms={"slow": {"optim.lr": 1e-4}, "fast": {"optim.lr": 3e-4}},
+    columns=(Column(name="norm", title="gradient norm", metric="optim/grad_norm"),),
+)
+"""
+
+
+@pytest.fixture
+def of_a_file(tmp_path, monkeypatch):
+    """An experiment of a space in a file, started as far as Ray; gives the file."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "my_space.py"
+    file.write_text(SPACE_FILE)
+    name = ["--name", "mine", "--storage", str(tmp_path / "storage")]
+    plan = tune.plan_of(tune.parse_arguments(["--space", "my_space.py", *name]))
+    plan.prepare_directory()
+    return file
+
+
+RESUME = ("--resume", "--name", "mine")
+
+
+def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_file, tmp_path):
+    stored = json.loads((tmp_path / "storage" / "mine" / EXPERIMENT_FILE).read_text())
+    assert stored["space"] == "mine"
+    assert stored["space_source"] == str(of_a_file)
+    assert stored["question"]["arms"] == ["slow", "fast"]
+    assert stored["question"]["columns"][0]["metric"] == "optim/grad_norm"
+    assert stored["inputs"]["space"] == hashlib.sha256(SPACE_FILE.encode()).hexdigest()
+
+
+def test_a_resume_finds_the_space_again_from_any_directory(of_a_file, command, monkeypatch):
+    monkeypatch.chdir("/")
+    status, out, _ = command(*RESUME, "--dry-run")
+    assert status == 0
+    assert out.startswith("# mine: 2 trials")
+    assert command(*RESUME, "--space", f"{of_a_file}:MINE", "--dry-run")[1] == out
+
+
+def test_a_resume_refuses_a_space_that_has_changed_and_runs_nothing_of_it(of_a_file, command):
+    of_a_file.write_text("raise RuntimeError('this must not run')")
+    refused(command(*RESUME), "--resume", str(of_a_file), "put the file back")
+    of_a_file.unlink()
+    refused(command(*RESUME), "--space", str(of_a_file), "cannot be read")
+
+
+def test_a_resume_runs_no_space_that_somebody_else_may_have_named(of_a_file, command, tmp_path):
+    (tmp_path / "storage" / "mine" / EXPERIMENT_FILE).chmod(0o666)
+    of_a_file.write_text("raise RuntimeError('this must not run')")
+    refused(command(*RESUME, "--dry-run"), "can be written by others")
+
+
+def test_a_resume_refuses_another_space(of_a_file, command, tmp_path):
+    refused(command(*RESUME, "--space", "lag"), "--space lag", f"is of {of_a_file}")
+    other = tmp_path / "other.py"
+    other.write_text(SPACE_FILE.replace("3e-4", "5e-4"))
+    refused(command(*RESUME, "--space", "other.py"), str(other), "put the file back")
+
+
 def tune_state(directory: Path) -> list[Path]:
     """What Tune leaves that a resume unpickles."""
     (directory / "trial").mkdir()
@@ -246,7 +317,7 @@ def tune_state(directory: Path) -> list[Path]:
     files = [directory / name for name in names]
     for file in files:
         file.write_bytes(b"pickle")
-    return [directory, directory / "trial", directory / tune.EXPERIMENT_FILE, *files]
+    return [directory, directory / "trial", directory / EXPERIMENT_FILE, *files]
 
 
 @pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "everybody"])
@@ -294,7 +365,7 @@ def test_an_experiment_of_a_shared_group_can_be_resumed(started, command):
 
 def test_pbt_explores_within_its_bounds():
     config = {"optim": {"lr": 2e-3}, "loss": {"clip": 0.01, "type": "dapo"}, "k": 2}
-    assert tune.within_bounds(tune.pbt_bounds(GRPOConfig()), config) == {
+    assert within_bounds(pbt_bounds(GRPOConfig()), config) == {
         "optim": {"lr": 1e-3},
         "loss": {"clip": 0.05, "type": "dapo"},
         "k": 2,
@@ -303,7 +374,7 @@ def test_pbt_explores_within_its_bounds():
 
 def test_pbt_varies_what_the_loss_reads_around_its_default():
     def bounds(**loss):
-        return tune.pbt_bounds(GRPOConfig.from_dict({"loss": loss}))
+        return pbt_bounds(GRPOConfig.from_dict({"loss": loss}))
 
     lr = {"optim.lr": (1e-5, 1e-3)}
     assert bounds() == bounds(type="dapo") == {**lr, "loss.clip": (0.05, 0.4)}
@@ -349,7 +420,7 @@ def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_pa
 
 def test_trials_run_one_at_a_time_unless_a_scheduler_needs_several():
     def limit(*words: str) -> int:
-        return tune.Plan(tune.parse_arguments([*SPACE, *words])).max_concurrent
+        return tune.plan_of(tune.parse_arguments([*SPACE, *words])).max_concurrent
 
     assert limit() == 1
     assert limit("--max-concurrent", "3") == 3

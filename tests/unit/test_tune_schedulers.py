@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.tune.experiment import Trial
 
-from launch.schedulers import ASHA, FIFO, PBT
+from tuning.schedulers import ASHA, FIFO, PBT
 
 SCHEDULERS = {
     "fifo": FIFO,

@@ -1,9 +1,11 @@
-"""Tune's schedulers, told how often a trial is tried again and how many run at a time.
+"""FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that hold on a resume as well.
 
-Tune hands both to each trial, or to its search, when the experiment starts, and a restored trial
-comes with what it was given then. A scheduler is new in every command.
+Tune gives the number of retries and of concurrent trials to each trial, or to its search, when the
+experiment starts, and a restored trial keeps them. A scheduler is new in every command, so here it
+sets both. In a `tune.Tuner` of your own:
 
-Apart from `launch.tune`, because Ray is imported here: the launcher answers bad usage without it.
+    scheduler = PBT(time_attr="training_iteration", hyperparam_mutations={...}, synch=True)
+    scheduler.limit(max_failures=2, max_concurrent=0)
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from ray.tune.schedulers import TrialScheduler
 
 
 class Limited(TrialScheduler):
-    """Mixed in before a scheduler of Tune's."""
+    """A mixin that stands before a scheduler of Tune's."""
 
-    max_failures = 0  # retries of a trial from now on, whatever happened before
+    max_failures = 0  # retries of a trial from now on, earlier ones not counted
     max_concurrent = 0  # trials at a time; 0: as many as fit
 
     def limit(self, max_failures: int, max_concurrent: int) -> None:
@@ -29,11 +31,11 @@ class Limited(TrialScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
         if trial.trial_id in self._seen:
-            return  # it comes again with every retry
+            return  # Tune adds a trial again with every retry
         self._seen.add(trial.trial_id)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
-            # Tune starts what is pending by itself, and what is paused when we choose it.
+            # Tune starts pending trials by itself, and paused ones when they are chosen below.
             trial.set_status(Trial.PAUSED)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -43,13 +45,13 @@ class Limited(TrialScheduler):
         active = [trial for trial in trials if trial.status in (Trial.PENDING, Trial.RUNNING)]
         if len(active) >= self.max_concurrent:
             return None
-        # Those that are pending start already.
+        # Pending trials are started without being chosen.
         others: Any = SimpleNamespace(get_trials=lambda: [t for t in trials if t not in active])
         return super().choose_trial_to_run(others)
 
 
 class FIFO(Limited, schedulers.FIFOScheduler):
-    """All trials to their end."""
+    """Runs all trials to their end."""
 
 
 class ASHA(Limited, schedulers.ASHAScheduler):
@@ -60,7 +62,7 @@ class PBT(Limited, schedulers.PopulationBasedTraining):
     """Lets the worse trials go on from the better ones' checkpoints."""
 
     def _exploit(self, tune_controller: Any, trial: Any, trial_to_clone: Any) -> None:
-        # A trial that is still saving what it is about to give up: Tune pauses it, but takes
-        # that for a stop and ends it at its next save.
+        # Tune would take the pause of a trial that is still saving for a stop, and would end the
+        # trial at its next save.
         trial.temporary_state.saving_to = None
         super()._exploit(tune_controller, trial, trial_to_clone)

@@ -1,4 +1,4 @@
-"""Which directories the commands take."""
+"""Directories that a user names: where experiments are kept, and whether one may be resumed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from reports import EXPERIMENT_FILE
 
-# What a resume reads of an experiment: ours is JSON, Tune's is pickle, in its JSON files as well.
+# Files that a resume reads. Ours is JSON; those of Tune hold pickle, its JSON files as well.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def local_directory(text: str) -> Path:
-    """The absolute path that a user's `text` means here.
+    """The absolute path of the directory that a user calls `text`.
 
     Raises:
-        ValueError: it is a URI, in one line.
+        ValueError: it is a URI; the message is one line.
     """
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
         remedy = (
@@ -31,7 +31,7 @@ def local_directory(text: str) -> Path:
 
 
 def refuse_state_of_others(directory: Path) -> None:
-    """Tune unpickles an experiment's state, so nobody but the user may have written it.
+    """Refuses an experiment whose state, which Tune unpickles, others may have written.
 
     Raises:
         ValueError: the directory, one below it or a file of the state belongs to another user, can
@@ -53,7 +53,7 @@ def refuse_state_of_others(directory: Path) -> None:
 
 
 def _state(directory: Path) -> Iterator[Path]:
-    """The directory, those in it, and the state files in all of them."""
+    """Yields the directory, the directories in it, and the state files in all of them."""
     yield directory
     for path in sorted(directory.iterdir()):
         if any(path.match(pattern) for pattern in STATE_FILES):

@@ -1,0 +1,62 @@
+"""Callbacks that cannot end an experiment: an exception in one is logged once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ray.tune import Callback
+
+logger = logging.getLogger(__name__)
+
+HOOKS = tuple(name for name, value in vars(Callback).items() if inspect.isfunction(value))
+
+
+class FailSafeCallback(Callback):
+    """Stands before Tune's own callbacks as well: `class X(FailSafeCallback, TBXLoggerCallback)`.
+
+    Tune lets an exception in a callback end every trial. Here it is logged, once for each hook and
+    trial, and the run goes on without what the callback would have done. The log has its traceback,
+    unless the system refused a file (no space, no permission), which is no bug of the callback.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for hook in HOOKS:
+            method = getattr(cls, hook)
+            if not hasattr(method, "__fail_safe__"):
+                setattr(cls, hook, _fail_safe(method))
+
+
+def _fail_safe(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            _log_once(self, method.__name__, kwargs.get("trial"), error)
+            return None
+
+    run.__fail_safe__ = True  # type: ignore[attr-defined]
+    return run
+
+
+def _log_once(callback: Any, hook: str, trial: Any, error: Exception) -> None:
+    logged = callback.__dict__.setdefault("_logged", set())
+    key = (hook, trial and trial.trial_id)
+    if key in logged:
+        return
+    logged.add(key)
+    number = error.errno if isinstance(error, OSError) else None
+    logger.error(
+        "%s.%s failed for %s%s; the run goes on without it (told once)",
+        type(callback).__name__,
+        hook,
+        "the experiment" if trial is None else f"trial {trial}",
+        "" if number is None else f" ({os.strerror(number)})",
+        exc_info=error if number is None else None,
+    )

@@ -1,0 +1,54 @@
+"""A file is written whole or not at all, here and nowhere else in the project.
+
+The standard library only: callbacks, reports and command lines write through it as well.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(
+    path: str | Path, *, durable: bool = False, dir_fd: int | None = None
+) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when the block ends, and is removed if it raises.
+
+    A reader sees the old content or the new one, never a part of it. With `durable` the new content
+    also survives a crash of the machine. `path` is relative to the directory that `dir_fd` has
+    open, if given; a link at `path` is replaced, not followed. A killed process may leave the file
+    `.NAME.RANDOM` beside `path`.
+
+    Raises:
+        OSError: the file cannot be written or renamed; `path` is as it was.
+    """
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o666, dir_fd=dir_fd)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(temporary, path, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=dir_fd)
+        raise
+    if durable:
+        _sync_directory(folder or ".", dir_fd)
+
+
+def _sync_directory(folder: str, dir_fd: int | None) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""What every plot is drawn on: themes, colours of arms, axes, panels, and the PNG at the end.
+
+Figures are drawn without pyplot, whose global state does not belong into a library.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+DPI = 144
+WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points can be read on 360 pixels
+FONT = 11.0
+# Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theme:
+    name: str
+    background: str
+    text: str
+    grid: str
+
+
+LIGHT = Theme(name="light", background="#ffffff", text="#24292f", grid="#d8dee4")
+DARK = Theme(name="dark", background="#1b1f24", text="#d5dae0", grid="#3a424c")
+
+Draw = Callable[[Figure, Theme], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    name: str  # name of the file, without its ending
+    title: str
+    look: str  # one sentence: what to look for
+    draw: Draw
+    alt: str = ""
+    height: float = HEIGHT
+    missing: str | None = None  # reason why it cannot be drawn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    title: str
+    plots: Sequence[Plot]
+    legend: bool = True  # whether a legend names the arms, which some plots do themselves
+
+
+def render(plot: Plot, theme: Theme) -> bytes:
+    """The plot as PNG."""
+    figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, facecolor=theme.background)
+    FigureCanvasAgg(figure)
+    plot.draw(figure, theme)
+    return _png(figure)
+
+
+def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
+    """The arms' colours and markers, for those who use the PNG files elsewhere."""
+    figure = Figure(figsize=(WIDTH, 0.2 + 0.22 * math.ceil(len(arms) / 2)), dpi=DPI)
+    figure.set_facecolor(theme.background)
+    FigureCanvasAgg(figure)
+    handles = [
+        Line2D([], [], color=colour(i), marker=marker(i), markersize=6, label=fitted(arm, 28))
+        for i, arm in enumerate(arms)
+    ]
+    figure.legend(handles=handles, loc="center", ncols=2, frameon=False, labelcolor=theme.text)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", facecolor=figure.get_facecolor())
+    return buffer.getvalue()
+
+
+def colour(arm: int) -> str:
+    return COLOURS[arm % len(COLOURS)]
+
+
+def marker(arm: int) -> str:
+    # Shifted with each turn through the colours, so that 64 arms differ.
+    return MARKERS[(arm + arm // len(COLOURS)) % len(MARKERS)]
+
+
+def panel_rows(panels: int) -> int:
+    return math.ceil(panels / 2)
+
+
+def panels(
+    figure: Figure,
+    theme: Theme,
+    arms: Mapping[str, Any],
+    draw: Callable[[Axes, int, Any], None],
+    *,
+    x_label: str,
+    y_label: str,
+) -> None:
+    """Draws two columns of small axes, one for each arm, each with its own scale."""
+    grid = figure.subplots(panel_rows(len(arms)), 2, squeeze=False).flatten()
+    height = figure.get_figheight()
+    figure.subplots_adjust(
+        left=0.62 / WIDTH,
+        right=1 - 0.12 / WIDTH,
+        top=1 - 0.3 / height,
+        bottom=1.0 / height,
+        wspace=0.28,
+        hspace=0.62,
+    )
+    for i, (axes, (arm, value)) in enumerate(zip(grid, arms.items(), strict=False)):
+        style(axes, theme)
+        axes.set_title(fitted(arm, 24), color=theme.text, fontsize=FONT, loc="left", pad=4)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10], integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
+        draw(axes, i, value)
+    for axes in grid[len(arms) :]:
+        axes.set_visible(False)
+    figure.text(0.5, 0.56 / height, x_label, ha="center", color=theme.text, fontsize=FONT)
+    figure.text(
+        0.01, 0.5, y_label, va="center", rotation="vertical", color=theme.text, fontsize=FONT
+    )
+
+
+def legend(figure: Figure, theme: Theme, handles: Sequence[Any], columns: int) -> None:
+    figure.legend(
+        handles=list(handles),
+        loc="lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=FONT - 1.5,
+        labelcolor=theme.text,
+        handlelength=1.6,
+        columnspacing=1.2,
+        borderpad=0.1,
+        labelspacing=0.25,
+    )
+
+
+def axes_of(
+    figure: Figure,
+    theme: Theme,
+    *,
+    x_label: str,
+    y_label: str,
+    names: Sequence[str] = (),
+    below: float = 0.0,
+) -> Axes:
+    """The only axes of a figure, with `names` on its left side from the top, and `below` inches
+    left free for a legend."""
+    short = [fitted(name, 22) for name in names]
+    left = 0.2 + 0.09 * max(map(len, short)) if short else 0.76
+    height = figure.get_figheight()
+    bottom = 0.5 + below
+    top = 0.12
+    axes = figure.add_axes(
+        (left / WIDTH, bottom / height, 1 - (left + 0.15) / WIDTH, 1 - (bottom + top) / height)
+    )
+    style(axes, theme)
+    axes.set_xlabel(x_label, color=theme.text, fontsize=FONT)
+    axes.set_ylabel(y_label, color=theme.text, fontsize=FONT)
+    if short:
+        axes.set_yticks(range(len(short)), short)
+        axes.set_ylim(len(short) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 5, 10]))
+    else:
+        axes.xaxis.set_major_locator(
+            MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=x_label == "round")
+        )
+    return axes
+
+
+def style(axes: Axes, theme: Theme) -> None:
+    axes.set_facecolor(theme.background)
+    axes.grid(visible=True, color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=theme.text, labelsize=FONT - 1, length=3)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(theme.grid)
+
+
+def fitted(text: str, length: int) -> str:
+    # matplotlib reads text between two dollar signs as mathematics.
+    text = text if len(text) <= length else text[: length - 1] + "…"
+    return text.replace("$", r"\$")

@@ -1,0 +1,264 @@
+"""The kinds of charts: lines and bars of arms, stages, versions in time, lags of groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from reports.canvas import FONT, HEIGHT, Plot, Theme, axes_of, colour, legend, marker, panels
+from reports.parts import TrialFiles
+from reports.records import TrialRecord
+from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
+from reports.summary import MARK
+
+FIRST_ROUNDS = 12  # rounds that a version time line shows; with 64 none could be seen
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The length of a bar and the ends of its whisker."""
+
+    middle: float
+    low: float
+    high: float
+    doubtful: bool = False
+
+
+def lines(
+    arms: Arms,
+    *,
+    name: str,
+    title: str,
+    look: str,
+    x_label: str,
+    y_label: str,
+    series: Series,
+    missing: str,
+    dotted: Series | None = None,
+    apart: float = 0.0,
+    whole: bool = False,
+    linear_within: float | None = None,
+) -> Plot:
+    """A plot with a line for each arm, and a band from the least to the most over several seeds.
+    Values beyond `linear_within` are drawn on a logarithmic scale."""
+    curves = {arm: curve(trials, series) for arm, trials in arms.items()}
+    seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = axes_of(figure, theme, x_label=x_label, y_label=y_label)
+        for i, (arm, points) in enumerate(curves.items()):
+            up = apart * (i - (len(curves) - 1) / 2)
+            # Wider lines keep arms visible that learn the same, bit for bit.
+            covering = 0 if apart else list(curves.values())[i + 1 :].count(points)
+            xs = [point.x for point in points]
+            every = max(1, len(points) // 6)
+            axes.plot(
+                xs,
+                [point.y + up for point in points],
+                color=colour(i),
+                marker=marker(i),
+                markersize=5 + 3 * covering,
+                # The markers of different arms start at different rounds.
+                markevery=(i % every, every),
+                linewidth=1.6 + 2.4 * covering,
+                zorder=3,
+            )
+            if any(point.low < point.high for point in points):
+                axes.fill_between(
+                    xs,
+                    [point.low + up for point in points],
+                    [point.high + up for point in points],
+                    color=colour(i),
+                    alpha=0.16,
+                    linewidth=0,
+                )
+            axes.plot(
+                [point.x for point in seconds[arm]],
+                [point.y + up for point in seconds[arm]],
+                color=colour(i),
+                linestyle=":",
+                linewidth=1.4,
+                zorder=2,
+            )
+        if linear_within is not None:
+            axes.set_yscale("symlog", linthresh=linear_within)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.axhline(0, color=theme.text, linewidth=0.8)
+        if whole:
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            low, high = axes.get_ylim()
+            axes.set_ylim(min(low, -0.2), max(high, 1.2))
+
+    last = ", ".join(f"{arm} {points[-1].y:.3g}" for arm, points in curves.items() if points)
+    return Plot(
+        name=name,
+        title=title,
+        look=look,
+        draw=draw,
+        alt=f"Lines of {y_label} over {x_label}. Last values: {last}.",
+        missing=None if any(curves.values()) else missing,
+    )
+
+
+def bars(
+    values: Mapping[str, Bar | None],
+    *,
+    name: str,
+    title: str,
+    look: str,
+    unit: str,
+    form: str,
+    line: float | None,
+    missing: str,
+) -> Plot:
+    """A plot with a bar and a whisker for each arm; None stands for an unknown value."""
+    known = {arm: bar for arm, bar in values.items() if bar is not None}
+    labels = {
+        arm: form.format(bar.middle) + f" {MARK}" * bar.doubtful for arm, bar in known.items()
+    }
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = axes_of(figure, theme, x_label=unit, y_label="", names=list(values))
+        # A very wide interval, as two seeds may leave, is cut off: it would squeeze all bars.
+        end = 3 * max(bar.middle for bar in known.values())
+        end = min(end, max(bar.high for bar in known.values()))
+        for i, (arm, bar) in enumerate(values.items()):
+            if bar is None:
+                axes.text(0.01 * end, i, "not known", va="center", color=theme.text, fontsize=FONT)
+                continue
+            axes.barh(i, bar.middle, height=0.66, color=colour(i), zorder=2)
+            if bar.low < bar.high:
+                ends = [bar.low, min(bar.high, end)]
+                axes.plot(ends, [i, i], color=theme.text, linewidth=1.6, zorder=3)
+            axes.text(
+                min(bar.high, end) + 0.02 * end,
+                i,
+                labels[arm],
+                va="center",
+                color=theme.text,
+                fontsize=FONT,
+                bbox={"facecolor": theme.background, "edgecolor": "none", "pad": 0.6},
+            )
+        if line is not None:
+            axes.axvline(line, color=theme.text, linewidth=1, linestyle="--", zorder=1)
+        axes.set_xlim(0, 1.27 * end)
+
+    return Plot(
+        name=name,
+        title=title,
+        look=look,
+        draw=draw,
+        alt="Bars. " + ", ".join(f"{arm} {label}" for arm, label in labels.items()) + ".",
+        height=max(HEIGHT, 1.0 + 0.3 * len(values)),
+        missing=None if known else missing,
+    )
+
+
+def draw_stage_bars(
+    figure: Figure, theme: Theme, seconds: Mapping[str, Mapping[str, float]]
+) -> None:
+    axes = axes_of(figure, theme, x_label="seconds", y_label="", names=list(seconds), below=0.85)
+    for i, stages in enumerate(seconds.values()):
+        left = 0.0
+        for stage, fill in STAGE_COLOURS.items():
+            axes.barh(i - 0.13, stages[stage], left=left, height=0.42, color=fill, zorder=2)
+            left += stages[stage]
+        if stages["step"]:
+            step = [stages["step"]] * 2
+            axes.plot(step, [i - 0.4, i + 0.14], color=theme.text, linewidth=2, zorder=3)
+        for place, (waiting, hatch) in enumerate(zip(WAITING, ("////", "...."), strict=True)):
+            axes.barh(
+                i + 0.18 + 0.15 * place,
+                stages[waiting],
+                height=0.13,
+                facecolor="none",
+                edgecolor=theme.text,
+                hatch=hatch,
+                linewidth=0.6,
+                zorder=2,
+            )
+    axes.set_ylim(len(seconds) - 0.4, -0.6)
+    _stage_legend(figure, theme, waiting=True)
+
+
+def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
+    def draw(axes: Axes, i: int, trials: Sequence[TrialRecord]) -> None:
+        layers = [
+            {point.x: point.y for point in curve(trials, metric(f"time/{stage}_s"))}
+            for stage in STAGE_COLOURS
+        ]
+        rounds = sorted({x for layer in layers for x in layer})
+        if rounds:
+            heights = [[layer.get(x, 0.0) for x in rounds] for layer in layers]
+            axes.stackplot(rounds, *heights, colors=list(STAGE_COLOURS.values()), linewidth=0)
+            axes.set_xlim(rounds[0], max(rounds[-1], rounds[0] + 1))
+        axes.set_ylim(bottom=0)
+
+    panels(figure, theme, arms, draw, x_label="round", y_label="seconds")
+    _stage_legend(figure, theme, waiting=False)
+
+
+def _stage_legend(figure: Figure, theme: Theme, *, waiting: bool) -> None:
+    handles: list[Any] = [
+        Patch(facecolor=fill, label=stage) for stage, fill in STAGE_COLOURS.items()
+    ]
+    if waiting:
+        handles += [
+            Patch(facecolor="none", edgecolor=theme.text, hatch=hatch, label=label, linewidth=0.6)
+            for label, hatch in zip(WAITING.values(), ("////", "...."), strict=True)
+        ]
+    legend(figure, theme, handles, columns=3 if waiting else 4)
+
+
+def draw_versions(figure: Figure, theme: Theme, files: Mapping[str, TrialFiles]) -> None:
+    def draw(axes: Axes, i: int, read: TrialFiles) -> None:
+        learner = [change for change in read.changes if change.side == "learner"]
+        steps = list(dict.fromkeys(change.version for change in learner))
+        last = steps[min(FIRST_ROUNDS, len(steps)) - 1] if steps else math.inf
+        end = max((c.second for c in read.changes if c.version <= last), default=1.0)
+        # One line for each actor, since generators change version at different times.
+        for side, actor in sorted({(c.side, c.actor) for c in read.changes}):
+            own = [c for c in read.changes if (c.side, c.actor) == (side, actor)]
+            xs = [change.second for change in own if change.second <= end]
+            ys = [change.version for change in own if change.second <= end]
+            axes.step(
+                [*xs, end],
+                [*ys, ys[-1]] if ys else [math.nan],
+                where="post",
+                color=colour(i) if side == "learner" else theme.text,
+                linestyle="-" if side == "learner" else ":",
+                linewidth=2.2 if side == "learner" else 1.4,
+                zorder=2 if side == "learner" else 3,
+            )
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+
+    panels(figure, theme, files, draw, x_label="seconds", y_label="gradient steps")
+    handles = [
+        Line2D([], [], color=theme.text, linewidth=2.2, label="learner (in the arm's colour)"),
+        Line2D([], [], color=theme.text, linewidth=1.4, linestyle=":", label="generator"),
+    ]
+    legend(figure, theme, handles, columns=2)
+
+
+def draw_lag_histogram(
+    figure: Figure, theme: Theme, shares: Mapping[str, Mapping[int, float]]
+) -> None:
+    axes = axes_of(figure, theme, x_label="lag, rounds", y_label="share of groups")
+    lags = sorted({lag for arm in shares.values() for lag in arm})
+    width = 0.84 / len(shares)
+    for i, arm in enumerate(shares.values()):
+        places = [n - 0.42 + (i + 0.5) * width for n in range(len(lags))]
+        heights = [arm.get(lag, 0.0) for lag in lags]
+        axes.bar(places, heights, width=0.9 * width, color=colour(i), zorder=2)
+    axes.set_xticks(range(len(lags)), [str(lag) for lag in lags])
+    axes.set_xlim(-0.5, len(lags) - 0.5)
+    axes.set_ylim(0, 1.05)
+    axes.grid(visible=False, axis="x")

@@ -1,0 +1,241 @@
+"""Reads the Parquet parts of a trial: lags, uses, held-out responses, versions, gradient steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from reports import experiment_files
+from reports.experiment_files import content_of, one_line
+from reports.records import TrialRecord
+
+EXAMPLES = 4  # held-out prompts whose responses are shown
+
+MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is no time
+
+# The columns that are read of each kind of part; the parts have more.
+SCHEMAS = {
+    "rollouts": pa.schema(
+        {"round": pa.int32(), "cursor": pa.int64(), "lag": pa.int32(), "first_use": pa.bool_()}
+    ),
+    "evaluations": pa.schema(
+        {
+            "round": pa.int32(),
+            "cursor": pa.int64(),
+            "response_index": pa.int32(),
+            "prompt": pa.string(),
+            "response": pa.string(),
+            "reward": pa.float32(),
+            "finished": pa.bool_(),
+            "tokens": pa.int32(),
+        }
+    ),
+    "steps": pa.schema(
+        {
+            "round": pa.int32(),
+            "step": pa.int32(),
+            "clip_fraction": pa.float32(),
+            "kl_behaviour_nats": pa.float32(),
+        }
+    ),
+    "versions": pa.schema(
+        {"at": pa.float64(), "side": pa.string(), "actor": pa.string(), "version": pa.int32()}
+    ),
+}
+
+
+def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
+    """The parts of one kind up to the trial's last row as one table, and what was damaged."""
+    schema, tables, damaged = SCHEMAS[kind], [], []
+    root = trial.directory.parent
+    try:
+        names = list(experiment_files.entries(root, trial.name, kind))
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        names, damaged = [], [f"{trial.name}/{kind} cannot be read ({error.strerror})"]
+    for name in names:
+        number = re.fullmatch(r"part-(\d+)\.parquet", name)
+        if number is None or int(number[1]) > trial.round:
+            continue  # the round was cut off, or a resumed trial has yet to repeat it
+        content = content_of(root, (trial.name, kind, name), damaged)
+        if content is None:
+            continue
+        try:
+            # `read_table` would take a directory called `a=b` for a column.
+            file = pq.ParquetFile(pa.BufferReader(content))
+            table = file.read(columns=schema.names, use_threads=False)
+            table = table.select(schema.names).cast(schema)
+            table.validate(full=True)  # a text that is not UTF-8 would raise only later
+            tables.append(table)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            reason = one_line(error)
+            reason = reason if len(reason) <= 120 else reason[:119] + "…"
+            damaged.append(f"{trial.name}/{kind}/{name} is damaged, skipped ({reason})")
+    return pa.concat_tables(tables) if tables else schema.empty_table(), damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One held-out prompt, answered before training and by the latest policy."""
+
+    prompt: str
+    before: str
+    before_reward: float
+    after: str
+    after_reward: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    round: int  # round of the latest evaluation
+    pairs: Sequence[Example]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionPoint:
+    second: float  # seconds since the first change of the trial
+    side: str  # "learner" or "generator"
+    actor: str
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPoint:
+    """Figures of one gradient step of a round, medians over the rounds; None where unknown."""
+
+    clip_fraction: float | None
+    kl_sampler_nats: float | None  # KL(sampler || policy), the negated kl/behaviour_nats
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFiles:
+    """The figures that were read from the Parquet parts of a trial."""
+
+    lags: Counter[int]  # lag of the first training -> number of groups
+    uses: float | None  # how often a group was trained on, the mean over groups
+    held_out: Mapping[str, float]  # prompt -> mean reward of its responses, in the last evaluation
+    examples: Examples
+    changes: Sequence[VersionPoint]
+    steps: Mapping[int, StepPoint]  # step of the round, from 1 -> its figures
+    damaged: Sequence[str]
+
+
+def read_files(trial: TrialRecord) -> TrialFiles:
+    rollouts, damaged = read_parts(trial, "rollouts")
+    evaluations, damaged_evaluations = read_parts(trial, "evaluations")
+    versions, damaged_versions = read_parts(trial, "versions")
+    steps, damaged_steps = read_parts(trial, "steps")
+    answered = evaluations.to_pylist()
+    return TrialFiles(
+        lags=_lags(rollouts),
+        uses=_uses(rollouts),
+        held_out=_held_out(answered),
+        examples=_examples(answered, EXAMPLES),
+        changes=_changes(versions.to_pylist()),
+        steps=_steps(steps.to_pylist()),
+        damaged=[*damaged, *damaged_evaluations, *damaged_versions, *damaged_steps],
+    )
+
+
+def _steps(rows: Sequence[Mapping[str, Any]]) -> dict[int, StepPoint]:
+    by_step: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["step"] is not None:
+            by_step.setdefault(row["step"], []).append(row)
+
+    def middle(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+        values = [row[name] for row in rows if row[name] is not None and math.isfinite(row[name])]
+        return statistics.median(values) if values else None
+
+    def negated(value: float | None) -> float | None:
+        return None if value is None else 0.0 - value  # no negative zero
+
+    return {
+        step: StepPoint(
+            clip_fraction=middle(by_step[step], "clip_fraction"),
+            kl_sampler_nats=negated(middle(by_step[step], "kl_behaviour_nats")),
+        )
+        for step in sorted(by_step)
+    }
+
+
+def _lags(rollouts: pa.Table) -> Counter[int]:
+    """Number of groups by lag. A row is a response, and a group is counted once."""
+    first = rollouts.filter(pc.field("first_use") & pc.field("lag").is_valid())
+    groups = first.group_by(["round", "cursor"]).aggregate([("lag", "max")])
+    return Counter(groups.column("lag_max").to_pylist())
+
+
+def _uses(rollouts: pa.Table) -> float | None:
+    """How often a group was trained on: it has rows in every round that trained on it."""
+    trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
+    groups = rollouts.group_by("cursor").aggregate([]).num_rows
+    return trained / groups if groups else None
+
+
+def _held_out(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean reward by the text of the prompt, since an evaluation may repeat prompts."""
+    last = max((row["round"] for row in rows if row["round"] is not None), default=0)
+    rewards: dict[str, list[float]] = {}
+    for row in rows:
+        prompt, reward = row["prompt"], row["reward"]
+        if row["round"] == last and None not in (prompt, reward) and math.isfinite(reward):
+            rewards.setdefault(prompt, []).append(reward)
+    return {prompt: statistics.fmean(own) for prompt, own in rewards.items()}
+
+
+def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
+    """The first response to each of the first held-out prompts, not the best ones."""
+    by_round: dict[int, dict[int, Mapping[str, Any]]] = {}
+    for row in rows:
+        if any(value is None for value in row.values()):
+            continue
+        prompts = by_round.setdefault(row["round"], {})
+        known = prompts.get(row["cursor"])
+        if known is None or row["response_index"] < known["response_index"]:
+            prompts[row["cursor"]] = row
+    latest = max(by_round, default=0)
+    if latest == 0 or 0 not in by_round:
+        return Examples(round=latest, pairs=())
+    before, after = by_round[0], by_round[latest]
+    return Examples(
+        round=latest,
+        pairs=[
+            Example(
+                prompt=before[cursor]["prompt"],
+                before=before[cursor]["response"],
+                before_reward=before[cursor]["reward"],
+                after=after[cursor]["response"],
+                after_reward=after[cursor]["reward"],
+            )
+            for cursor in sorted(before.keys() & after.keys())[:number]
+        ],
+    )
+
+
+def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionPoint]:
+    known = [
+        row
+        for row in rows
+        if None not in row.values() and math.isfinite(row["at"]) and 0 < row["at"] < MAX_SECONDS
+    ]
+    known.sort(key=lambda row: row["at"])
+    return [
+        VersionPoint(
+            second=row["at"] - known[0]["at"],
+            side=row["side"],
+            actor=row["actor"],
+            version=row["version"],
+        )
+        for row in known
+    ]

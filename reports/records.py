@@ -1,0 +1,114 @@
+"""An experiment and its trials as they were read from disk."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.config import GRPOConfig
+from search_spaces.question import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    name: str
+    directory: Path
+    params: Mapping[str, Any]  # params.json as it was written
+    config: GRPOConfig
+    arm: str  # label of the config's arm; the settings are added where trials of one arm differ
+    rows: Sequence[Mapping[str, float]]  # one row a round, in order, finite numbers only
+    done: bool
+    error: str | None  # the last line of error.txt; a retried trial may be done all the same
+    error_at: float | None  # seconds since 1970
+    has_trace: bool
+    problems: Sequence[str]  # what could not be read, in one line each
+
+    @property
+    def round(self) -> int:
+        """The number of rounds trained so far."""
+        return int(self.rows[-1]["training_iteration"]) if self.rows else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the trial has run all its rounds."""
+        return self.round >= self.config.rounds
+
+    @property
+    def failed(self) -> bool:
+        """Whether the trial ended with a failure: Tune keeps the error of a trial that it has
+        started again, so an error may be older than the last row."""
+        if self.done or self.error is None:
+            return False
+        reported = self.last("timestamp")
+        return reported is None or self.error_at is None or reported <= self.error_at
+
+    @property
+    def status(self) -> str:
+        reached = f"round {self.round} of {self.config.rounds}"
+        if self.done:
+            if self.complete:
+                return "finished"
+            limit = self.config.callbacks.kl_stop
+            drifted = limit is not None and (self.last("kl/reference_nats") or 0.0) > limit
+            by = f"callbacks.kl_stop={limit:g}" if drifted else "the scheduler"
+            return f"stopped by {by} after {reached}"
+        if self.failed:
+            return f"failed after {reached}: {self.error}"
+        before = f"; it had failed: {self.error}" if self.error is not None else ""
+        return f"still running or interrupted: {reached}{before}" if self.rows else "no round yet"
+
+    def column(self, name: str) -> list[float]:
+        """The values of a metric in the order of rounds; rounds without it are left out."""
+        return [row[name] for row in self.rows if name in row]
+
+    def last(self, name: str) -> float | None:
+        """The value of a metric in the last row."""
+        return self.rows[-1].get(name) if self.rows else None
+
+    def late_mean(self, name: str) -> float | None:
+        """The mean of a metric over the last eighth of the trial's rounds. A share, not a number of
+        rounds, so that arms with few and large rounds are judged by as many samples as others."""
+        late = self.round - max(1, self.config.rounds // 8)
+        values = [
+            row[name] for row in self.rows if row["training_iteration"] > late and name in row
+        ]
+        return statistics.fmean(values) if values else None
+
+    def evaluated(self) -> Iterator[tuple[int, float, Mapping[str, float]]]:
+        """Yields (round, held-out reward, row) of each evaluation; round 0 has an empty row.
+
+        A row carries the latest evaluation, so most rows repeat one.
+        """
+        first = self.last("reward/eval_first")
+        if first is not None:
+            yield 0, first, {}
+        for row in self.rows:
+            if row.get("eval/round") == row["training_iteration"] and "reward/eval_mean" in row:
+                yield int(row["training_iteration"]), row["reward/eval_mean"], row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentRecord:
+    directory: Path
+    description: Mapping[str, Any]  # experiment.json; empty when it is missing
+    question: Question | None  # None when no search space asked one
+    trials: Sequence[TrialRecord]  # in the order of the question's arms, then of seeds
+    problems: Sequence[str]
+
+    @property
+    def arms(self) -> dict[str, list[TrialRecord]]:
+        """The trials of each arm that have a row."""
+        arms: dict[str, list[TrialRecord]] = {}
+        for trial in self.trials:
+            if trial.rows:
+                arms.setdefault(trial.arm, []).append(trial)
+        return arms
+
+    @property
+    def complete_arms(self) -> dict[str, list[TrialRecord]]:
+        """The same arms with the complete trials alone. Their samples are equal only where the
+        arms' rounds were made so (`--samples`)."""
+        return {arm: [t for t in trials if t.complete] for arm, trials in self.arms.items()}

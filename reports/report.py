@@ -1,0 +1,122 @@
+"""Writes the report of an experiment: the page, its figures as JSON, and its plots."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo_trainable.command_line import program
+from reports import experiment_files
+from reports.experiment import ExperimentError, read_experiment
+from reports.page import render_page
+from reports.parts import read_files
+from reports.records import ExperimentRecord
+from reports.report_data import report_data
+from reports.summary import Comparison, compare
+from reports.verdicts import quantities, verdicts
+
+if TYPE_CHECKING:
+    from reports.canvas import Plot, Section
+
+
+class ReportError(ValueError):
+    """Why there can be no report, in one line."""
+
+
+def _warn(text: str) -> None:
+    print(f"{program('report')}: warning: {text}", file=sys.stderr)
+
+
+def write_report(directory: Path, warn: Callable[[str], object] = _warn) -> Path:
+    """Writes the page, its plots and report.json, and gives the page's path. `warn` is called with
+    a line for each damaged file.
+
+    Raises:
+        ReportError: there is no experiment, it has no row yet, matplotlib is missing, or the page
+            cannot be written.
+    """
+    try:
+        # "." has no name to show.
+        experiment = read_experiment(Path(os.path.abspath(directory)))
+    except ExperimentError as error:
+        raise ReportError(str(error)) from None
+    return write_report_of(experiment, compare(experiment.trials), warn)
+
+
+def write_report_of(
+    experiment: ExperimentRecord, comparison: Comparison, warn: Callable[[str], object] = _warn
+) -> Path:
+    """`write_report` of an experiment that has been read and compared."""
+    directory = experiment.directory
+    damaged = [*experiment.problems, *(p for t in experiment.trials for p in t.problems)]
+    if not experiment.arms:
+        why = f" ({damaged[0]})" if damaged else ""
+        raise ReportError(f"{directory}: no trial has finished a round yet{why}")
+    try:
+        from reports.plots import sections
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise ReportError(
+            "matplotlib is missing; install it by: pip install 'grpo-trainable[report]'"
+        ) from None
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    damaged += [text for trial in experiment.trials for text in files[trial.name].damaged]
+    for text in damaged:
+        warn(text)
+    shown = sections(experiment, comparison, files)
+    images = _images(shown, list(comparison.arms))
+    found = quantities(experiment, comparison, files)
+    told = verdicts(found, comparison)
+    data = report_data(experiment, comparison, found, told, damaged)
+    page = render_page(experiment, comparison, files, shown, images, damaged, told)
+    try:
+        _write_plots(directory, shown, images)
+        _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")
+        _write_text(directory, "report.html", page)
+    except OSError as error:
+        raise ReportError(f"{directory}: cannot write there ({error.strerror})") from None
+    return directory / "report.html"
+
+
+def _drawn(sections: Iterable[Section]) -> list[Plot]:
+    return [plot for section in sections for plot in section.plots if plot.missing is None]
+
+
+def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
+    """PNG by plot and theme, "speed_up-dark", and a legend for use of the files elsewhere."""
+    from reports.canvas import DARK, LIGHT, render, render_legend
+
+    with warnings.catch_warnings():
+        # About letters that the font lacks and axes without extent: nothing can be done.
+        warnings.simplefilter("ignore")
+        images = {
+            f"{plot.name}-{theme.name}": render(plot, theme)
+            for plot in _drawn(sections)
+            for theme in (LIGHT, DARK)
+        }
+        return {**images, "legend-light": render_legend(arms, LIGHT)}
+
+
+def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:
+    """Writes the light pictures, and removes an earlier report's plots that are not drawn now.
+
+    Raises:
+        OSError: the experiment cannot be written to, or there is a link in the way.
+    """
+    experiment_files.make_directory(directory, "plots")
+    for name in (*(plot.name for plot in _drawn(sections)), "legend"):
+        content = images[f"{name}-light"]
+        experiment_files.write(directory, "plots", f"{name}.png", content=content)
+    missing = {f"{plot.name}.png" for section in sections for plot in section.plots if plot.missing}
+    for name in missing & experiment_files.entries(directory, "plots").keys():
+        experiment_files.remove(directory, "plots", name)
+
+
+def _write_text(directory: Path, name: str, text: str) -> None:
+    experiment_files.write(directory, name, content=text.encode("utf-8", errors="replace"))

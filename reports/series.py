@@ -1,0 +1,87 @@
+"""The figures behind a plot: curves over the trials of an arm, stage seconds, shares of lags."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo_trainable.stages import IDLE_SIDES, STAGES
+from reports.records import TrialRecord
+
+# Evaluation comes last, since it is no part of the wall-clock that trials are compared by.
+STAGE_COLOURS = {
+    stage: STAGES[stage].figure for stage in sorted(STAGES, key=lambda stage: stage == "eval")
+}
+WAITING = dict(zip(IDLE_SIDES, ("generator waits", "learner waits"), strict=True))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A median over seeds, with the least and the most."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+Series = Callable[[TrialRecord], Iterable[tuple[int, float, float]]]  # (round, x, y)
+Arms = Mapping[str, Sequence[TrialRecord]]
+
+
+def metric(name: str) -> Series:
+    def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
+        for row in trial.rows:
+            if name in row:
+                round_ = int(row["training_iteration"])
+                yield round_, round_, row[name]
+
+    return series
+
+
+def frontier(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
+    """Held-out reward by KL to the reference; at round 0 the policy is the reference."""
+    for round_, reward, row in trial.evaluated():
+        if round_ == 0 and trial.column("kl/reference_nats"):
+            yield 0, 0.0, reward
+        elif "kl/reference_nats" in row:
+            yield round_, row["kl/reference_nats"], reward
+
+
+def curve(trials: Sequence[TrialRecord], series: Series) -> list[Point]:
+    """A point for each round: the medians over the trials that have a value there."""
+    at: dict[int, list[tuple[float, float]]] = {}
+    for trial in trials:
+        for round_, x, y in series(trial):
+            at.setdefault(round_, []).append((x, y))
+    points = []
+    for round_ in sorted(at):
+        xs, ys = zip(*at[round_], strict=True)
+        points.append(Point(statistics.median(xs), statistics.median(ys), min(ys), max(ys)))
+    return points
+
+
+def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, float]:
+    """Seconds that a number of responses takes, by stage, waiting and `step`: the median over
+    trials of their median round, or of their mean round for eval, which most rounds lack. Per
+    responses, because arms differ in how many a round has."""
+    seconds = {}
+    config = trials[0].config  # trials of an arm differ in their seed
+    scale = responses / (config.prompts_per_round * config.rollout.group_size)
+    for stage in (*STAGE_COLOURS, *WAITING, "step"):
+        middle = statistics.fmean if stage == "eval" else statistics.median
+        columns = [trial.column(f"time/{stage}_s") for trial in trials]
+        spent = [middle(column) for column in columns if column]
+        seconds[stage] = scale * statistics.median(spent) if spent else 0.0
+    return seconds
+
+
+def lag_shares(counts: Iterable[Mapping[int, int]]) -> dict[int, float]:
+    """The share of groups at each lag, over all trials of an arm."""
+    total: dict[int, int] = {}
+    for lags in counts:
+        for lag, groups in lags.items():
+            total[lag] = total.get(lag, 0) + groups
+    groups = sum(total.values())
+    return {lag: total[lag] / groups for lag in sorted(total)}

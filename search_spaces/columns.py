@@ -1,0 +1,153 @@
+"""What a search space's report shows of each arm, beside the held-out reward.
+
+A column is data, not a function: it is stored with the experiment, so that a report needs neither
+the file that defined the space nor to run any code of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# How the values of a trial's rounds become one, and how a table says so.
+OVER = {
+    "last": "of the last round",
+    "mean": "means over the rounds",
+    "median": "of the median round",
+    "max": "the largest of all rounds",
+    "late": "means over the last eighth of the rounds",
+}
+# Figures of a whole trial that are no metric of a round, and what they are.
+DERIVED = {
+    "samples_per_s": "without the rounds that other work on the machine disturbed",
+    "lag_of_bound": "the mean lag as a share of the largest that the trial allows",
+    "uses_per_group": "how often a group was trained on, means over the groups",
+    "never_trained": "the share of the groups that were dropped or still waiting at the end",
+}
+# Their shares of a round are shown for every space.
+STAGES = ("rollout", "optimize", "reference", "sync")
+FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One figure of every trial; a cell is the median over the seeds.
+
+    Raises:
+        ValueError: `over`, `form` or `metric` is none of the valid ones.
+    """
+
+    name: str  # in files
+    title: str  # in tables
+    metric: str  # a metric of docs/metrics.md, or a key of DERIVED
+    over: str = "last"  # a key of OVER; DERIVED figures do not use it
+    factor: float = 1.0  # of the value, for another unit or sign
+    form: str = "{:.2f}"
+
+    def __post_init__(self) -> None:
+        if "/" not in self.metric and self.metric not in DERIVED:
+            valid = f"a metric of docs/metrics.md or one of {', '.join(DERIVED)}"
+            raise ValueError(f"column {self.name}: metric={self.metric}: must be {valid}")
+        if self.over not in OVER:
+            raise ValueError(
+                f"column {self.name}: over={self.over}: must be one of {', '.join(OVER)}"
+            )
+        if not FORM.fullmatch(self.form):
+            raise ValueError(
+                f"column {self.name}: form={self.form!r}: must be like '{{:.2f}}' or '{{:+.1%}}'"
+            )
+
+    @property
+    def how(self) -> str:
+        """How a trial's figure comes about, as a table says it."""
+        return DERIVED.get(self.metric) or OVER[self.over]
+
+
+# The report shows these columns for every space.
+ALWAYS = ("reward", "against", "early_reward", *(f"{stage}_share" for stage in STAGES))
+
+# Not seconds: those of trials that were cut short compare with nothing.
+SPEED = Column(name="samples_per_s", title="samples/s", metric="samples_per_s", form="{:.0f}")
+DRIFT = (
+    Column(
+        name="kl_reference_nats",
+        title="KL to reference",
+        metric="kl/reference_nats",
+        over="late",
+        form="{:.1f}",
+    ),
+    Column(
+        name="reference_nll_nats",
+        title="reference NLL",
+        metric="response/reference_nll_nats",
+        over="late",
+    ),
+)
+OFF_POLICY = (
+    # KL(sampler || policy). The rollouts are the sampler's, so the signed estimate k1 with its sign
+    # turned is unbiased; k3, which is meant for samples of the policy, is not.
+    Column(
+        name="kl_sampler_nats",
+        title="KL from sampler",
+        metric="kl/behaviour_nats",
+        over="median",
+        factor=-1.0,
+        form="{:.2g}",
+    ),
+    Column(
+        name="clip_fraction",
+        title="clipped",
+        metric="loss/clip_fraction",
+        over="mean",
+        form="{:.1%}",
+    ),
+)
+STEPS = Column(
+    name="gradient_steps", title="gradient steps", metric="version/learner", form="{:.0f}"
+)
+STALENESS = (
+    Column(name="lag", title="mean lag", metric="lag/mean", over="mean"),
+    Column(name="lag_of_bound", title="of the bound", metric="lag_of_bound", form="{:.0%}"),
+    Column(name="lag_max", title="largest", metric="lag/max", over="max", form="{:.0f}"),
+)
+REUSE = (
+    Column(name="uses", title="uses of a trained group", metric="uses_per_group"),
+    Column(name="age", title="mean age", metric="buffer/age_mean", over="mean"),
+    Column(name="never_trained", title="never trained", metric="never_trained", form="{:.0%}"),
+)
+SHARES = tuple(
+    Column(
+        name=f"{stage}_share",
+        title=stage,
+        metric=f"time/{stage}_fraction",
+        over="median",
+        form="{:.0%}",
+    )
+    for stage in STAGES
+)
+SYNC = (
+    Column(
+        name="sync_ms",
+        title="sync, ms",
+        metric="time/sync_s",
+        over="median",
+        factor=1000.0,
+        form="{:.1f}",
+    ),
+    Column(
+        name="sync_round_share",
+        title="of the round",
+        metric="time/sync_fraction",
+        over="median",
+        form="{:.2%}",
+    ),
+    Column(
+        name="first_sync_ms",
+        title="first sync, ms",
+        metric="sync/first_s",
+        over="median",
+        factor=1000.0,
+        form="{:.0f}",
+    ),
+    Column(name="gb_per_s", title="GB/s", metric="sync/gb_per_s", over="median"),
+)

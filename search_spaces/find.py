@@ -1,0 +1,80 @@
+"""A search space by the name that a user gives it: one of ours, or one in a file of the user's."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from types import ModuleType
+
+from grpo_trainable.config import ConfigError, shown
+from grpo_trainable.plugins import PluginError, is_reference, load_module, load_object, source_of
+from search_spaces import SPACES
+from search_spaces.base import SearchSpace
+from search_spaces.columns import DERIVED
+
+
+def find_space(text: str) -> SearchSpace:
+    """The space that `text` names: `lag`, `my_space.py`, `my_space.py:NAME` or `my.module:NAME`.
+
+    Raises:
+        ConfigError: there is no such space, or its file cannot be used; in one line.
+    """
+    if text in SPACES:
+        return SPACES[text]
+    try:
+        if text.endswith(".py"):
+            return _only_space(text, load_module("--space", text))
+        if is_reference(text):
+            return _checked(text, load_object("--space", text))
+    except PluginError as error:
+        raise ConfigError(str(error)) from None
+    near = difflib.get_close_matches(text, SPACES, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError(
+        f"--space {shown(text)}: unknown; {hint}valid: {', '.join(SPACES)}, "
+        "or my_space.py with a SearchSpace in it"
+    )
+
+
+def absolute(text: str) -> str:
+    """The same space as it is named from any directory."""
+    where, colon, name = text.partition(".py")
+    return text if not colon else os.path.abspath(f"{where}.py") + name
+
+
+def source_file(text: str) -> str | None:
+    """The file that a space of the user's is defined in; None for one of ours."""
+    if text in SPACES or not (text.endswith(".py") or is_reference(text)):
+        return None
+    return text if text.endswith(".py") else source_of(text)
+
+
+def _only_space(text: str, module: ModuleType) -> SearchSpace:
+    ours = [id(space) for space in SPACES.values()]
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, SearchSpace) and id(value) not in ours
+    }
+    if not found:
+        raise ConfigError(f"--space {text}: defines no SearchSpace")
+    if len({id(space) for space in found.values()}) > 1:
+        names = " or ".join(f"{text}:{name}" for name in found)
+        raise ConfigError(f"--space {text}: defines several search spaces; choose {names}")
+    return _checked(text, next(iter(found.values())))
+
+
+def _checked(text: str, found: object) -> SearchSpace:
+    if not isinstance(found, SearchSpace):
+        raise ConfigError(f"--space {text}: is a {type(found).__name__}, not a SearchSpace")
+    from grpo_trainable.metrics import NAMES  # imports torch: not for a space of ours
+
+    known = {*NAMES, *DERIVED}
+    for column in found.columns:
+        if column.metric not in known:
+            near = difflib.get_close_matches(column.metric, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "docs/metrics.md lists them"
+            raise ConfigError(
+                f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
+            )
+    return found

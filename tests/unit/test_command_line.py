@@ -1,0 +1,119 @@
+"""Command lines report mistakes in one line, know how they were started, and end quietly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.command_line import (
+    INTERRUPTED,
+    OK,
+    OUTPUT_CLOSED,
+    USAGE,
+    Parser,
+    UsageError,
+    command,
+    number,
+    program,
+    run,
+)
+from grpo_trainable.config import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ["launch/tune.py", "--space", "async_vs_sync", "--dry-run"],
+        ["launch/tune.py", "--list"],
+        ["launch/report.py", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_has_gone_gets_no_traceback(script):
+    process = subprocess.Popen(
+        [sys.executable, *script],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # unbuffered, argparse ignores the error itself
+    )
+    assert process.stdout is not None
+    process.stdout.close()  # long before the first line
+    _, error = process.communicate(timeout=60)
+    assert error == b""
+    assert process.returncode == OUTPUT_CLOSED == 141
+
+
+def raising(error: BaseException):
+    def body() -> int:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "text"),
+    [
+        (UsageError("--seed: no"), USAGE, "tune.py: --seed: no\n"),
+        (ConfigError("lag=-1: no"), USAGE, "tune.py: lag=-1: no\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "tune.py: interrupted\n"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_status(error, status, text, capsys):
+    assert run("tune", raising(error)) == status
+    assert capsys.readouterr().err == text
+
+
+def test_a_bug_is_not_taken_for_a_mistake():
+    with pytest.raises(ValueError, match="a bug"):
+        run("tune", raising(ValueError("a bug")))
+
+
+def test_no_status_is_ok():
+    assert run("tune", lambda: None) == OK
+
+
+@pytest.mark.parametrize(
+    ("started", "name", "words"),
+    [
+        ("launch/tune.py", "tune.py", ["python", "launch/tune.py"]),
+        ("/usr/local/bin/grpo-tune", "grpo-tune", ["grpo-tune"]),
+        ("/usr/local/bin/grpo-report", "grpo-tune", ["grpo-tune"]),
+    ],
+)
+def test_messages_name_a_command_as_this_one_was_started(monkeypatch, started, name, words):
+    monkeypatch.setattr(sys, "argv", [started])
+    assert program("tune") == name
+    assert command("tune") == words
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", 1), ("+7", 7), ("12", 12)])
+def test_integers_in_range_are_read(text, value):
+    assert number(int, 1, 12)(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "13", "-3", "1.5", "1e1", "1_0", " 1", "many", "", "inf"])
+def test_anything_else_is_refused_with_what_is_valid(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"an integer in \[1, 12\], got"):
+        number(int, 1, 12)(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e999", "-0.1", "1_0.0"])
+def test_numbers_are_finite(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="a number >= 0"):
+        number(float, 0)(text)
+    assert number(float, 0)("2e-4") == 2e-4
+
+
+def test_options_are_never_abbreviated():
+    parser = Parser(prog="tune.py")
+    parser.add_argument("--samples")
+    with pytest.raises(UsageError, match=r"--sampl.*--help"):
+        parser.parse_args(["--sampl", "3"])

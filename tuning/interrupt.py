@@ -1,0 +1,73 @@
+"""Ends an experiment in order after Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from callbacks import interruption
+from grpo_trainable.command_line import INTERRUPTED
+
+# Seconds after an interrupt: to the end of the round and its checkpoint, and to our own end. Ray
+# needs up to 3 s more to end what we leave.
+ROUND_S, GRACE_S = 15.0, 22.0
+
+
+class Interrupt:
+    """The handler of Ctrl-C and SIGTERM. The first signal lets every trial finish its round and
+    save, for `ROUND_S`; the second ends the program at once; `GRACE_S` after the first it ends in
+    any case. `resume` is the line to print then, `release_terminal` gives back the screen."""
+
+    def __init__(self, resume: str, release_terminal: Callable[[], None]) -> None:
+        self.received = False
+        self._resume = resume
+        self._release_terminal = release_terminal
+        self._requested = interruption.requested
+        self._requested.clear()
+
+    def install(self) -> None:
+        """Call it before and after `ray.init`, which sets handlers of its own; Tune's handler is
+        switched off, since it would hide the interrupt."""
+        os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
+        signal.signal(signal.SIGINT, self._handle)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
+            try:
+                self._release_terminal()
+                print("interrupted again: stopping at once", file=sys.stderr, flush=True)
+            finally:
+                os._exit(INTERRUPTED)
+        self.received = True
+        name = signal.Signals(number).name
+        text = f"{name}: finishing the current round and saving every trial"
+        print(text, file=sys.stderr, flush=True)
+        for seconds, act in ((ROUND_S, self._end_now), (GRACE_S, self._give_up)):
+            watchdog = threading.Timer(seconds, act)
+            watchdog.daemon = True
+            watchdog.start()
+        self._requested.set()
+        if not tune_is_running():
+            raise KeyboardInterrupt
+
+    def _end_now(self) -> None:
+        """A trial that has not saved by now will go on from its last checkpoint."""
+        if tune_is_running():
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _give_up(self) -> None:
+        try:
+            self._release_terminal()
+            print(self._resume, flush=True)
+        finally:
+            os._exit(INTERRUPTED)
+
+
+def tune_is_running() -> bool:
+    """Whether SIGUSR1, by which Tune is told to end, has Tune's handler."""
+    return callable(signal.getsignal(signal.SIGUSR1))

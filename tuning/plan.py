@@ -1,0 +1,333 @@
+"""The plan of an experiment: everything that is known before Ray starts."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable import __version__
+from grpo_trainable.atomic import replacing
+from grpo_trainable.command_line import UsageError
+from grpo_trainable.config import (
+    GRPOConfig,
+    flatten,
+    make_absolute,
+    parse_assignment,
+    set_dotted,
+    shown,
+)
+from reports import EXPERIMENT_FILE
+from search_spaces import SPACES
+from search_spaces.base import in_blocks
+from search_spaces.find import absolute, find_space, source_file
+from tuning.checks import (
+    check_inputs,
+    check_population,
+    check_resources,
+    check_transports,
+    this_machine,
+    usable_cpus,
+)
+from tuning.directories import local_directory, refuse_state_of_others
+
+# What results may depend on; their versions are kept with the experiment.
+PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
+MAX_FAILURES = 2
+SPACE_INPUT = "space"  # among the digests of input files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What an experiment is asked for; `launch/tune.py --help` explains each option."""
+
+    space: str | None = None
+    assignments: Sequence[str] = ()  # KEY=VALUE
+    samples: int | None = None
+    iterations: int | None = None
+    num_samples: int = 1
+    seed: int = 0
+    name: str | None = None
+    storage: str = "~/ray_results"
+    resume: str = "never"
+    checkpoint_every: int | None = None
+    max_failures: int | None = None
+    scheduler: str = "fifo"
+    max_concurrent: int | None = None
+    address: str | None = None
+    verbose: bool = False
+
+
+class Plan:
+    """What the options ask for, resolved to the config of every trial.
+
+    Raises:
+        UsageError, ConfigError: the options contradict each other, a trial is invalid, or a resumed
+            experiment was started with other settings.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        try:
+            self.storage = local_directory(options.storage)
+        except ValueError as error:
+            raise UsageError(f"--storage {shown(options.storage)}: {error}") from None
+        if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
+            raise UsageError(
+                f"--name {shown(options.name)}: must be letters, digits and . _ + -, no slashes"
+            )
+        if options.resume == "must" and options.name is None:
+            raise UsageError("--resume needs --name, the experiment to go on with")
+        self.name: str = options.name or ""
+        stored = self._read_stored()
+        self.stored: dict[str, Any] = stored or {}
+        self.resuming = options.resume != "never" and stored is not None
+        # A space of the user's: where it is, and the SHA-256 of its file.
+        self.space_source, self.space_digest = self._space_source()
+        self.space = find_space(self.space_source)
+        if not self.name:
+            self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.limits = self._limits()
+        self.fixed = self._fixed()
+        # Arm -> what this machine lacks for it. A resumed experiment keeps its arms, and what a
+        # cluster has is not known from here.
+        here = self.space.not_available() if options.address is None else {}
+        self.not_available: dict[str, str] = (
+            self.stored.get("not_available", {}) if self.resuming else here
+        )
+        self.trials = self._trials(self._seeds())
+        if self.resuming:
+            self._take_stored_settings()
+
+    @property
+    def directory(self) -> Path:
+        return self.storage / self.name
+
+    @property
+    def max_concurrent(self) -> int:
+        """Trials at a time; 0: as many as fit."""
+        given = self.limits["max_concurrent"]
+        return given if given is not None else int(self.options.scheduler == "fifo")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether Tune got as far as to write down the experiment before it ended."""
+        return (self.directory / "tuner.pkl").exists()
+
+    def _read_stored(self) -> dict[str, Any] | None:
+        """What the experiment of this name was started with; None when there is none."""
+        if not self.name:
+            return None
+        path = self.directory / EXPERIMENT_FILE
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot be read ({error})") from None
+
+    def _space_source(self) -> tuple[str, str | None]:
+        """The name of the space, absolute where it is a file, and the SHA-256 of its file.
+
+        A file is read, and compared with what the experiment was started with, before any code of
+        it runs; the experiment that names it must be the user's own.
+        """
+        source = self.options.space
+        if source is None and self.resuming:
+            self._refuse_state_of_others()
+            source = self.stored.get("space_source", self.stored["space"])
+        if source is None:
+            raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
+        source = absolute(source)
+        file = source_file(source)
+        if file is None:
+            return source, None
+        try:
+            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        except OSError as error:
+            raise UsageError(f"--space {file}: cannot be read ({error.strerror})") from None
+        if self.resuming and digest != self.stored.get("inputs", {}).get(SPACE_INPUT, digest):
+            raise UsageError(
+                f"--resume: {file} is not what it was when this experiment started; put the file "
+                "back that it started with, or start a new experiment"
+            )
+        return source, digest
+
+    def _fixed(self) -> dict[str, Any]:
+        """Dotted keys that the options fix in every trial, with absolute paths."""
+        options = self.options
+        fixed = dict(parse_assignment(text) for text in options.assignments)
+        if options.samples is not None and "rounds" in fixed:
+            raise UsageError(
+                f"--samples {options.samples} contradicts --set rounds={shown(fixed['rounds'])}"
+            )
+        for key, option, value in (
+            ("rounds", "--iterations", options.iterations),
+            ("checkpoint.every", "--checkpoint-every", options.checkpoint_every),
+        ):
+            if value is None:
+                continue
+            if fixed.get(key, value) != value:
+                raise UsageError(f"{option} {value} contradicts --set {key}={shown(fixed[key])}")
+            fixed[key] = value
+        nested: dict[str, Any] = {}
+        for key, value in fixed.items():
+            set_dotted(nested, key, value)
+        return flatten(make_absolute(nested, os.getcwd()))
+
+    def _seeds(self) -> Sequence[int]:
+        if "seed" not in self.fixed:
+            return range(self.options.seed, self.options.seed + self.options.num_samples)
+        if self.options.num_samples > 1:
+            raise UsageError("--num-samples asks for several seeds, --set seed fixes one")
+        return (self.fixed["seed"],)
+
+    def _limits(self) -> dict[str, Any]:
+        """What a resume may change: as these options say, else as the command before did."""
+        limits: dict[str, Any] = {"max_failures": MAX_FAILURES, "max_concurrent": None}
+        before = self.stored if self.resuming else {}
+        for option, default in limits.items():
+            given = getattr(self.options, option)
+            limits[option] = before.get(option, default) if given is None else given
+        return limits
+
+    def description(self) -> dict[str, Any]:
+        """What a resume must agree with."""
+        return {
+            "space": self.space.name,
+            "space_source": self.space_source,
+            "question": self.space.asked.to_dict(),
+            "fixed": self.fixed,
+            "num_samples": self.options.num_samples,
+            "seed": self.options.seed,
+            "scheduler": self.options.scheduler,
+            "samples": self.options.samples,
+            "not_available": self.not_available,
+            "grpo_trainable": __version__,
+        }
+
+    def _take_stored_settings(self) -> None:
+        """A resumed experiment takes the stored settings; what the user names must not differ."""
+        stored = self.stored
+        was_file = SPACE_INPUT in stored.get("inputs", {})
+        if self.space.name != stored["space"] or was_file != (self.space_digest is not None):
+            of = stored.get("space_source", stored["space"])
+            raise UsageError(f"--space {self.space_source}: experiment {self.name} is of {of}")
+        for key, value in self.fixed.items():
+            if stored["fixed"].get(key) != value:
+                was = (
+                    f"fixed at {shown(stored['fixed'][key])}" if key in stored["fixed"] else "free"
+                )
+                raise UsageError(
+                    f"--set {key}={shown(value)}: {key} was {was} when experiment {self.name} "
+                    "started; a resumed experiment keeps its settings"
+                )
+        for option in ("num_samples", "seed", "scheduler", "samples"):
+            default = getattr(Options(), option)
+            given, was = getattr(self.options, option), stored.get(option, default)
+            if given not in (default, was):
+                raise UsageError(
+                    f"--{option.replace('_', '-')} {given}: experiment "
+                    f"{self.name} was started {f'with {was}' if was is not None else 'without it'}"
+                )
+            self.options = replace(self.options, **{option: was})
+        self.fixed = stored["fixed"]
+        self.trials = self._trials(self._seeds())
+
+    def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
+        """In the order in which they run."""
+        return in_blocks(
+            self.space.trials(
+                self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
+            )
+        )
+
+    def check(self) -> None:
+        """Reads what the trials will read, and compares what they need with what is here.
+
+        Raises:
+            UsageError: the experiment exists already or does not exist, something that a trial
+                reads is missing or has changed, or a trial needs more than this machine has.
+        """
+        if not self.resuming and self.directory.exists():
+            raise UsageError(
+                f"--name {self.name}: {self.directory} exists; choose another name, or go on with "
+                "it by --resume"
+            )
+        if self.options.resume == "must" and not self.resuming:
+            raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
+        if self.options.scheduler == "pbt":
+            check_population(self.trials, self.fixed)
+        if self.resuming:
+            self._check_state()
+        if self.options.address is None:
+            check_transports(self.trials)
+            check_resources(self.trials, this_machine(self.trials), "this machine")
+        check_inputs(self.trials)
+
+    def _check_state(self) -> None:
+        """What a resume reads is the user's own, and what the trials read is what it was."""
+        from grpo_trainable.inputs import InputChanged, input_digests, refuse_changed_inputs
+
+        before = self.stored.get("inputs", {})  # none in an experiment of an older version
+        self._refuse_state_of_others()
+        try:
+            for trial in self._readers():
+                refuse_changed_inputs(trial, input_digests(trial), before)
+        except (ValueError, InputChanged) as error:
+            raise UsageError(f"--resume: {error}") from None
+
+    def _refuse_state_of_others(self) -> None:
+        try:
+            refuse_state_of_others(self.directory)
+        except OSError as error:
+            reason = f"{error.filename} cannot be read ({error.strerror})"
+            raise UsageError(f"--resume: {reason}") from None
+        except ValueError as error:
+            raise UsageError(f"--resume: {error}") from None
+
+    def _readers(self) -> Iterable[GRPOConfig]:
+        """A trial for each set of input files."""
+        return {(trial.model, trial.task): trial for trial in self.trials}.values()
+
+    def prepare_directory(self) -> None:
+        """Writes down what the experiment is started with. A resume does so as well, which shows
+        before Ray starts that the directory can be written to."""
+        from grpo_trainable.inputs import input_digests
+
+        kept = self.stored if self.resuming else {**self.description(), **surroundings()}
+        kept = {**kept, **self.limits}
+        if "inputs" not in kept:  # a resume has compared the others already
+            digests = [input_digests(trial) for trial in self._readers()]
+            kept["inputs"] = {key: digest for own in digests for key, digest in own.items()}
+            if self.space_digest is not None:
+                kept["inputs"][SPACE_INPUT] = self.space_digest
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            content = json.dumps(kept, indent=1) + "\n"
+            with replacing(self.directory / EXPERIMENT_FILE) as file:
+                file.write(content.encode())
+        except OSError as error:
+            raise UsageError(
+                f"--storage {self.storage}: cannot write there ({error.strerror})"
+            ) from None
+
+
+def surroundings() -> dict[str, Any]:
+    """Where and with what an experiment was started, as its report shows it."""
+    packages = {"python": platform.python_version()}
+    for name in PACKAGES:
+        packages[name] = importlib.metadata.version(name)
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "packages": packages,
+        "machine": {"cpus": usable_cpus(), "platform": platform.platform()},
+    }

@@ -1,0 +1,184 @@
+"""Runs a plan under Ray Tune: starts Ray or joins a cluster, and runs the trials to their end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from ray import tune
+
+from callbacks import grpo_callbacks
+from callbacks.console import stop_live_table
+from callbacks.verbosity import set_verbose
+from grpo_trainable.command_line import UsageError
+from grpo_trainable.config import set_dotted
+from grpo_trainable.trainable import NAME, register
+from tuning.checks import check_resources, this_machine
+from tuning.grid import OrderedGrid, param_space
+from tuning.interrupt import Interrupt
+from tuning.mutations import pbt_bounds, within_bounds
+from tuning.plan import Plan
+from tuning.schedulers import ASHA, FIFO, PBT, Limited
+
+# Threads that spin while they wait take the core that another actor was promised.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@contextmanager
+def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Mapping[str, float]]:
+    """Ray for the trials of a plan, and the resources it has. Ray is shut down at the end.
+
+    Raises:
+        UsageError: a trial needs more than the cluster has.
+    """
+    # Without a snapshot a second, a killed driver loses rows, and a retried trial as well.
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
+    try:
+        interrupt.install()
+        ray.init(**_ray_options(plan))
+        interrupt.install()
+        available = ray.cluster_resources()
+        address = plan.options.address
+        if address is not None:
+            check_resources(plan.trials, available, f"the cluster at {address}")
+        yield available
+    finally:
+        stop_live_table()
+        ray.shutdown()
+
+
+def _ray_options(plan: Plan) -> dict[str, Any]:
+    """The arguments of `ray.init`."""
+    verbose, address = plan.options.verbose, plan.options.address
+    options: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+        "runtime_env": {"env_vars": ENVIRONMENT},
+    }
+    if address is not None:
+        return {**options, "address": address}
+    os.environ.update(ENVIRONMENT)
+    machine = this_machine(plan.trials)
+    return {
+        **options,
+        "address": "local",  # not a cluster that somebody else has started here
+        "include_dashboard": False,
+        "num_cpus": int(machine["CPU"]),
+        "num_gpus": int(machine["GPU"]),
+    }
+
+
+def fit(plan: Plan) -> tune.ResultGrid:
+    """Runs the trials, or goes on with those of a resumed experiment, to their end.
+
+    Raises:
+        UsageError: the experiment that is resumed was started by a version of ours whose state this
+            one cannot read.
+    """
+    if not plan.options.verbose:
+        # A failed trial's traceback is in its error.txt; the last line is printed at the end.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    register()
+    tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
+    # A resumed experiment's callbacks are those that were pickled with it.
+    set_verbose(plan.options.verbose)
+    results = tuner.fit()
+    # Tune is over: an interrupt from now on ends the command itself. Ignored, not the default:
+    # a timer may be about to send it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    stop_live_table()
+    return results
+
+
+def _new(plan: Plan) -> tune.Tuner:
+    return tune.Tuner(
+        NAME,
+        param_space=param_space(plan.trials),
+        tune_config=tune_config(plan),
+        run_config=tune.RunConfig(
+            name=plan.name,
+            storage_path=str(plan.storage),
+            callbacks=grpo_callbacks(verbose=plan.options.verbose),
+            verbose=0,  # of Tune's own reporter, which the callbacks replace
+        ),
+    )
+
+
+def _restored(plan: Plan) -> tune.Tuner:
+    try:
+        tuner = tune.Tuner.restore(str(plan.directory), trainable=NAME, resume_errored=True)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
+            f"({error}); go on with it by that version, or start a new one"
+        ) from error
+    # As an argument it would be refused where this version has other keys than the one that started
+    # the experiment.
+    tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
+    # Tune keeps the settings of the command that started the experiment, limits among them,
+    # and has no public way to say others.
+    tuner._local_tuner._tune_config = tune_config(plan)  # pyright: ignore
+    return tuner
+
+
+def tune_config(plan: Plan) -> tune.TuneConfig:
+    """How the trials are chosen, ordered and named."""
+    is_pbt = plan.options.scheduler == "pbt"
+    order = [(trial.arm, trial.seed) for trial in plan.trials]
+    return tune.TuneConfig(
+        metric="reward/eval_mean",
+        mode="max",
+        scheduler=scheduler(plan),
+        # Synchronous PBT waits until all of its population has come as far, so all trials are made
+        # at once, and the scheduler alone limits how many run.
+        search_alg=OrderedGrid(order, 0 if is_pbt else plan.max_concurrent),
+        reuse_actors=is_pbt,  # a clone is the same actors with another config
+        trial_name_creator=trial_name,
+        trial_dirname_creator=trial_name,
+    )
+
+
+def scheduler(plan: Plan) -> Limited:
+    """The scheduler that the options name, with the limits of the plan."""
+    found = SCHEDULERS[plan.options.scheduler](plan)
+    found.limit(plan.limits["max_failures"], plan.max_concurrent)
+    return found
+
+
+def _asha(plan: Plan) -> ASHA:
+    # By samples: arms differ in what a round is.
+    groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
+    return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
+
+
+def _pbt(plan: Plan) -> PBT:
+    rounds = max(trial.rounds for trial in plan.trials)
+    bounds = {k: v for k, v in pbt_bounds(plan.trials[0]).items() if k not in plan.fixed}
+    mutations: dict[str, Any] = {}
+    for key, (low, high) in bounds.items():
+        set_dotted(mutations, key, tune.loguniform(low, high))
+    return PBT(
+        time_attr="training_iteration",
+        perturbation_interval=max(1, rounds // 8),
+        hyperparam_mutations=mutations,
+        custom_explore_fn=partial(within_bounds, bounds),
+        synch=True,
+    )
+
+
+SCHEDULERS: dict[str, Callable[[Plan], Limited]] = {
+    "fifo": lambda plan: FIFO(),
+    "asha": _asha,
+    "pbt": _pbt,
+}
+
+
+def trial_name(trial: Any) -> str:
+    return f"{trial.config['arm']}-{trial.config['seed']}-{trial.trial_id}"
