@@ -55,7 +55,7 @@ class TraceCallback(DetailsReader):
         rows = self._rows.setdefault(trial.trial_id, [])
         # The trial's own row first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
-            row = f"{item.actor}, beside" if item.span.beside else item.actor
+            row = f"{item.actor}, beside" if item.span.concurrent else item.actor
             if row not in rows:
                 rows.append(row)
                 events.append(_named("thread_name", row, len(rows), details.round))

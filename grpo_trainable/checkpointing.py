@@ -36,12 +36,12 @@ STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in
 
 
 class CheckpointError(RuntimeError):
-    """The directory holds no checkpoint that can be trusted; the message names the file."""
+    """Raised where a directory holds no checkpoint that can be trusted; it names the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialState:
-    """All that a trial needs to go on."""
+    """Everything that a trial needs to go on."""
 
     state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
     policy: dict[str, Tensor]
@@ -50,7 +50,7 @@ class TrialState:
 
 
 def part_file(part: str) -> str:
-    """One learner writes all now; the name has room for shards."""
+    """The file of a part. One learner writes everything; the name has room for shards."""
     return f"{part}-00001-of-00001.safetensors"
 
 
@@ -132,7 +132,7 @@ def remove_older(directory: Path, keep: int, shared_rounds: Collection[int]) -> 
     older = [path for path in paths[:-keep] if _unverified_round(path) not in shared_rounds]
     if older:
         checkpoint_round(paths[-1])
-    # Out of sight at once: half a checkpoint would look like a damaged one.
+    # A rename hides it at once: half a checkpoint would look like a damaged one.
     removed = directory / ".removed"
     for path in older:
         shutil.rmtree(removed, ignore_errors=True)
@@ -141,7 +141,7 @@ def remove_older(directory: Path, keep: int, shared_rounds: Collection[int]) -> 
 
 
 def numbered_checkpoints(directory: Path) -> list[Path]:
-    """What Tune has copied, or begun to copy, to a trial's directory, in order."""
+    """The checkpoints that Tune has copied, or begun to copy, in order."""
     return sorted(p for p in directory.glob("checkpoint_*") if CHECKPOINT.fullmatch(p.name))
 
 
@@ -160,7 +160,7 @@ def _round(state: Mapping[str, Any], directory: Path) -> int:
 
 @contextmanager
 def _named_errors(directory: Path) -> Iterator[None]:
-    """A manifest vouches for what is there, not for who wrote it."""
+    """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
     try:
         yield
     except (SafetensorError, LookupError, TypeError, ValueError) as error:

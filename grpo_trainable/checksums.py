@@ -1,4 +1,4 @@
-"""What tells torn and mixed-up weights from whole ones."""
+"""Checksums that tell torn and mixed-up weights from whole ones."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 4096  # that one sum is of
-# That are summed and then copied: they are in a cache by then. A multiple of the block; smaller
-# ones cost more in calls than they save in memory.
+BLOCK_BYTES = 4096  # bytes covered by one partial sum
+# Bytes that are summed and then copied, by which time they are in a cache; a multiple of the block.
+# Smaller pieces cost more in calls than they save in memory.
 PIECE_BYTES = 4 << 20
 
 
@@ -31,22 +31,23 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
 
 
 def storage_checksum(tensors: Mapping[str, Tensor]) -> str:
-    """16 hexadecimal digits that tell torn and mixed-up weights, at the speed of memory.
+    """A checksum of weights at the speed of memory, as 16 hexadecimal digits.
 
-    CRC-32 of names, shapes, types and the order in which dimensions are stored; and CRC-32 of the
-    sums, as 64-bit integers and on the tensors' device, of every 4 KiB as they are stored, then of
-    what the last 4 KiB of each leave. What goes unseen is another order of the words within 4 KiB.
+    The first eight are the CRC-32 of names, shapes, types and the order in which dimensions are
+    stored. The others are the CRC-32 of sums: every 4 KiB, as they are stored, are summed as 64-bit
+    integers on the device of the tensors, and the bytes left over at the end of a tensor follow.
+    Another order of the words within 4 KiB goes unseen.
     """
     return copy_with_checksum(tensors, {})
 
 
 def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> str:
-    """Copies the tensors that `copies` has room for, and returns the `storage_checksum` of all.
+    """Copies the tensors that have a place in `copies`; returns the `storage_checksum` of all.
 
-    A room is of the tensor's shape and type, and begins at a word of 8 bytes. Where it is stored as
-    the tensor is, without gaps, each piece is summed and copied while it is in a cache, which takes
-    little longer than the copy by itself. Sum and copy then agree whatever else is written to the
-    tensor meanwhile: that nobody writes is up to the caller.
+    A copy has the shape and type of its tensor and begins at a word of 8 bytes. Where it is stored
+    like the tensor, without gaps, each piece is summed and copied while it is in a cache, which
+    takes little longer than the copy by itself. Sum and copy then agree even if somebody writes to
+    the tensor meanwhile: it is up to the caller that nobody does.
     """
     described, summed = 0, _Sums()
     for name in sorted(tensors):
@@ -66,8 +67,11 @@ def copy_with_checksum(tensors: Mapping[str, Tensor], copies: Mapping[str, Tenso
 def _storage(
     name: str, shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[bytes, tuple[int, ...], bool]:
-    """What a checksum says of a tensor, the order in which its dimensions are stored, the slowest
-    first, and whether its elements then follow each other without gaps."""
+    """The description of a tensor in a checksum, and how it is stored.
+
+    That is: the order of its dimensions in memory, the slowest first, and whether its elements
+    follow each other without gaps in that order.
+    """
     order = tuple(sorted(range(len(shape)), key=lambda d: -stride[d]))
     told = [d for d in order if shape[d] > 1]
     behind = [math.prod(shape[d] for d in told[i + 1 :]) for i in range(len(told))]
@@ -76,7 +80,7 @@ def _storage(
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """(bytes,) uint8 of a tensor without gaps, in the order in which it is stored"""
+    """The bytes of a tensor without gaps, as (bytes,) uint8 in the order in which it is stored."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
@@ -85,16 +89,16 @@ def _pieces(memory: Tensor, size: int) -> tuple[Tensor, ...]:
 
 
 class _Sums:
-    """Of blocks, and the bytes that no block is full of: gathered, to leave the device once."""
+    """Sums of blocks and the bytes left over, gathered so that they leave the device once."""
 
     def __init__(self) -> None:
         self._blocks: list[Tensor] = []  # (blocks,) int64 each
         self._rests: list[Tensor] = []  # (bytes,) uint8 each
 
     def add(self, stored: Tensor, room: Tensor | None) -> None:
-        """Of (bytes,) uint8; each piece is copied to `room` once it has been summed."""
+        """Adds `stored`, (bytes,) uint8; each piece is copied to `room` once it has been summed."""
         if stored.data_ptr() % 8 or stored.storage_offset() % 8:
-            stored = stored.clone()  # to begin at a word
+            stored = stored.clone()  # which begins at a word
         size = PIECE_BYTES if stored.device.type == "cpu" else stored.numel()
         targets = () if room is None else _pieces(room, size)
         for piece, target in zip_longest(_pieces(stored, size), targets):
@@ -108,7 +112,7 @@ class _Sums:
             if piece.numel():
                 words = piece.view(torch.int64)
                 self._blocks.append(words.view(-1, BLOCK_BYTES // 8).sum(dim=1))
-                if target is not None:  # by words: single bytes take torch longer
+                if target is not None:  # copying words is faster than copying bytes
                     target.view(torch.int64).copy_(words)
 
     def crc(self) -> int:

@@ -1,4 +1,4 @@
-"""What a round leaves besides its metrics, as plain columns: callbacks write it to files.
+"""Everything a round leaves besides its metrics, as plain columns that callbacks write to files.
 
 It rides in a row under `DETAILS` from the Trainable to the driver, where the last callback that
 needs it takes it out again.
@@ -28,14 +28,14 @@ class RoundDetails:
     rollouts: Columns  # what the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often none
     steps: Columns  # the gradient steps
-    versions: list[VersionChange]  # by time
+    versions: list[VersionChange]  # in the order of time
     spans: list[ActorSpan]
     notes: list[str]  # what the user should hear of: an actor replaced, a checkpoint not written
     lags: dict[int, int]  # lag -> groups trained for the first time
     ratio_counts: list[int]  # response tokens between metrics.RATIO_EDGES, all gradient steps
 
     def __repr__(self) -> str:
-        # What a logger writes that meets it unprepared; Tune formats every row for its own.
+        # A logger that does not know about details writes this; Tune formats every row for its own.
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
@@ -85,7 +85,7 @@ def rollout_columns(
 
 
 def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
-    """What every response has, sampled for training or for an evaluation."""
+    """Columns that every response has, sampled for training or for an evaluation."""
     names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
     columns: Columns = {name: [] for name in names}
     for group in groups:
@@ -105,5 +105,5 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
-    """lag -> how many of the groups were trained for the first time at it."""
+    """How many groups were trained for the first time at each lag."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))

@@ -17,7 +17,7 @@ from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.stages import IDLE, IDLE_SIDES, STAGES, WORK
 from grpo_trainable.timers import Span, covered_seconds
 
-# Whose log-probs the policy's are compared with after a round.
+# The policies that the KL is measured to after a round.
 KL_TO = ("reference", "previous", "behaviour")
 
 # Bins of the histogram of token ratios: even steps of the logarithm, 1 in the middle of a bin.
@@ -29,7 +29,7 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# What tools written for RLlib look for, and our name of the same figure.
+# Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
     "env_runners/episode_return_mean": "reward/train_mean",
     "learners/default_policy/total_loss": "loss/policy",
@@ -113,7 +113,7 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
-    """What one round trained on. `learner_round`: rounds trained before it."""
+    """Metrics of what one round trained on. `learner_round`: rounds trained before it."""
     rewards = torch.stack([group.rewards for group in groups])
     lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups]).float()
     finished = torch.cat([group.finished for group in groups]).float()
@@ -135,7 +135,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
 
 
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
-    """The same figures under the names of RLlib; `responses` and `tokens` of the whole trial."""
+    """The same figures under the names of RLlib; `responses` and `tokens` count the whole trial."""
     return {
         **{theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row},
         "env_runners/num_episodes_lifetime": float(responses),

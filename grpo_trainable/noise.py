@@ -28,8 +28,8 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
-# Children of the raylet that work for no trial in particular: names as the kernel cuts them. What
-# has no `ray::` name yet is a worker that starts.
+# Children of the raylet that work for no trial in particular, by their names as the kernel cuts
+# them. A child without a `ray::` name is a worker that starts.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
 
 
@@ -47,7 +47,7 @@ class Usage:
 
     parent: int
     cpu_s: float
-    reaped_s: float | None = None  # of its children that have ended; None: not read
+    reaped_s: float | None = None  # CPU seconds of its children that have ended; None: not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +56,23 @@ class Disturbance:
 
     foreign_s: float  # core-seconds used by others, steal included
     denied_s: float  # core-seconds for which a CPU quota stopped this container
-    cores: int  # that the trial may run on
-    quota: float  # cores that it may use at a time
+    cores: int  # how many the trial may run on
+    quota: float  # how many cores it may use at a time
     seconds: float  # between the readings
     culprit: int | None = None  # the process that used most of it; None: several, or out of sight
 
     @property
     def fraction(self) -> float:
-        """Of the machine's CPU time, and of the quota's: 0 to 1."""
+        """The share of the machine's CPU time, or of the quota's, from 0 to 1."""
         if not self.seconds:
             return 0.0
-        # The kernel rounds the idle and the iowait time of each core: so much may be nobody's.
+        # The kernel rounds the idle and the iowait time of each core, so this much may be nobody's.
         rounded_s = 2 * self.cores / TICKS_PER_S
         share = max(0.0, self.foreign_s - rounded_s) / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int) -> str:
-        """What the user of a disturbed round should hear, in one line."""
+        """One line that tells the user about a disturbed round."""
         name = name_of(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
         return (
@@ -83,17 +83,17 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The machine at one moment; each of the seconds is counted from somewhere in the past."""
+    """The counters of the machine at one moment; only their differences mean something."""
 
     at: float
-    idle_s: float  # of all cores together
+    idle_s: float  # the sum over all cores
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
 
 
 def place() -> Place:
-    """Where this process runs."""
+    """The place of this process."""
     machine = ""
     with contextlib.suppress(OSError):  # a platform without /proc has no meter either
         machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -162,8 +162,10 @@ def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Di
 
 
 def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
-    """Idle and iowait seconds since boot of these cores, from the text of `/proc/stat`. None where
-    it has no account of a core; sandboxes show zeros."""
+    """Idle and iowait seconds of these cores since boot, from the text of `/proc/stat`.
+
+    None where a core is not accounted for: sandboxes show zeros.
+    """
     fields = {line.split()[0]: line.split()[1:] for line in stat.splitlines() if line[:3] == "cpu"}
     ticks = 0
     for core in cores:
@@ -247,7 +249,7 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
 
 
 def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int | None:
-    """The process of others that used most CPU time, if that was more than `above_s`."""
+    """The foreign process that used most CPU time, if that was more than `above_s`."""
     most, found = above_s, None
     for pid in after.processes.keys() - after.own:
         now = after.processes[pid]
@@ -258,7 +260,7 @@ def culprit(before: Mapping[int, Usage], after: Reading, above_s: float) -> int 
 
 
 def _earlier(before: Mapping[int, Usage], pid: int, now: Usage) -> Usage:
-    """The same process before; nothing when it is new or its number was given away again."""
+    """The earlier reading of a process; none when it is new or its number was given away again."""
     then = before.get(pid)
     return then if then is not None and then.cpu_s <= now.cpu_s else Usage(now.parent, 0.0, 0.0)
 
@@ -290,7 +292,7 @@ class ProcessTree:
         own = {pid for pid in times if self._is_own(pid)}
         usages = {}
         for pid, cpu_s in times.items():
-            # What the raylet reaps are workers of any trial.
+            # The raylet reaps workers of every trial.
             reaped_s = _reaped_seconds(pid) if pid in own and pid != self._raylet else None
             usages[pid] = Usage(self._parent(pid), cpu_s, reaped_s)
         return usages, frozenset(own)

@@ -1,4 +1,4 @@
-"""Stage clocks: when each actor did what, on one time line."""
+"""Clocks for the stages of an actor's work, all on one time line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Span:
     stage: str
     start: float
     end: float
-    beside: bool = False  # by another thread than the one that works through the actor's calls
+    concurrent: bool = False  # another thread did it than the one that works through the calls
 
     @property
     def seconds(self) -> float:
@@ -40,24 +40,27 @@ class StageClock:
 
     def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self.synchronize = synchronize
-        self._beside = 0  # works of other threads under way
+        self._concurrent = 0  # how many other threads work
         self.reset()
 
     def reset(self) -> None:
-        """As if no call had been made yet."""
+        """Forgets everything, as if no call had been made yet."""
         self._spans: list[Span] = []
         self._last_end: float | None = None
-        self._stage: str | None = None  # that runs, since when
+        self._stage: str | None = None  # the stage that runs, since `_since`
         self._since = 0.0
 
     @contextmanager
     def call(self, stage: str = IDLE, since: float = math.inf) -> Iterator[float]:
-        """Surrounds one call of the actor, for which it waited in this stage since then (seconds
-        since 1970) if it had nothing else to do. Gives the seconds that it waited so."""
-        start, last_end = now(), self._last_end  # which another thread may move meanwhile
+        """Surrounds one call of the actor, and yields the seconds that it waited for it.
+
+        `since`: when the wait for this call began, in seconds since 1970. Time in which the actor
+        had nothing else to do counts as `stage` from then on, and as idle before.
+        """
+        start, last_end = now(), self._last_end  # another thread may move the latter meanwhile
         waiting = start if last_end is None else min(start, max(last_end, since))
         if last_end is not None:
-            if not self._beside:
+            if not self._concurrent:
                 self._spans.append(Span(IDLE, last_end, waiting))
             if waiting < start:
                 self._spans.append(Span(stage, waiting, start))
@@ -67,19 +70,19 @@ class StageClock:
             self._last_end = now()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """Surrounds the work of another thread: meanwhile the actor is not idle between calls."""
-        self._beside += 1
+    def concurrent(self) -> Iterator[None]:
+        """Surrounds the work of another thread, during which the actor is not idle."""
+        self._concurrent += 1
         try:
             yield
         finally:
-            self._beside -= 1
+            self._concurrent -= 1
             if self._last_end is not None:
                 self._last_end = now()
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """One within another interrupts it: every moment belongs to one stage."""
+        """Times a stage. A stage within another interrupts it: every moment belongs to one."""
         interrupted = self._stage
         self._switch(stage)
         try:
@@ -94,7 +97,7 @@ class StageClock:
         self._stage, self._since = stage, now()
 
     def take(self) -> list[Span]:
-        """The spans since the last take."""
+        """Returns the spans since the last call, and forgets them."""
         spans, self._spans = self._spans, []
         return spans
 
@@ -111,7 +114,7 @@ def covered_seconds(spans: Iterable[Span], start: float, end: float) -> float:
 
 
 class WallClock:
-    """Wall-clock as tables and speed-ups quote it.
+    """Measures wall-clock as tables and speed-ups quote it.
 
     From the start of the first round, before which every actor is warmed up, to the end of the
     last, the gaps that Tune leaves between two steps included, evaluation and checkpoints
@@ -124,11 +127,11 @@ class WallClock:
         self._checkpoint_s = 0.0
 
     def checkpointed(self, seconds: float) -> None:
-        """A checkpoint since the last round took `seconds`."""
+        """Notes that a checkpoint since the last round took `seconds`."""
         self._checkpoint_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
-        """Seconds of a round, from the end of the one before; adds them up."""
+        """Adds a round, and returns its seconds since the end of the round before."""
         since = start if self._last_end is None else self._last_end
         gap_s = 0.0 if self._last_end is None else self._checkpoint_s
         seconds = end - since - gap_s - eval_s

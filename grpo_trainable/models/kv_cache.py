@@ -43,7 +43,7 @@ class KVCache:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Views of the storage for the rows and columns that `bias` has."""
+        """Makes views of the storage for the rows and columns that `bias` has."""
         rows, _, _, capacity = self.bias.shape
         shape = (2, rows, self._num_heads, capacity, self._head_dim)
         used = self._storage[:, : math.prod(shape)]
@@ -59,12 +59,12 @@ class KVCache:
         self.bias = F.pad(self.bias, (0, capacity - held), value=-torch.inf)
         self._lay_out()
         for old, new in zip(before, self._layers, strict=True):
-            # The two share storage. Zeros: a column without a token has weight 0, and 0 x NaN
-            # would still be NaN.
+            # Keys and values share storage. It is zeroed, since a column without a token has weight
+            # 0, and 0 x NaN would still be NaN.
             new.copy_(F.pad(old, (0, 0, 0, capacity - held)))
 
     def keep(self, rows: Tensor) -> None:
-        """Forgets all rows but `rows`."""
+        """Keeps only `rows`."""
         before = self._layers
         self.bias = self.bias[rows]
         self._lay_out()
@@ -129,7 +129,7 @@ def decode(
         bias = bias.repeat(1, 1, count, 1)  # (B, 1, T, C)
         bias[..., written] = later
     cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
-    # (B T, D): on a CPU a product of two matrices is faster than one of three dimensions.
+    # Flattened to (B T, D): on a CPU a product of matrices is faster than a batched one.
     x = model.embedding(tokens.flatten())
     for layer, block in enumerate(model.blocks):
         qkv = block.attention.qkv(block.attention_norm(x))

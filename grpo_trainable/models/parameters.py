@@ -1,11 +1,12 @@
-"""A model's own tensors by name, copying into them, and putting others in their place."""
+"""The tensors of a model by name: copying into them, and putting others in their place."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Bytes, of torch's own tensors; products of other memory may differ in their last bits.
+# Bytes to which torch aligns its own tensors; products of other memory may differ in their last
+# bits.
 ALIGNMENT = 64
 
 
@@ -31,9 +32,10 @@ def copy_parameters(
 def adopt_parameters(
     parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, source: str
 ) -> None:
-    """Makes `tensors` a model's parameters: their memory becomes its, copied only where type or
-    device are others, or where it is not aligned as torch's own is. Nothing is written to what
-    was adopted, which may be read-only.
+    """Makes `tensors` the parameters of a model.
+
+    Their memory is used in place, and copied only where type or device differ or where it is not
+    aligned like torch's own. Adopted memory is never written to, so it may be read-only.
 
     Raises:
         ValueError: as `copy_parameters`.

@@ -1,4 +1,4 @@
-"""The documents a policy is pretrained on: stories of ours, or lines of a JSONL file.
+"""The documents a policy is pretrained on: generated stories, or lines of a JSONL file.
 
 The story corpus comes in an order, and the order is what makes it work: documents that all hold
 their keyword teach copying; then come documents of which only a share holds it, and that share sets
@@ -21,9 +21,9 @@ from grpo_trainable.pretraining.recipe import Recipe
 from grpo_trainable.pretraining.stories import Document, Storyteller
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
 
-FRONT_SEVERAL_SHARE = 2 / 3  # with more keywords to copy, copying is learned sooner
+FRONT_SEVERAL_SHARE = 2 / 3  # prompts with several keywords: copying is learned sooner with more
 HELD_OUT_STORIES = 1000
-HELD_OUT_SHARE = 0.05  # of the lines of --corpus, at most HELD_OUT_STORIES of them
+HELD_OUT_SHARE = 0.05  # the share of lines of --corpus, at most HELD_OUT_STORIES
 
 
 @dataclass(frozen=True, slots=True)

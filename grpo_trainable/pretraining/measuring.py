@@ -41,7 +41,7 @@ def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
 class Response:
     text: str
     tokens: int  # end-of-text included
-    finished: bool  # by end-of-text, within the limit
+    finished: bool  # it ended with end-of-text, within the limit
 
 
 def sample(
@@ -86,7 +86,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 
 
 def mean_length(responses: Sequence[Response]) -> dict[str, float] | None:
-    """Mean tokens and sentences; None of no responses."""
+    """Mean tokens and sentences of the responses; None without any."""
     if not responses:
         return None
     return {

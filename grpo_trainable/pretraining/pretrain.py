@@ -23,7 +23,7 @@ from grpo_trainable.pretraining.measuring import measure
 from grpo_trainable.pretraining.recipe import Recipe
 from grpo_trainable.pretraining.training import train
 
-TOKENIZER_DOCUMENTS = 20_000  # as good as all of them, and sooner done
+TOKENIZER_DOCUMENTS = 20_000  # they train as good a tokenizer as all documents, and sooner
 TOKENIZER_STORIES = 2000
 
 
@@ -61,7 +61,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: str | None, command: str) -> dic
     for name in ("card.json", "card.md"):  # an older card would belong to another policy
         (out / name).unlink(missing_ok=True)
     save_policy(out, model, tokenizer)
-    # What is measured is what was written: the weights have been rounded to float16.
+    # The written policy is measured, whose weights have been rounded to float16.
     stored, stored_tokenizer = load_policy(out)
     facts: dict[str, Any] = {
         "documents": len(documents),

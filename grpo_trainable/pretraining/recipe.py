@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What is made. With the same corpus, thread count and machine it gives the same bits."""
+    """Settings of a policy. The same corpus, thread count and machine give the same bits."""
 
     steps: int = 4500
     batch_size: int = 16
     lr: float = 3e-3
-    front_share: float = 0.6  # of the documents: those in front, which all hold their keywords
-    keyword_share: float = 0.4  # of the documents after those, that hold their keywords
+    front_share: float = 0.6  # the share of documents that come first and hold their keywords
+    keyword_share: float = 0.4  # the share of the later documents that hold their keywords
     seed: int = 0
     preset: str = "tiny"

@@ -21,12 +21,12 @@ from grpo_trainable.tasks.keyword import (
 )
 
 MAX_KEYWORDS = 3
-SEVERAL_SHARE = 0.08  # of prompts that hold two or three keywords
+SEVERAL_SHARE = 0.08  # the share of prompts with two or three keywords
 MIN_SENTENCES = 3
 MAX_SENTENCES = 5
-MAX_CHARACTERS = 160  # at most 60 tokens of the shipped tokenizer
+MAX_CHARACTERS = 160  # never more than 60 tokens of the shipped tokenizer
 INTRO_SHARE = 0.3
-OMISSION_SHARE = 0.4  # of stories that pass over the second stage of their plot
+OMISSION_SHARE = 0.4  # the share of stories that skip the second stage of their plot
 MAX_OUTLINES = 50  # tried before a keyword gets a sentence of its own
 MAX_STORIES = 1000  # tried before it is said that none has the right length
 LEFTOVER_ROLE = 10  # `any10`, `any11`: beyond the numbers that the templates use
@@ -55,8 +55,8 @@ ROLES = {
 }
 
 GIRLS, BOYS, TRAITS = _WORDS["girls"], _WORDS["boys"], _WORDS["traits"]
-ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # by kind
-USES: dict[str, list[str]] = _WORDS["uses"]  # by kind: what a character did with it
+ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # kind -> adjectives that suit it
+USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> what a character did with such a noun
 IN_PLACES, ON_PLACES = frozenset(_WORDS["in_places"]), frozenset(_WORDS["on_places"])
 UNIQUE = frozenset(_WORDS["unique"])  # there is only one of each, and it takes no adjective
 SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
@@ -112,7 +112,7 @@ class Storyteller:
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
-        # The scenery is also ours: a list of one's own may lack a kind.
+        # Shipped nouns fill the scenery too, since a list of one's own may lack a kind.
         scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
         self._by_kind = {
             kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)
@@ -182,7 +182,7 @@ class Storyteller:
             del stages[1]
         plot = [self._rng.choice(stage) for stage in stages]
         if self._rng.random() < INTRO_SHARE:
-            # Who is known is a pronoun from then on.
+            # A hero who was introduced is a pronoun from then on.
             plot = [s.replace("{who}", "{he}").replace("{Who}", "{He}") for s in plot]
             plot.insert(0, self._rng.choice(_INTROS))
         return [re.sub("{who}", "{hero}", s, flags=re.IGNORECASE) for s in plot]
@@ -251,7 +251,7 @@ class _Scene:
 
 
 def count_sentences(text: str) -> int:
-    """Ends of sentences; a quotation that goes on with "said" ends none."""
+    """Counts the ends of sentences; a quotation that goes on with "said" ends none."""
     return len(_SENTENCE_END.findall(text))
 
 
@@ -260,13 +260,13 @@ def kind_of(noun: str) -> str:
 
 
 def article(phrase: str) -> str:
-    """a or an, by the sound that `phrase` begins with."""
+    """The article of `phrase`, a or an, by the sound that it begins with."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
     return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
 
 
 def _cast(roles: Sequence[str], subjects: Sequence[str]) -> dict[str, str]:
-    """Role -> noun: each subject gets the first free role that suits it, if there is one."""
+    """Gives each subject the first free role that suits it, if there is one: role -> noun."""
     cast: dict[str, str] = {}
     for subject in subjects:
         suits = (r for r in roles if r not in cast and kind_of(subject) in _kinds(r))
@@ -280,6 +280,6 @@ def _kinds(role: str) -> tuple[str, ...]:
 
 
 def _choose(template: str, rng: Random) -> str:
-    """`template` with a time for `{when}` and one of every [a/b]."""
+    """Fills in a time for `{when}` and chooses one of every [a/b]."""
     template = re.sub(r"\{when\}", lambda _: rng.choice(_WHEN), template)
     return _CHOICE.sub(lambda match: rng.choice(match[1].split("/")), template)

@@ -23,7 +23,7 @@ WEIGHT_DECAY = 0.1
 
 
 def collate(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Inputs and the targets one to the left, both (B, S); no loss on prompt and padding."""
+    """Pads rows to inputs and targets, both (B, S); prompt and padding have no target."""
     length = max(len(row.ids) for row in rows) - 1
     input_ids = torch.full((len(rows), length), pad_id)
     targets = torch.full((len(rows), length), NO_LOSS)
@@ -47,7 +47,7 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """Up, level, and down in a line to a small share: the later documents need the level."""
+    """The rate at a step: up, level, then down in a line, since later documents need the level."""
     up = (step + 1) / max(1, round(WARMUP_SHARE * recipe.steps))
     down = (recipe.steps - step) / (DECAY_SHARE * recipe.steps)
     return recipe.lr * min(1.0, up, FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * down)

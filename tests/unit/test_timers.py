@@ -53,7 +53,7 @@ def test_actor_is_not_idle_while_another_of_its_threads_works(clock):
     stages = StageClock()
     with stages.call():
         clock.sleep(1)
-    with stages.beside():
+    with stages.concurrent():
         clock.sleep(2)
         with stages.call(), stages("rollout"):
             clock.sleep(1)
