@@ -23,14 +23,12 @@ reference    What `resources.reference=generator` should bring: the stages of th
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +37,10 @@ from measure import RESULTS, ROOT, provenance, write
 from trials import finished_trial, rows_of
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.simulation.traces import EVALUATION, SYNC, UPDATE, calls_of
-from grpo_trainable.simulation.virtual_time import Durations, simulate, wall_clock_a_round
+from grpo_trainable.simulation.calibration import Times, simulated_wall_clock, times_of
+from grpo_trainable.simulation.runtime import Durations
+from grpo_trainable.simulation.traces import EVALUATION, SYNC, UPDATE
+from grpo_trainable.simulation.trial import simulate, wall_clock_a_round
 
 PLOT = ROOT / "docs" / "results" / "schedule_sim.png"
 
@@ -61,62 +61,6 @@ VALIDATED: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """What a run's trace and rows say: seconds of each call, by side and kind, and what the driver
-    adds to each call and between two steps."""
-
-    calls: dict[tuple[str, str], list[float]]  # in order: a slow minute slows both sides
-    reference_s: float  # of an update, which no further gradient step adds
-    hop_s: float
-    gap_s: float
-
-    def in_order(self, passes: int = 1) -> Durations:
-        """Seconds of calls as they were seen, and from the beginning again where they do not last.
-        `passes` over the batch in an update, of which the run seen had one."""
-        seen = {key: itertools.cycle(seconds) for key, seconds in self.calls.items()}
-
-        def duration(actor: str, stage: str) -> float:
-            own = next(seen[side_of(actor, stage), stage])
-            if stage == UPDATE:
-                own += (passes - 1) * (own - self.reference_s)
-            return own
-
-        return duration
-
-
-def side_of(actor: str, kind: str) -> str:
-    """A colocated worker is both."""
-    return "learner" if actor == "learner" or kind == UPDATE else "generator"
-
-
-def times_of(directory: Path) -> Times:
-    """Of a finished trial. `hop_s` is 0 where rounds overlap: there `time/other_s` does not show
-    what the driver adds."""
-    rows = rows_of(directory)
-    events = json.loads((directory / "trace.json").read_text())
-    actors = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for event in events:
-        if event["ph"] == "X" and actors[event["tid"]] != "trial":
-            spans[actors[event["tid"]]].append(event)
-    calls: dict[tuple[str, str], list[float]] = defaultdict(list)
-    every = [(actor, *call) for actor, own in spans.items() for call in calls_of(own)]
-    for actor, kind, _, seconds in sorted(every, key=lambda call: call[2]):  # by round
-        calls[side_of(actor, kind), kind].append(seconds)
-    wall_clock_s = rows[-1]["time/wall_clock_s"]
-    between = wall_clock_s - sum(row["time/step_s"] - row["time/eval_s"] for row in rows)
-    other = statistics.median(row["time/other_s"] for row in rows)
-    synchronous = max(row["lag/max"] for row in rows) == 0
-    return Times(
-        calls=dict(calls),
-        reference_s=statistics.median(row["time/reference_s"] for row in rows),
-        # A round's load, first unit, update and publication wait for each other.
-        hop_s=other / 4 if synchronous else 0.0,
-        gap_s=max(0.0, between / (len(rows) - 1)),
-    )
-
-
 def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
     results = []
     for repeat in range(repeats):
@@ -125,7 +69,9 @@ def validate(repeats: int, seed: int) -> list[dict[str, Any]]:
             words = options("tiny", [STILL, *more])
             with finished_trial(arm, seed=seed + repeat, options=words) as directory:
                 config = GRPOConfig.from_dict(json.loads((directory / "params.json").read_text()))
-                times, measured = times_of(directory), wall_clock_of(directory)
+                events = json.loads((directory / "trace.json").read_text())
+                times = times_of(rows_of(directory), events)
+                measured = wall_clock_of(directory)
             sync = times if label == CALIBRATION else sync
             assert sync is not None
             own = times if times.hop_s else replace(times, hop_s=sync.hop_s)
@@ -160,13 +106,6 @@ def wall_clock_of(directory: Path) -> float:
     """Seconds a round."""
     rows = rows_of(directory)
     return rows[-1]["time/wall_clock_s"] / len(rows)
-
-
-def simulated_wall_clock(config: GRPOConfig, times: Times, passes: int = 1) -> float:
-    """Seconds a round."""
-    durations = times.in_order(passes)
-    reports = simulate(config, durations, hop_s=times.hop_s, gap_s=times.gap_s, seed=0)
-    return wall_clock_a_round(reports)
 
 
 # ---- Scaling ---------------------------------------------------------------------------------

@@ -24,13 +24,8 @@ from grpo_trainable.models.store import build_policy, read_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate
-from grpo_trainable.simulation.virtual_time import (
-    VirtualActor,
-    VirtualRuntime,
-    long_tailed_durations,
-)
-from grpo_trainable.transports import ShmReceiver, ShmSender
-from grpo_trainable.transports.shm import SharedWeights
+from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime, long_tailed_durations
+from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}

@@ -16,7 +16,7 @@ from grpo_trainable.details import (
     rollout_columns,
 )
 from grpo_trainable.messages import Drift, GradientStep, ResponseFigures, Updated
-from grpo_trainable.simulation.virtual_time import one_token_group
+from grpo_trainable.simulation.groups import one_token_group
 
 GROUPS = [
     replace(

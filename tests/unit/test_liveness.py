@@ -9,7 +9,7 @@ import pytest
 
 from grpo_trainable.calls import ActorLost
 from grpo_trainable.liveness import Watch
-from grpo_trainable.simulation.virtual_time import VirtualActor, VirtualCall, VirtualRuntime
+from grpo_trainable.simulation.runtime import VirtualActor, VirtualCall, VirtualRuntime
 
 DEADLINE_S = 8.0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, rollout_metrics, stage_seconds
-from grpo_trainable.simulation.virtual_time import one_token_group
+from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.stages import WORK
 from grpo_trainable.timers import Span
 
@@ -97,8 +97,8 @@ def test_stage_seconds_of_nothing_are_zero() -> None:
 def test_what_two_threads_of_an_actor_do_in_one_stage_at_a_time_counts_once() -> None:
     spans = [
         ActorSpan("generator", "generator-0", Span("eval", 0.0, 4.0)),
-        ActorSpan("generator", "generator-0", Span("eval", 3.0, 5.0, beside=True)),
-        ActorSpan("generator", "generator-0", Span("eval", 6.0, 7.0, beside=True)),
+        ActorSpan("generator", "generator-0", Span("eval", 3.0, 5.0, concurrent=True)),
+        ActorSpan("generator", "generator-0", Span("eval", 6.0, 7.0, concurrent=True)),
     ]
     assert stage_seconds(spans)["time/eval_s"] == 6.0
 

@@ -20,14 +20,9 @@ from grpo_trainable.config import ConfigError, GRPOConfig, set_dotted
 from grpo_trainable.config.schema import RETIRED
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.pipeline import RoundReport
-from grpo_trainable.simulation.virtual_time import (
-    SCORED_BESIDE,
-    World,
-    constant_durations,
-    long_tailed_durations,
-    one_token_group,
-    world,
-)
+from grpo_trainable.simulation.groups import one_token_group
+from grpo_trainable.simulation.runtime import constant_durations, long_tailed_durations
+from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 from grpo_trainable.versions import Sync
 
 # The first examples of a run build torch tensors for the first time, which takes its time.
@@ -76,7 +71,7 @@ def configs(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GRPO
         # A user's reward runs while the next chunk is sampled.
         task={
             "max_error_rate": 1.0,
-            "reward": draw(st.sampled_from(["virtual:reward", SCORED_BESIDE])),
+            "reward": draw(st.sampled_from(["virtual:reward", SCORED_APART])),
         },
     )
     return config if colocated else config_with_generators(config, draw(st.integers(1, 3)))
@@ -106,8 +101,8 @@ def all_prompts(config: GRPOConfig) -> list[int]:
     return list(range(config.rounds * config.prompts_per_round))
 
 
-def trained_prompts(*worlds: World) -> list[int]:
-    return [index for w in worlds for call in w.trained for index in call.all_prompt_indices]
+def trained_prompts(*trials: VirtualTrial) -> list[int]:
+    return [index for w in trials for call in w.trained for index in call.all_prompt_indices]
 
 
 def rollout_batches(
@@ -129,12 +124,12 @@ def steps_a_batch(config: GRPOConfig) -> int:
     return 1 if config.k_mode == "fresh_batches" else config.k
 
 
-def overlaps(w: World) -> bool:
+def overlaps(w: VirtualTrial) -> bool:
     """Whether a generator sampled for training while the learner updated."""
     return any(g.start < t.end and t.start < g.end for g in w.of_stream("train") for t in w.trained)
 
 
-def assert_counts_close(report: RoundReport, w: World) -> None:
+def assert_counts_close(report: RoundReport, w: VirtualTrial) -> None:
     row = {name: report.metrics[f"count/{name}"] for name in
            ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
     requested = row.pop("requested")
@@ -147,7 +142,7 @@ def assert_counts_close(report: RoundReport, w: World) -> None:
     assert requested == sum(stream == "train" for stream, _ in w.requests.asked)
 
 
-def assert_evaluated(w: World) -> None:
+def assert_evaluated(w: VirtualTrial) -> None:
     """All held-out prompts once, at round 0, when due and after the last round, each time under
     the weights that are the newest then."""
     config = w.config
@@ -165,7 +160,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float, latency: float
 ) -> None:
     fails = some_fail(config, seed, failing)
-    w = world(
+    w = virtual_trial(
         config,
         durations=long_tailed_durations(seed, scale),
         seed=seed,
@@ -212,10 +207,10 @@ def test_synchronous_results_depend_on_neither_generators_nor_speeds(
     config: GRPOConfig, scale: dict[str, float], seed: int, failing: float
 ) -> None:
     fails = some_fail(config, seed, failing)
-    alone = world(config_with_generators(config, 1), reward_fails=fails)
+    alone = virtual_trial(config_with_generators(config, 1), reward_fails=fails)
     rows = [untimed(report) for report in alone.run(config.rounds)]
     for generators in (2, 3):
-        several = world(
+        several = virtual_trial(
             config_with_generators(config, generators),
             durations=long_tailed_durations(seed, scale),
             seed=seed,
@@ -238,7 +233,7 @@ def test_every_generator_samples_in_every_synchronous_round_by_default(
         resources={"num_generators": generators},
         eval={"every": 3},
     )
-    w = world(config)
+    w = virtual_trial(config)
     w.run(3)
     # In the first one too: it begins when all of them have evaluated.
     calls = Counter((call.actor, call.weights_round) for call in w.of_stream("train"))
@@ -260,10 +255,10 @@ def untimed(report: RoundReport) -> dict[str, float]:
     return {k: v for k, v in report.metrics.items() if not k.startswith(("time/", "sync/"))}
 
 
-def history(*worlds: World) -> list[tuple]:
+def history(*trials: VirtualTrial) -> list[tuple]:
     return [
         (call.round, call.prompt_indices, call.group_rounds, call.rewards)
-        for w in worlds
+        for w in trials
         for call in w.trained
     ]
 
@@ -276,11 +271,11 @@ def test_restored_run_goes_on_where_the_other_stopped(
     fails = some_fail(config, seed, failing)
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
 
-    def new_world(timing: int) -> World:
+    def new_trial(timing: int) -> VirtualTrial:
         durations = long_tailed_durations(timing, scale)
-        return world(config, durations=durations, seed=timing, reward_fails=fails)
+        return virtual_trial(config, durations=durations, seed=timing, reward_fails=fails)
 
-    first = new_world(seed)
+    first = new_trial(seed)
     rows = first.run(rounds_before)
     # As it lies in a checkpoint.
     state = json.loads(json.dumps(first.pipeline.state()))
@@ -290,7 +285,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
     groups = first.pipeline.buffer.groups()
     learner_state = first.learners.state()
 
-    second = new_world(seed + 1)
+    second = new_trial(seed + 1)
     second.learners.load_state(learner_state)
     second.pipeline.load_state(state, groups)
     rows += second.run(config.rounds - rounds_before)
@@ -306,7 +301,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
     assert last["count/waiting"] == last["count/in_flight"] == 0
     assert not second.runtime.uncollected
     if config.lag == 0:
-        uninterrupted = new_world(seed + 2)
+        uninterrupted = new_trial(seed + 2)
         expected = uninterrupted.run(config.rounds)
         assert [untimed(row) for row in rows] == [untimed(row) for row in expected]
         assert history(first, second) == history(uninterrupted)
@@ -322,9 +317,9 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     # Never fewer in all: what is under way for rounds that do not come would stay so.
     rounds_after = config.rounds - rounds_before + data.draw(st.integers(1, 3))
     other = replace(other, rounds=rounds_before + rounds_after)
-    first = world(config, durations=long_tailed_durations(seed, scale), seed=seed)
+    first = virtual_trial(config, durations=long_tailed_durations(seed, scale), seed=seed)
     first.run(rounds_before)
-    second = world(other, durations=long_tailed_durations(seed + 1, scale), seed=seed + 1)
+    second = virtual_trial(other, durations=long_tailed_durations(seed + 1, scale), seed=seed + 1)
     second.requests.limit = 10**6
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(
@@ -344,7 +339,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     assert last["count/trained"] == len(trained)
     assert last["count/waiting"] == last["count/in_flight"] == 0
     # And that one can be continued in its turn.
-    third = world(replace(other, rounds=other.rounds + 1))
+    third = virtual_trial(replace(other, rounds=other.rounds + 1))
     third.requests.limit = 10**6
     third.learners.load_state(second.learners.state())
     third.pipeline.load_state(second.pipeline.state(), second.pipeline.buffer.groups())
@@ -358,7 +353,7 @@ def test_state_of_format_2_is_continued_as_it_would_have_been() -> None:
     config = config_of(
         rounds=5, lag=2, eval={"every": 9}, rollout={"prompts": 3, "unit_prompts": 1}
     )
-    w = world(config, durations=constant_durations(rollout=12, optimize=20))
+    w = virtual_trial(config, durations=constant_durations(rollout=12, optimize=20))
     counts = {"requested": 9, "trained": 6, "scored_responses": 14, "sampled_responses": 14}
     state = {
         "work": w.pipeline.state()["work"],
@@ -394,11 +389,11 @@ def test_state_of_format_2_is_continued_as_it_would_have_been() -> None:
 def user_reward_config(**values: Any) -> GRPOConfig:
     """Six chunks of one prompt a round."""
     rollout = {"prompts": 6, "unit_prompts": 1}
-    return config_of(rounds=2, task={"reward": SCORED_BESIDE}, rollout=rollout, **values)
+    return config_of(rounds=2, task={"reward": SCORED_APART}, rollout=rollout, **values)
 
 
 def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
-    w = world(
+    w = virtual_trial(
         user_reward_config(eval={"every": 9}), durations=constant_durations(rollout=8, reward=8)
     )
     first, second = w.run(2)
@@ -417,7 +412,7 @@ def test_a_chunk_is_scored_while_the_next_is_sampled() -> None:
 
 def test_sampling_waits_for_a_reward_that_is_slower() -> None:
     """One chunk more is sampled than can be scored, never two."""
-    w = world(
+    w = virtual_trial(
         user_reward_config(lag=1, eval={"every": 9}),
         durations=constant_durations(rollout=1, reward=64, optimize=1),
     )
@@ -439,7 +434,7 @@ def test_responses_take_new_weights_in_and_are_as_old_as_their_oldest_token(
     config = config_of(rounds=12, lag=2, weight_update=weight_update)
     durations = constant_durations(rollout=64, optimize=32)
     w, plain = (
-        world(c, durations=durations)
+        virtual_trial(c, durations=durations)
         for c in (config, replace(config, weight_update="between_batches"))
     )
     reports = w.run(12)
@@ -497,7 +492,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
 ) -> None:
     fails = some_fail(config, seed, failing)
     durations = long_tailed_durations(seed, scale)
-    w = world(config, durations=durations, seed=seed, reward_fails=fails)
+    w = virtual_trial(config, durations=durations, seed=seed, reward_fails=fails)
     reports = w.run(config.rounds)
 
     uses: Counter[int] = Counter()
@@ -540,18 +535,18 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
 def test_synchronous_replay_depends_on_no_timing_and_resumes_exactly(
     config: GRPOConfig, scale: dict[str, float], seed: int, data: st.DataObject
 ) -> None:
-    def new_world(config: GRPOConfig, timing: int) -> World:
-        return world(config, durations=long_tailed_durations(timing, scale), seed=timing)
+    def new_trial(config: GRPOConfig, timing: int) -> VirtualTrial:
+        return virtual_trial(config, durations=long_tailed_durations(timing, scale), seed=timing)
 
-    uninterrupted = new_world(config, seed)
+    uninterrupted = new_trial(config, seed)
     expected = uninterrupted.run(config.rounds)
     generators = 1 if config.placement == "colocated" else 3
-    others = new_world(config_with_generators(config, generators), seed + 1)
+    others = new_trial(config_with_generators(config, generators), seed + 1)
     assert [untimed(r) for r in others.run(config.rounds)] == [untimed(r) for r in expected]
     assert history(others) == history(uninterrupted)
 
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
-    first, second = new_world(config, seed + 2), new_world(config, seed + 3)
+    first, second = new_trial(config, seed + 2), new_trial(config, seed + 3)
     rows = first.run(rounds_before)
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(
@@ -566,10 +561,10 @@ def test_synchronous_replay_depends_on_no_timing_and_resumes_exactly(
 @pytest.mark.parametrize("k_mode", ["same_batch", "fresh_batches"])
 def test_capacity_1_is_the_run_without_a_buffer(sampling: str, k_mode: str) -> None:
     config = config_of(k=2, k_mode=k_mode)
-    plain = world(config)
+    plain = virtual_trial(config)
     unread = copy(config)
     object.__setattr__(unread, "buffer_sampling", sampling)  # which the config refuses
-    same = world(unread)
+    same = virtual_trial(unread)
     rows = [[untimed(report) for report in w.run(4)] for w in (plain, same)]
     assert rows[0] == rows[1]
     assert history(plain) == history(same)
@@ -583,7 +578,7 @@ def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
         buffer_capacity=2,
         buffer={"sample_batches": 2},
     )
-    w = world(config)
+    w = virtual_trial(config)
     w.run(3)
     # Two prompts a batch, two batches a round.
     assert [call.prompt_indices for call in w.trained] == [
@@ -595,7 +590,9 @@ def test_replay_of_fresh_batches_keeps_each_step_to_its_own_place() -> None:
 
 @pytest.mark.parametrize("lag", [1, 2, 4])
 def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -> None:
-    w = world(config_of(lag=lag, rounds=8), durations=constant_durations(rollout=32, optimize=32))
+    w = virtual_trial(
+        config_of(lag=lag, rounds=8), durations=constant_durations(rollout=32, optimize=32)
+    )
     w.run(8)
     # Beside the last updates there is nothing left to sample.
     for call in w.trained[:-lag]:
@@ -603,7 +600,9 @@ def test_generators_work_while_the_learner_trains_when_lag_allows_it(lag: int) -
 
 
 def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
-    w = world(config_of(lag=1, rounds=8), durations=constant_durations(rollout=32, optimize=32))
+    w = virtual_trial(
+        config_of(lag=1, rounds=8), durations=constant_durations(rollout=32, optimize=32)
+    )
     in_flight = [report.metrics["count/in_flight"] for report in w.run(8)]
     # A rollout batch has two groups; the last round dispatches nothing for another.
     assert min(in_flight[:-2]) >= 2
@@ -611,7 +610,7 @@ def test_generators_have_work_between_two_rounds_when_lag_allows_it() -> None:
 
 
 def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
-    w = world(
+    w = virtual_trial(
         config_of(lag=1, rounds=10, eval={"every": 10}),
         durations=constant_durations(rollout=64, optimize=48),
     )
@@ -622,13 +621,17 @@ def test_a_round_takes_as_long_as_its_slower_side_at_lag_1() -> None:
 
 
 def test_generator_waits_at_the_bound_for_a_slow_learner() -> None:
-    w = world(config_of(lag=2, rounds=8), durations=constant_durations(rollout=1, optimize=64))
+    w = virtual_trial(
+        config_of(lag=2, rounds=8), durations=constant_durations(rollout=1, optimize=64)
+    )
     reports = w.run(8)
     assert [report.metrics["lag/max"] for report in reports] == [0, 1, 2, 2, 2, 2, 2, 2]
 
 
 def test_lag_metrics_are_those_of_the_groups_trained_on() -> None:
-    w = world(config_of(lag=1, rounds=3), durations=constant_durations(rollout=4, optimize=16))
+    w = virtual_trial(
+        config_of(lag=1, rounds=3), durations=constant_durations(rollout=4, optimize=16)
+    )
     reports = w.run(3)
     assert [report.metrics["lag/mean"] for report in reports] == [0.0, 1.0, 1.0]
     assert [report.metrics["version/gap_max"] for report in reports] == [0.0, 1.0, 1.0]
@@ -637,7 +640,9 @@ def test_lag_metrics_are_those_of_the_groups_trained_on() -> None:
 
 def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
     # The learner is slow: at lag 2 nothing new arrives in the last two rounds.
-    w = world(config_of(lag=2, rounds=5), durations=constant_durations(rollout=1, optimize=64))
+    w = virtual_trial(
+        config_of(lag=2, rounds=5), durations=constant_durations(rollout=1, optimize=64)
+    )
     for report in w.run(5):
         # The fake's answer reward is its reward, in double precision.
         answer = report.metrics["reward/answer_mean"]
@@ -648,7 +653,7 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
 @bounded
 @given(
     configs(lags=st.just(0)).filter(
-        lambda config: config.resources.num_generators == 1 and config.task.reward != SCORED_BESIDE
+        lambda config: config.resources.num_generators == 1 and config.task.reward != SCORED_APART
     ),
     speeds,
     seeds,
@@ -656,7 +661,9 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
 def test_seconds_of_a_synchronous_round_add_up(
     config: GRPOConfig, scale: dict[str, float], seed: int
 ) -> None:
-    w = world(config, durations=long_tailed_durations(seed, scale), seed=seed, latency=1 / 64)
+    w = virtual_trial(
+        config, durations=long_tailed_durations(seed, scale), seed=seed, latency=1 / 64
+    )
     for report in w.run(config.rounds):
         row = report.metrics
         stages = ("rollout", "reward", "optimize", "reference", "sync", "eval", "other")
@@ -667,7 +674,7 @@ def test_seconds_of_a_synchronous_round_add_up(
 
 
 def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
-    w = world(
+    w = virtual_trial(
         config_of(rounds=1, eval={"prompts": 1}),
         durations=constant_durations(rollout=8, optimize=6, sync=2, eval=4),
     )
@@ -685,7 +692,7 @@ def test_stages_are_timed_by_the_clock_of_the_actor_that_does_them() -> None:
 
 
 def test_each_sync_is_told_with_its_version_in_every_generator() -> None:
-    w = world(
+    w = virtual_trial(
         config_of(rounds=3, resources={"num_generators": 2}),
         durations=constant_durations(rollout=8, optimize=6, sync=2, eval=4),
     )
@@ -714,7 +721,7 @@ def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str
         resources={"deadline_s": 30.0, "num_generators": 2},
     )
     # Nor does any that takes its place.
-    w = world(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n >= 2)
+    w = virtual_trial(config, hangs=lambda name, at, n: (name, at) == (actor, stage) and n >= 2)
     with pytest.raises(ActorFailed) as failure:
         w.run(config.rounds)
     assert "resources.deadline_s=30 s" in str(failure.value)
@@ -722,7 +729,7 @@ def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str
 
 
 def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = world(config_of())
+    w = virtual_trial(config_of())
     learner = w.learners._actor._role
 
     def update(*args: Any) -> None:
@@ -736,7 +743,9 @@ def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) 
 
 def test_too_many_failed_rewards_end_the_trial() -> None:
     config = config_of(rounds=8, rollout={"prompts": 4}, task={"max_error_rate": 0.2})
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index % 2 == 1)
+    w = virtual_trial(
+        config, reward_fails=lambda stream, index: stream == "train" and index % 2 == 1
+    )
     with pytest.raises(ActorFailed, match=r"task\.max_error_rate=0\.2.*KeyError: 'apple'"):
         w.run(config.rounds)
 
@@ -747,9 +756,9 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
     config = config_of(
         rounds=2, rollout={"prompts": 8, "unit_prompts": 1}, task={"max_error_rate": 0.2}
     )
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index < 6)
+    w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index < 6)
     assert w.run(2)[-1].metrics["count/reward_errors"] == 12
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index < 7)
+    w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index < 7)
     with pytest.raises(
         ActorFailed, match=r"failed on 14 of \d+ responses \(task.max_error_rate=0\.2"
     ):
@@ -758,7 +767,7 @@ def test_a_failure_among_the_first_rewards_is_no_rate() -> None:
 
 def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
     config = config_of(rounds=2, rollout={"prompts": 4}, task={"max_error_rate": 0.5})
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index == 1)
+    w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index == 1)
     last = w.run(2)[-1].metrics
     assert last["count/dropped_reward"] == last["count/dropped"] == 1
     assert last["count/reward_errors"] == config.rollout.group_size
@@ -767,7 +776,7 @@ def test_few_failed_rewards_drop_their_groups_and_are_counted() -> None:
 
 def test_strict_task_ends_at_the_first_failed_reward() -> None:
     config = config_of(task={"strict": True, "max_error_rate": 1.0})
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index == 3)
+    w = virtual_trial(config, reward_fails=lambda stream, index: stream == "train" and index == 3)
     w.pipeline.start()
     w.pipeline.run_round()
     with pytest.raises(ActorFailed, match="last on prompt 3"):
@@ -778,7 +787,9 @@ def test_strict_task_ends_at_the_first_failed_reward() -> None:
 def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
     """Two prompts a round, both of the second one fail."""
     config = config_of(rounds=4, lag=lag, task={"max_error_rate": 0.2})
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index in (2, 3))
+    w = virtual_trial(
+        config, reward_fails=lambda stream, index: stream == "train" and index in (2, 3)
+    )
     reports = w.run(4)
     assert [call.prompt_indices for call in w.trained] == [((0, 1),), (), ((4, 5),), ((6, 7),)]
     rows = [report.metrics for report in reports]
@@ -803,7 +814,9 @@ def test_round_without_a_single_group_is_skipped_and_counted(lag: int) -> None:
 def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
     """Three batches of two prompts a round; the first of the second round fails."""
     config = config_of(rounds=2, k=3, k_mode="fresh_batches")
-    w = world(config, reward_fails=lambda stream, index: stream == "train" and index in (6, 7))
+    w = virtual_trial(
+        config, reward_fails=lambda stream, index: stream == "train" and index in (6, 7)
+    )
     last = w.run(2)[-1]
     assert w.trained[-1].prompt_indices == ((8, 9), (10, 11))
     assert last.metrics["version/learner"] == 5
@@ -815,7 +828,7 @@ def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
 def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
     for bad in range(21):
         config = config_of(rounds=63, rollout={"prompts": 1}, eval={"every": 63})
-        w = world(config, reward_fails=lambda s, c, bad=bad: s == "train" and c % 21 == bad)
+        w = virtual_trial(config, reward_fails=lambda s, c, bad=bad: s == "train" and c % 21 == bad)
         assert w.run(63)[-1].metrics["count/skipped_rounds"] == 3
 
 
@@ -825,7 +838,7 @@ def some_held_out_fail(*prompt_indices: int) -> Callable[[str, int], bool]:
 
 def test_held_out_prompts_without_a_score_are_counted_and_told() -> None:
     config = config_of(rounds=3, eval={"prompts": 6}, task={"max_error_rate": 0.5})
-    w = world(config, reward_fails=some_held_out_fail(1, 4))
+    w = virtual_trial(config, reward_fails=some_held_out_fail(1, 4))
     reports = w.run(3)
     assert [report.metrics["eval/unscored"] for report in reports] == [2, 2, 2]
     # One note an evaluation: before the first round, after the second and the third.
@@ -838,16 +851,16 @@ def test_held_out_prompts_without_a_score_are_counted_and_told() -> None:
 
 def test_number_of_unscored_prompts_survives_a_checkpoint() -> None:
     config = config_of(rounds=3, eval={"every": 9, "prompts": 6}, task={"max_error_rate": 0.5})
-    first = world(config, reward_fails=some_held_out_fail(3))
+    first = virtual_trial(config, reward_fails=some_held_out_fail(3))
     first.run(1)
-    second = world(config, reward_fails=some_held_out_fail(3))
+    second = virtual_trial(config, reward_fails=some_held_out_fail(3))
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(first.pipeline.state(), first.pipeline.buffer.groups())
     assert second.run(1)[-1].metrics["eval/unscored"] == 1
 
 
 def test_every_prompt_scored_is_no_note() -> None:
-    report = world(config_of(rounds=1)).run(1)[0]
+    report = virtual_trial(config_of(rounds=1)).run(1)[0]
     assert report.metrics["eval/unscored"] == 0
     assert not report.notes
 
@@ -855,14 +868,14 @@ def test_every_prompt_scored_is_no_note() -> None:
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
     # 2 responses to each of 6 prompts: 4 of 12 are more than a quarter.
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.25})
-    w = world(config, reward_fails=some_held_out_fail(2, 5))
+    w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
     with pytest.raises(
         ActorFailed,
         match=r"eval: .* failed on 4 of 12 held-out responses \(task.max_error_rate=0.25\); .*"
         "prompt 2: KeyError: 'apple'",
     ):
         w.run(1)
-    w = world(replace(config, task=replace(config.task, max_error_rate=0.34)),
+    w = virtual_trial(replace(config, task=replace(config.task, max_error_rate=0.34)),
               reward_fails=some_held_out_fail(2, 5))  # fmt: skip
     w.run(1)
 
@@ -870,11 +883,11 @@ def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
 def test_strict_task_ends_at_the_first_failed_held_out_reward() -> None:
     config = config_of(task={"strict": True, "max_error_rate": 1.0})
     with pytest.raises(ActorFailed, match=r"eval: .*task\.strict allows none.* prompt 1"):
-        world(config, reward_fails=some_held_out_fail(1)).run(1)
+        virtual_trial(config, reward_fails=some_held_out_fail(1)).run(1)
 
 
 def test_evaluation_without_a_single_reward_is_an_error() -> None:
-    w = world(
+    w = virtual_trial(
         config_of(task={"max_error_rate": 1.0}),
         reward_fails=lambda stream, index: stream == "eval",
     )
@@ -884,7 +897,7 @@ def test_evaluation_without_a_single_reward_is_an_error() -> None:
 
 
 def test_first_evaluation_stays_in_every_row() -> None:
-    w = world(config_of(rounds=5, eval={"every": 2}))
+    w = virtual_trial(config_of(rounds=5, eval={"every": 2}))
     rows = [report.metrics for report in w.run(5)]
     assert [row["eval/round"] for row in rows] == [0, 2, 2, 4, 5]
     assert len({row["reward/eval_first"] for row in rows}) == 1
@@ -898,7 +911,7 @@ def test_first_evaluation_stays_in_every_row() -> None:
 def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) -> None:
     # The fake learner drifts by a nat a round.
     config = config_of(rounds=20, lag=lag, eval={"every": 50}, callbacks={"kl_stop": 4.5})
-    w = world(config, durations=long_tailed_durations(lag, {"rollout": 9, "optimize": 9}))
+    w = virtual_trial(config, durations=long_tailed_durations(lag, {"rollout": 9, "optimize": 9}))
     w.pipeline.start()
     reports = [w.pipeline.run_round()]
     while not reports[-1].last:
@@ -914,7 +927,7 @@ def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) 
         last.metrics["count/trained"] + last.metrics["count/waiting"]
     )
     # Restored from its last checkpoint it is still over.
-    again = world(config)
+    again = virtual_trial(config)
     again.learners.load_state(w.learners.state())
     again.pipeline.load_state(w.pipeline.state(), w.pipeline.buffer.groups())
     assert w.pipeline.ended
@@ -924,7 +937,9 @@ def test_trial_ends_with_evaluation_and_closed_accounts_above_kl_stop(lag: int) 
 @pytest.mark.parametrize("generators", [1, 3])
 def test_version_changes_are_told_by_the_actors_that_made_them(generators: int) -> None:
     config = config_of(rounds=6, lag=1, k=2, resources={"num_generators": generators})
-    w = world(config, durations=long_tailed_durations(3, {"rollout": 9, "optimize": 9}), seed=3)
+    w = virtual_trial(
+        config, durations=long_tailed_durations(3, {"rollout": 9, "optimize": 9}), seed=3
+    )
     changes = [change for report in w.run(6) for change in report.versions]
     by_actor: dict[str, list[tuple[int, int]]] = {}
     for change in changes:
@@ -945,7 +960,7 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
         rollout={"prompts": 3, "unit_prompts": 1},
         resources={"num_generators": 3},
     )
-    w = world(config, durations=long_tailed_durations(1, {"eval": 20}), seed=1)
+    w = virtual_trial(config, durations=long_tailed_durations(1, {"eval": 20}), seed=1)
     reports = w.run(4)
     assert [[h.round for h in report.evaluations] for report in reports] == [[0], [2], [], [4]]
     for report in reports:
@@ -959,7 +974,7 @@ def test_held_out_responses_come_in_prompt_order_whoever_sampled_them() -> None:
 def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str, int], bool]:
     """Whether a generator dies in a call: at most three times in a row, once in each stage."""
     # With a user's reward there are four stages.
-    spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_BESIDE else ""
+    spared = ("rollout", "reward")[seed % 2] if config.task.reward == SCORED_APART else ""
 
     def dies(actor: str, stage: str, n: int) -> bool:
         # The first load is at the start, where nothing is replaced.
@@ -978,7 +993,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     config = config_with_generators(config, config.resources.num_generators)
     dies = some_die(config, seed, share)
     durations = long_tailed_durations(seed, scale)
-    w = world(config, durations=durations, seed=seed, latency=latency, dies=dies)
+    w = virtual_trial(config, durations=durations, seed=seed, latency=latency, dies=dies)
     reports = []
     w.pipeline.start()
     for _ in range(config.rounds):
@@ -1003,7 +1018,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
     assert len(asked) == len(all_prompts(config)) + counts["redispatched"]
     assert bool(sum(len(report.notes) for report in reports)) >= bool(counts["redispatched"])
     if config.lag == 0:
-        undisturbed = world(config)
+        undisturbed = virtual_trial(config)
         rows = [untimed(report) for report in undisturbed.run(config.rounds)]
         ours = [untimed(report) for report in reports]
         for row in (*rows, *ours):
@@ -1014,7 +1029,7 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
 
 def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
     config = config_of(rounds=3, resources={"deadline_s": 30.0})
-    w = world(config, hangs=lambda name, stage, n: (stage, n) == ("rollout", 2))
+    w = virtual_trial(config, hangs=lambda name, stage, n: (stage, n) == ("rollout", 2))
     reports = w.run(3)
     (note,) = [note for report in reports for note in report.notes]
     assert "generator-0 was replaced (no answer within resources.deadline_s=30 s" in note
@@ -1037,7 +1052,7 @@ def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
         resources={"deadline_s": 1.0, "num_generators": 2},
     )
     # Units take half a second, so that the other generator and the learner answer all the time.
-    w = world(
+    w = virtual_trial(
         config,
         durations=constant_durations(rollout=32, optimize=32),
         hangs=lambda name, stage, n: (name, stage, n) == ("generator-1", "rollout", 3),
@@ -1065,10 +1080,10 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
     # While the learner publishes nobody waits for a generator.
     durations = long_tailed_durations(seed, {**scale, "sync": 0.0})
     hung = f"generator-{seed % config.resources.num_generators}"
-    beside = config.task.reward == SCORED_BESIDE
+    beside = config.task.reward == SCORED_APART
     stages = ["rollout", "eval", *(["reward"] if beside else [])]
     stage = random.Random(seed).choice(stages)
-    w = world(
+    w = virtual_trial(
         config,
         durations=durations,
         seed=seed,
@@ -1085,7 +1100,7 @@ def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(
 
 def test_learner_that_hangs_is_named_though_generators_answer() -> None:
     config = config_of(lag=4, rounds=16, resources={"deadline_s": 1.0})
-    w = world(config, hangs=lambda name, stage, n: (stage, n) == ("optimize", 2))
+    w = virtual_trial(config, hangs=lambda name, stage, n: (stage, n) == ("optimize", 2))
     with pytest.raises(ActorFailed, match=r"resources\.deadline_s=1 s from learner \(optimize\)"):
         w.run(config.rounds)
     ((_, since),) = w.runtime.hangs
@@ -1094,20 +1109,22 @@ def test_learner_that_hangs_is_named_though_generators_answer() -> None:
 
 def test_replacement_has_the_newest_weights_before_it_samples() -> None:
     config = config_of(rounds=4)
-    w = world(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))
+    w = virtual_trial(config, dies=lambda name, stage, n: (stage, n) == ("rollout", 3))
     w.run(4)
     rounds = [call.weights_round for call in w.of_stream("train")]
     assert rounds == [0, 1, 2, 3]
 
 
 def test_generator_that_dies_again_and_again_ends_the_trial() -> None:
-    w = world(config_of(), dies=lambda name, stage, n: stage == "rollout")
+    w = virtual_trial(config_of(), dies=lambda name, stage, n: stage == "rollout")
     with pytest.raises(ActorFailed, match=r"generator-0 was replaced 3 times without finishing"):
         w.run(1)
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
 def test_lost_learner_is_the_end(placement: str) -> None:
-    w = world(config_of(placement=placement), dies=lambda name, stage, n: stage == "optimize")
+    w = virtual_trial(
+        config_of(placement=placement), dies=lambda name, stage, n: stage == "optimize"
+    )
     with pytest.raises(ActorFailed, match=r"optimize: (learner|worker) died"):
         w.run(1)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_trainable.replay_buffer import SAMPLINGS, Drawn, ReplayBuffer
-from grpo_trainable.simulation.virtual_time import one_token_group
+from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.versions import StalenessGate
 
 FRESH, OLDER = range(6, 9), range(6)

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.simulation.calibration import simulated_wall_clock, times_of
 from grpo_trainable.simulation.traces import calls_of
 
 
@@ -55,3 +57,34 @@ def test_a_deposit_is_made_beside_the_calls() -> None:
         ("rollout", 5, pytest.approx(2.0)),
         ("rollout", 5, pytest.approx(1.0)),
     ]
+
+
+def of_actor(number: int, name: str, *stages: tuple[str, float, float]) -> list[dict[str, Any]]:
+    """The events of one actor in a trace: its name, then its spans in seconds."""
+    told = {"name": "thread_name", "ph": "M", "tid": number, "args": {"name": name}}
+    return [told, *({"ph": "X", "tid": number, **span} for span in spans(*stages))]
+
+
+def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
+    """A round: a unit of 2 s, an update of 3 s, half a second to publish, another to load, and a
+    tenth that the driver adds to each of these four calls."""
+    events = [
+        *of_actor(1, "trial", ("round", 0.0, 6.4)),
+        *of_actor(2, "learner", ("optimize", 2.3, 5.3), ("waiting", 5.3, 5.4), ("sync", 5.4, 5.9)),
+        *of_actor(3, "generator-0", ("rollout", 0.1, 2.1), ("waiting", 2.1, 5.9)),
+        *of_actor(
+            3, "generator-0", ("sync", 5.9, 6.4), ("waiting", 6.4, 6.5), ("evaluation", 6.5, 7.5)
+        )[1:],
+    ]
+    row = {"time/eval_s": 1.0, "time/step_s": 7.4, "time/reference_s": 1.0, "time/other_s": 0.4}
+    rows = [{**row, "lag/max": 0.0, "time/wall_clock_s": 6.4 * (1 + i)} for i in range(2)]
+    times = times_of(rows, events)
+    assert times.calls["learner", "optimize"] == pytest.approx([3.0])
+    assert times.calls["generator", "rollout"] == pytest.approx([2.0])
+    assert (times.hop_s, times.gap_s, times.reference_s) == pytest.approx((0.1, 0.0, 1.0))
+    config = GRPOConfig.from_dict(
+        {"placement": "disaggregated", "rounds": 20, "eval": {"every": 20}}
+    )
+    assert simulated_wall_clock(config, times) == pytest.approx(6.4, rel=0.05)
+    # A second pass over the batch repeats all of the update but the pass of the reference.
+    assert simulated_wall_clock(config, times, passes=2) == pytest.approx(8.4, rel=0.05)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.simulation.virtual_time import simulate, wall_clock_a_round
+from grpo_trainable.simulation.trial import simulate, wall_clock_a_round
 
 SECONDS = {"rollout": 1.0, "optimize": 4.0, "sync": 0.25, "eval": 7.0}
 

@@ -1,0 +1,45 @@
+"""Groups of made-up responses, with chosen rewards and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from grpo_trainable.rollout import RolloutGroup
+
+
+def one_token_group(
+    prompt_index: int,
+    *,
+    rewards: Sequence[float] = (0.0, 1.0),
+    version: int = 0,
+    round_: int = 0,
+    uses: int = 0,
+) -> RolloutGroup:
+    """A group of one-token responses."""
+    return group_of(prompt_index, rewards=rewards, weights=[(version, round_)], uses=uses)
+
+
+def group_of(
+    prompt_index: int,
+    *,
+    rewards: Sequence[float],
+    weights: Sequence[tuple[int, int]],
+    uses: int = 0,
+) -> RolloutGroup:
+    """A group whose responses have a token by each of `weights`: (version, round)."""
+    shape = (len(rewards), len(weights))
+    versions, rounds = torch.tensor(weights, dtype=torch.int32).T
+    return RolloutGroup(
+        prompt_index=prompt_index,
+        prompt_ids=torch.tensor([1]),
+        response_ids=torch.zeros(shape, dtype=torch.int64),
+        response_mask=torch.ones(shape, dtype=torch.bool),
+        behaviour_log_probs=torch.zeros(shape),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+        finished=torch.ones(len(rewards), dtype=torch.bool),
+        token_versions=versions.expand(shape).clone(),
+        token_rounds=rounds.expand(shape).clone(),
+        uses=uses,
+    )

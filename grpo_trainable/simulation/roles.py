@@ -1,0 +1,302 @@
+"""What virtual actors answer: generators, learners and colocated workers that only count."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import (
+    Deposited,
+    Drift,
+    GradientStep,
+    LearnerState,
+    Loaded,
+    Published,
+    ResponseFigures,
+    Sampled,
+    Scored,
+    Updated,
+)
+from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.simulation.groups import group_of
+from grpo_trainable.stages import IDLE
+from grpo_trainable.timers import Span
+
+
+class VirtualRequests:
+    """Requests with one-token prompts; notes what was asked for."""
+
+    def __init__(self, config: GRPOConfig) -> None:
+        self.config = config
+        self.limit = config.rounds * config.prompts_per_round  # every prompt index is below it
+        self.asked: list[tuple[str, int]] = []
+
+    def request(self, stream: str, prompt_index: int) -> Request:
+        config = self.config
+        limit = self.limit if stream == "train" else config.eval.prompts
+        assert 0 <= prompt_index < limit, (stream, prompt_index)
+        self.asked.append((stream, prompt_index))
+        size = config.rollout.group_size if stream == "train" else config.eval.samples
+        limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0)
+        return Request(
+            stream=stream,
+            prompt_index=prompt_index,
+            prompt_ids=(1,),
+            group_size=size,
+            limits=limits,
+        )
+
+
+@dataclass(frozen=True)
+class GeneratorCall:
+    """One call, as the generator noted it."""
+
+    actor: str
+    stream: str  # train, eval; load: it fetched weights
+    prompt_indices: tuple[int, ...]
+    weights_round: int
+    start: float
+    end: float
+
+
+class VirtualGenerator:
+    """A generator whose rewards depend on prompt index and weights alone, as a real one's do."""
+
+    def __init__(
+        self,
+        name: str,
+        record: list[GeneratorCall],
+        reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
+        *,
+        takes_deposits: bool = False,
+        scores_apart: bool = False,
+    ) -> None:
+        """`takes_deposits`: a response has three tokens, each sampled by the weights that are there
+        then. `scores_apart`: responses are scored in calls of their own, as by a user's reward."""
+        self.takes_deposits = takes_deposits
+        self._scores_apart = scores_apart
+        self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
+        self._name = name
+        self._record = record
+        self._reward_fails = reward_fails
+        self._weights: list[tuple[float, int, int]] = []  # (since when, version, round)
+        self._reported = -1  # the version
+        self._idle_since: float | None = None
+
+    def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
+        self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
+        self._weights.append((end, *handle))
+        self._reported = handle[0]
+        return Loaded(
+            version=handle[0],
+            round=handle[1],
+            transport="virtual",
+            bytes=1000,
+            transfer_s=end - start,
+            load_s=0.0,
+            at=end,
+            spans=[*self._idle(start, end), Span("sync", start, end)],
+        )
+
+    def deposit(self, start: float, end: float, handle: tuple[int, int]) -> Deposited:
+        assert self.takes_deposits
+        self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
+        self._weights.append((end, *handle))
+        return Deposited(version=handle[0], round=handle[1], bytes=1000, spans=[])
+
+    def _at(self, moment: float) -> tuple[int, int]:
+        """The (version, round) of the weights that the generator had at a moment."""
+        there = [weights for since, *weights in self._weights if since <= moment]
+        assert there, "samples before it has weights"
+        version, round_ = max(there)
+        return version, round_
+
+    def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
+        scored = self._generate(start, end, requests)
+        if not self._scores_apart:
+            return scored
+        stream = requests[0].stream
+        spans = [Span("eval" if stream == "eval" else "rollout", start, end)]
+        sampled = Sampled(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
+        self._scored[id(sampled)] = scored
+        return sampled
+
+    def score(self, start: float, end: float, sampled: Sampled) -> Scored:
+        spans = [
+            Span("eval" if sampled.stream == "eval" else "reward", start, end, concurrent=True)
+        ]
+        return replace(self._scored.pop(id(sampled)), loaded=[], spans=spans)
+
+    def _generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
+        moments = (start, (start + end) / 2, end) if self.takes_deposits else (start,)
+        weights = [self._at(moment) for moment in moments]
+        round_ = weights[0][1]
+        stream = requests[0].stream
+        assert stream == "train" or len(set(weights)) == 1, "an evaluation of several versions"
+        prompt_indices = tuple(request.prompt_index for request in requests)
+        self._record.append(GeneratorCall(self._name, stream, prompt_indices, round_, start, end))
+        loaded = []
+        for version, taken in dict.fromkeys(weights):
+            if version > self._reported:
+                self._reported = version
+                loaded.append(
+                    Loaded(
+                        version=version,
+                        round=taken,
+                        transport="virtual",
+                        bytes=1000,
+                        transfer_s=0.0,
+                        load_s=0.0,
+                        at=end,
+                        spans=[],
+                    )
+                )
+        groups, format_rewards, answer_rewards, unscored = [], [], [], []
+        for request in requests:
+            if self._reward_fails(stream, request.prompt_index):
+                unscored.append((request.prompt_index, "KeyError: 'apple'"))
+                continue
+            rng = random.Random(f"{stream}/{request.prompt_index}/{round_}")
+            # Held-out rewards of many magnitudes: their float sum depends on its order.
+            scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
+            rewards = [scale * rng.random() for _ in range(request.group_size)]
+            groups.append(group_of(request.prompt_index, rewards=rewards, weights=weights))
+            format_rewards.append(rng.random())
+            answer_rewards.append(sum(rewards) / len(rewards))
+        rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
+        middle = start + (end - start) / 2
+        return Scored(
+            groups=groups,
+            format_rewards=format_rewards,
+            answer_rewards=answer_rewards,
+            unscored=unscored,
+            reward_errors=len(unscored) * requests[0].group_size,
+            loaded=loaded,
+            spans=[
+                *self._idle(start, end),
+                Span(rollout, start, middle),
+                Span(reward, middle, end),
+            ],
+        )
+
+    def _idle(self, start: float, end: float) -> list[Span]:
+        since, self._idle_since = self._idle_since, end
+        return [] if since is None else [Span(IDLE, since, start)]
+
+    def close(self, start: float, end: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class TrainingCall:
+    """One `update`, as the learner noted it."""
+
+    round: int  # rounds trained before it
+    start: float
+    end: float
+    prompt_indices: tuple[tuple[int, ...], ...]  # those of each rollout batch
+    group_rounds: tuple[tuple[int, ...], ...]
+    group_uses: tuple[tuple[int, ...], ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def all_prompt_indices(self) -> list[int]:
+        return [index for batch in self.prompt_indices for index in batch]
+
+
+class VirtualLearner:
+    """A learner that only counts, and notes what it was given to train on."""
+
+    def __init__(
+        self, config: GRPOConfig, record: list[TrainingCall], releases: list[tuple[float, int]]
+    ) -> None:
+        self._config = config
+        self._record = record
+        self._releases = releases
+        self._version = 0
+        self._round = 0
+
+    def update(
+        self, start: float, end: float, rollout_batches: Sequence[Sequence[RolloutGroup]]
+    ) -> Updated:
+        groups = [group for batch in rollout_batches for group in batch]
+        self._record.append(
+            TrainingCall(
+                round=self._round,
+                start=start,
+                end=end,
+                prompt_indices=tuple(
+                    tuple(g.prompt_index for g in batch) for batch in rollout_batches
+                ),
+                group_rounds=tuple(tuple(g.oldest_round for g in b) for b in rollout_batches),
+                group_uses=tuple(tuple(g.uses for g in b) for b in rollout_batches),
+                rewards=tuple(float(g.rewards.sum()) for g in groups),
+            )
+        )
+        self._round += 1
+        fresh = self._config.k_mode == "fresh_batches"
+        k = len(rollout_batches) if fresh or not rollout_batches else self._config.k
+        self._version += k
+        step = GradientStep(
+            loss=0.5,
+            grad_norm=1.0,
+            entropy_nats=2.0,
+            clip_fraction=0.0,
+            ratio_max=1.0,
+            bounded_tokens=0,
+            ratio_counts=(0, len(groups), 0),
+            lr=1e-4,
+            skipped=False,
+            kl={},
+        )
+        middle = start + (end - start) / 2
+        rows = sum(len(group.rewards) for group in groups)
+        return Updated(
+            round=self._round,
+            version=self._version,
+            steps=[step] * k,
+            skipped_steps=0,
+            reference_nll_nats=1.2,
+            # The KL grows by a nat in each round.
+            kl={"reference": Drift(k1=float(self._round), k3=float(self._round))} if k else {},
+            responses=ResponseFigures(
+                advantages=np.zeros(rows, dtype=np.float32),
+                policy_log_probs=None,
+                reference_log_probs=None,
+            ),
+            at=end,
+            spans=[Span("reference", start, middle), Span("optimize", middle, end)],
+        )
+
+    def publish(self, start: float, end: float, needed_from: int) -> Published:
+        self._releases.append((start, needed_from))
+        return Published(
+            handle=(self._version, self._round),
+            version=self._version,
+            round=self._round,
+            spans=[Span("sync", start, end)],
+        )
+
+    def state(self, start: float, end: float) -> LearnerState:
+        counters = {"version": self._version, "round": self._round}
+        return LearnerState(policy={}, optimizer={}, counters=counters)
+
+    def load_state(self, start: float, end: float, state: LearnerState) -> None:
+        self._version, self._round = state.counters["version"], state.counters["round"]
+
+    def close(self, start: float, end: float) -> None:
+        pass
+
+
+class VirtualColocated:
+    """Both roles in one actor, as in a colocated worker."""
+
+    def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
+        self.generate, self.load = generator.generate, generator.load
+        self.score = generator.score
+        self.update, self.publish = learner.update, learner.publish
+        self.state, self.load_state = learner.state, learner.load_state

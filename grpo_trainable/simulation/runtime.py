@@ -1,0 +1,195 @@
+"""Virtual time: a clock that waiting moves, and actors whose work takes time and costs nothing."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+import operator
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.calls import ActorFailed, ActorLost
+
+MAX_WAITS = 20_000  # a pipeline that waits more often is taken to wait for ever
+TICK = 1 / 64  # the unit of durations in tests: sums of it are exact in floating point
+
+Durations = Callable[[str, str], float]  # (actor, stage) -> seconds
+
+
+def constant_durations(**ticks: int) -> Durations:
+    """Durations of the ticks given for a stage, and of one tick for any other."""
+    return lambda actor, stage: ticks.get(stage, 1) * TICK
+
+
+def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
+    """Log-normal durations around the stage's scale in ticks: now and then ten times as long."""
+    rng = random.Random(seed)
+    return lambda actor, stage: (
+        (1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))) * TICK
+    )
+
+
+_END = operator.attrgetter("end")
+
+
+@dataclass(eq=False)
+class VirtualCall:
+    """A call of a virtual actor; its end is known from the start."""
+
+    actor: VirtualActor
+    stage: str
+    start: float
+    end: float
+    value: Any = None
+    error: str | None = None
+    lost: bool = False  # its actor is dead
+    later: Callable[[], Any] | None = None  # computes its value once it is over
+
+
+class VirtualRuntime:
+    """A clock that waiting moves to the next answer.
+
+    Answers that are ready then come in any order, and now and then only some of them.
+    """
+
+    def __init__(self, *, seed: int = 0, latency: float = 0.0, max_waits: int = MAX_WAITS) -> None:
+        self.time = 0.0
+        self.latency = latency  # seconds from a call's submission to its earliest start
+        self.uncollected: set[VirtualCall] = set()
+        self.kills: list[tuple[str, float]] = []  # (actor, when)
+        self.hangs: list[tuple[str, float]] = []  # (actor, when it came to a standstill)
+        self._ends: list[tuple[float, int, VirtualCall]] = []
+        self._numbers = itertools.count()
+        self._rng = random.Random(seed)
+        self._waits_left = max_waits
+
+    def now(self) -> float:
+        return self.time
+
+    def wait(self, calls: Sequence[VirtualCall], timeout_s: float) -> list[VirtualCall]:
+        self._waits_left -= 1
+        assert self._waits_left > 0, "waits for ever"
+        assert calls, "waits for nothing"
+        everything = len(calls) == len(self.uncollected)
+        first = self._next_end() if everything else min(map(_END, calls))
+        if first > self.time + timeout_s:
+            self.time += timeout_s
+            return []
+        self.time = max(self.time, first)
+        ready = [call for call in calls if call.end <= self.time]
+        return self._rng.sample(ready, self._rng.randint(1, len(ready)))
+
+    def submitted(self, call: VirtualCall) -> None:
+        self.uncollected.add(call)
+        heapq.heappush(self._ends, (call.end, next(self._numbers), call))
+
+    def _next_end(self) -> float:
+        """The earliest end of all calls: a thousand generators have two thousand under way."""
+        while self._ends[0][2] not in self.uncollected:
+            heapq.heappop(self._ends)
+        return self._ends[0][0]
+
+    def result(self, call: VirtualCall) -> Any:
+        assert call.end <= self.time, "collected before it was done"
+        self.uncollected.remove(call)
+        if call.lost:
+            raise ActorLost(f"{call.stage}: {call.actor.name} died (killed)")
+        if call.error is not None:
+            raise ActorFailed(f"{call.stage}: {call.actor.name} failed with {call.error}")
+        return call.value if call.later is None else call.later()
+
+
+class VirtualActor:
+    """Works through its calls in the order they were submitted, one at a time.
+
+    `role` has a method for each of ours, with start and end before the arguments. `hangs(stage,
+    n)` says whether the n-th call of a stage is never answered: it goes on until its end, and there
+    it hangs. `dies(stage, n)` says whether the actor dies in it, once it has started. `submitted`
+    counts calls by stage, replaced actors included.
+
+    Every `step_s` of a call is a step of progress. An actor that hangs tells it all the same,
+    unless it is `mute`.
+    """
+
+    def __init__(
+        self,
+        runtime: VirtualRuntime,
+        name: str,
+        role: Any,
+        durations: Durations,
+        hangs: Callable[[str, int], bool] = lambda stage, n: False,
+        dies: Callable[[str, int], bool] = lambda stage, n: False,
+        submitted: dict[str, int] | None = None,
+        step_s: float = TICK,
+        mute: bool = False,
+    ) -> None:
+        self.name = name
+        self.killed = False
+        self._runtime = runtime
+        self._role = role
+        self._durations = durations
+        self._hangs, self._dies = hangs, dies
+        self._submitted = {} if submitted is None else submitted
+        self._dead = False
+        self._free_at = 0.0
+        self._thread_free_at = {"deposit": 0.0, "score": 0.0}  # these have threads of their own
+        self._step_s, self._mute = step_s, mute
+        self._worked: list[tuple[float, float]] = []  # (start, end) of each call
+        self._hangs_from = math.inf
+
+    def submit(self, stage: str, method: str, *args: Any) -> VirtualCall:
+        if method == "progress":
+            return self._ask_progress()
+        n = self._submitted[stage] = self._submitted.get(stage, 0) + 1
+        concurrent = method in self._thread_free_at
+        free_at = self._thread_free_at[method] if concurrent else self._free_at
+        start = max(self._runtime.time + self._runtime.latency, free_at)
+        end = start + self._durations(self.name, stage)
+        self._worked.append((start, end))
+        if self._hangs(stage, n):
+            self._hangs_from = min(end, self._hangs_from)
+            self._runtime.hangs.append((self.name, end))
+            end = math.inf
+        if concurrent:
+            self._thread_free_at[method] = end
+        else:
+            self._free_at = end
+        call = VirtualCall(self, stage, start, end)
+        if self._dead or self._dies(stage, n):
+            self._dead = call.lost = True
+        elif method == "generate" and getattr(self._role, "takes_deposits", False):
+            # Weights that are deposited before it ends count.
+            call.later = functools.partial(getattr(self._role, method), start, end, *args)
+        elif end < math.inf:
+            # An answer depends on the actor's own calls alone, so it may be known already.
+            try:
+                call.value = getattr(self._role, method)(start, end, *args)
+            except RuntimeError as error:
+                call.error = f"{type(error).__name__}: {error}"
+        self._runtime.submitted(call)
+        return call
+
+    def _ask_progress(self) -> VirtualCall:
+        start = self._runtime.time
+        end = start + self._runtime.latency
+        if self._mute and end >= self._hangs_from:
+            end = math.inf
+        call = VirtualCall(self, "progress", start, end, lost=self._dead)
+        call.value = sum(
+            int((min(until, end) - since) / self._step_s)
+            for since, until in self._worked
+            if since < end < math.inf
+        )
+        self._runtime.submitted(call)
+        return call
+
+    def kill(self) -> None:
+        self.killed = True
+        self._runtime.kills.append((self.name, self._runtime.time))
+        # Nobody collects the answers of a killed actor.
+        gone = {call for call in self._runtime.uncollected if call.actor is self}
+        self._runtime.uncollected -= gone

@@ -1,0 +1,168 @@
+"""Whole trials in virtual time: the product's own pipeline over virtual actors.
+
+Pipeline, gate, buffer and learner group are the product's; actors, calls and the clock are not.
+Unit tests drive the pipeline through timings that no machine would show twice, and
+`benchmarks/schedule_sim.py` through schedules of machines that are not at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.metrics import stage_seconds
+from grpo_trainable.pipeline import Pipeline, RoundReport
+from grpo_trainable.simulation.roles import (
+    GeneratorCall,
+    TrainingCall,
+    VirtualColocated,
+    VirtualGenerator,
+    VirtualLearner,
+    VirtualRequests,
+)
+from grpo_trainable.simulation.runtime import (
+    MAX_WAITS,
+    TICK,
+    Durations,
+    VirtualActor,
+    VirtualRuntime,
+    constant_durations,
+)
+
+# A `task.reward` whose responses are scored by calls of their own, as a user's are.
+SCORED_APART = "virtual:scored_apart"
+
+
+@dataclass
+class VirtualTrial:
+    """A pipeline over virtual actors, and what these have noted."""
+
+    config: GRPOConfig
+    runtime: VirtualRuntime
+    pipeline: Pipeline
+    learners: LearnerGroup
+    requests: VirtualRequests
+    trained: list[TrainingCall] = field(default_factory=list)
+    generated: list[GeneratorCall] = field(default_factory=list)
+    # (when, round): from this moment on, weights of an earlier round may be gone.
+    releases: list[tuple[float, int]] = field(default_factory=list)
+
+    def run(self, rounds: int) -> list[RoundReport]:
+        """Starts the trial and runs this many rounds."""
+        self.pipeline.start()
+        return [self.pipeline.run_round() for _ in range(rounds)]
+
+    def used_after_release(self) -> list[GeneratorCall]:
+        """Calls that still needed weights that the learner had been told nobody needs."""
+        return [
+            call
+            for call in self.generated
+            if any(call.weights_round < before and at < call.end for at, before in self.releases)
+            and not any(
+                name == call.actor and call.start < at < call.end for name, at in self.runtime.kills
+            )
+        ]
+
+    def of_stream(self, stream: str) -> list[GeneratorCall]:
+        return [call for call in self.generated if call.stream == stream]
+
+
+def virtual_trial(
+    config: GRPOConfig,
+    *,
+    durations: Durations | None = None,
+    seed: int = 0,
+    latency: float = 0.0,
+    max_waits: int = MAX_WAITS,
+    reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
+    hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+    dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+    step_s: float = TICK,
+    mute: bool = False,
+) -> VirtualTrial:
+    """A trial over virtual actors, at round 0.
+
+    `hangs(actor, stage, n)` says whether the n-th call of a stage to the actors of a name is never
+    answered, `dies(actor, stage, n)` whether the actor dies in it.
+    """
+    durations = durations or constant_durations()
+    runtime = VirtualRuntime(seed=seed, latency=latency, max_waits=max_waits)
+    trained: list[TrainingCall] = []
+    generated: list[GeneratorCall] = []
+    releases: list[tuple[float, int]] = []
+
+    submitted: dict[str, dict[str, int]] = {}
+
+    def actor(name: str, role: Any) -> VirtualActor:
+        return VirtualActor(
+            runtime,
+            name,
+            role,
+            durations,
+            lambda stage, n: hangs(name, stage, n),
+            lambda stage, n: dies(name, stage, n),
+            submitted.setdefault(name, {}),
+            step_s=step_s,
+            mute=mute,
+        )
+
+    def generator_role(name: str) -> VirtualGenerator:
+        return VirtualGenerator(
+            name,
+            generated,
+            reward_fails,
+            takes_deposits=config.in_mid_batch,
+            scores_apart=config.task.reward == SCORED_APART,
+        )
+
+    def spawn(name: str) -> VirtualActor:
+        return actor(name, generator_role(name))
+
+    learner_role = VirtualLearner(config, trained, releases)
+    if config.placement == "colocated":
+        role = VirtualColocated(generator_role("worker"), learner_role)
+        learner = actor("worker", role)
+        generators = [learner]
+    else:
+        learner = actor("learner", learner_role)
+        generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
+    learners = LearnerGroup([learner], runtime, config.resources.deadline_s)
+    requests = VirtualRequests(config)
+    pipeline = Pipeline(
+        config,
+        requests,
+        generators,
+        learners,
+        runtime,
+        runtime.now,
+        spawn=None if config.placement == "colocated" else spawn,
+    )
+    return VirtualTrial(config, runtime, pipeline, learners, requests, trained, generated, releases)
+
+
+def simulate(
+    config: GRPOConfig, durations: Durations, *, hop_s: float = 0.0, gap_s: float = 0.0, seed: int
+) -> list[RoundReport]:
+    """The report of every round of a trial.
+
+    `hop_s` are the seconds from a call's submission to its start, `gap_s` those from the end of one
+    `step()` to the start of the next.
+    """
+    simulated = virtual_trial(
+        config, durations=durations, seed=seed, latency=hop_s, max_waits=10**9
+    )
+    simulated.pipeline.start()
+    reports = []
+    for _ in range(config.rounds):
+        simulated.runtime.time += gap_s
+        reports.append(simulated.pipeline.run_round())
+    return reports
+
+
+def wall_clock_a_round(reports: Sequence[RoundReport]) -> float:
+    """Seconds a round, from the start of the first to the end of the last, without evaluation."""
+    evaluation_s = sum(stage_seconds(report.spans)["time/eval_s"] for report in reports)
+    return (reports[-1].end - reports[0].start - evaluation_s) / len(reports)
