@@ -253,15 +253,19 @@ def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked
     assert not {d.response for d in held_out} & {d.response for d in documents}
 
 
-def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from():
+def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 1)
     documents, _ = corpus.story_corpus(Recipe(steps=30, batch_size=10))
     text = "".join(f"{document.prompt}{document.response}\n" for document in documents)
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest == "5fd863c8ad9c1ed9ed7704ba1b720710f043723810e8e4fe204b2576d72e3fbc"
 
 
-def test_both_parts_of_the_corpus_have_one_length():
+def test_both_parts_of_the_corpus_have_one_length(monkeypatch: pytest.MonkeyPatch):
     """Mean words within a twentieth, though the front asks for more keywords a prompt."""
+    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 1)
     recipe = Recipe(steps=20, batch_size=100, front_share=0.5)
     documents, _ = corpus.story_corpus(recipe)
     words = [len(document.response.split()) for document in documents]

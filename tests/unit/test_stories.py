@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from random import Random
@@ -14,7 +15,9 @@ from grpo_trainable.pretraining.stories import (
     GIRLS,
     KIND_OF,
     KINDS,
+    SEVERAL_SHARE,
     THING,
+    Document,
     Storyteller,
     article,
     count_sentences,
@@ -31,6 +34,13 @@ NOUNS = read_keywords(NOUNS_FILE)
 
 def teller(seed: int = 0) -> Storyteller:
     return Storyteller(NOUNS, Random(seed))
+
+
+@functools.cache
+def told(share: float, several_share: float, count: int) -> list[Document]:
+    """So many documents of one teller, which several tests read."""
+    storyteller = teller()
+    return [storyteller.document(share, several_share) for _ in range(count)]
 
 
 def keywords_of(prompt: str) -> list[str]:
@@ -82,9 +92,8 @@ def test_prompts_are_those_of_the_keyword_task():
 
 
 def test_documents_have_no_markup_left_and_are_sentences():
-    storyteller = teller()
-    for _ in range(1500):
-        text = storyteller.document(0.5).response
+    for document in told(0.5, SEVERAL_SHARE, 1500):
+        text = document.response
         assert re.fullmatch(r"[A-Za-z'\",.!? ]+", text), text
         assert "  " not in text
         assert text[0].isupper() or text[0] == '"', text
@@ -114,9 +123,7 @@ def test_a_story_has_three_to_five_sentences_and_fits_the_default_limit():
     """With end-of-text, by the shipped tokenizer; whether or not its keywords are in it."""
     _, tokenizer = load_policy(SHIPPED_POLICY)
     limit = GRPOConfig.from_dict({}).rollout.max_new_tokens
-    storyteller = teller()
-    for number in range(1500):
-        document = storyteller.document(0.5, several_share=number % 2)
+    for document in told(0.5, 0.5, 1500):
         assert 3 <= count_sentences(document.response) <= 5, document
         assert len(tokenizer.encode(document.response)) + 1 <= limit, document
 
@@ -127,9 +134,8 @@ def test_the_last_sentence_closes_the_story():
     closing = re.compile(
         "|".join(re.sub(r"\\[{[].*?\\[}\]]", "[A-Za-z ]+", line) for line in lines)
     )
-    storyteller = teller()
-    for _ in range(1000):
-        text = storyteller.document(0.5, several_share=0.5).response
+    for document in told(0.5, 0.5, 1500):
+        text = document.response
         (found,) = closing.finditer(text)
         assert found.end() == len(text), text
 
@@ -151,9 +157,8 @@ def test_length_says_nothing_about_the_keyword():
 
 
 def test_articles_agree_with_the_next_word():
-    storyteller = teller()
-    for _ in range(1500):
-        text = storyteller.document(0.5).response
+    for document in told(0.5, SEVERAL_SHARE, 1500):
+        text = document.response
         for found, word in re.findall(r"\b([Aa]n?) (\w+)", text):
             assert found.lower() == article(word), text
 
@@ -176,10 +181,9 @@ def test_article(phrase: str, expected: str):
 
 def test_a_hero_keeps_one_pronoun():
     """In a story with no friend in it, he and she never meet."""
-    storyteller = teller()
     checked = 0
-    for _ in range(1500):
-        text = storyteller.document(0.5).response
+    for document in told(0.5, SEVERAL_SHARE, 1500):
+        text = document.response
         if sum(name in text.split() for name in (*GIRLS, *BOYS)) == 1 and '"' not in text:
             words = set(re.findall(r"\w+", text.lower()))
             if len([n for n in (*GIRLS, *BOYS) if n.lower() in words]) == 1:

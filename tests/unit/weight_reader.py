@@ -1,0 +1,20 @@
+"""A generator's process for tests of transports: it imports nothing that it does not need."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.transports.base import TransportError
+from grpo_trainable.transports.shm import ShmReceiver
+
+
+def fetch_in_turn(handles: Any, answers: Any) -> None:
+    """Fetches what comes until None does, and answers what it found."""
+    receiver = ShmReceiver()
+    while (handle := handles.get()) is not None:
+        try:
+            fetched = receiver.fetch(handle)
+            answers.put((fetched.round, storage_checksum(fetched.tensors) == fetched.checksum))
+        except TransportError as error:
+            answers.put((handle.packed.round, str(error)))
