@@ -25,7 +25,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.tasks import RewardError, ScoreRequest
-from grpo_trainable.transports import InProcess
+from grpo_trainable.transports.in_process import InProcess
 
 EVERY = 40  # calls of the reward function, of which one fails
 DEADLINE_S = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "reports", "tuning",
 
 # What a trial runs. `reports` makes table and report when it is over.
 TRIAL = ("grpo_trainable", "callbacks", "search_spaces", "tuning", "launch/tune.py")
+REFERENCE = re.compile(r"grpo_trainable(\.\w+)+:\w+")
 RUNS_TRIALS = '"launch" / "tune.py"'  # in the source of what starts it
 ASSETS = "grpo_trainable/assets"
 
@@ -73,7 +75,10 @@ def imported_files(path: Path) -> list[Path]:
 
 
 def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
-    """Dotted names a source imports anywhere in it, functions and type-checking blocks included."""
+    """Dotted names a source imports anywhere in it, functions and type-checking blocks included.
+
+    A table names what is imported later as `module:name`, which counts as well.
+    """
     parents = module.split(".") if package else module.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -88,6 +93,8 @@ def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
             first = node.args[0] if node.args else None
             if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
                 yield str(first.value)
+        elif isinstance(node, ast.Constant) and REFERENCE.fullmatch(str(node.value)):
+            yield str(node.value).partition(":")[0]
 
 
 def blobs(files: Iterable[str]) -> dict[str, str]:

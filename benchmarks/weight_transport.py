@@ -40,20 +40,16 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.calls import await_call
 from grpo_trainable.checksums import copy_with_checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.installed import missing_on_machine
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.transports import (
-    Choice,
-    Group,
-    check_here,
-    make_receiver,
-    make_sender,
-)
+from grpo_trainable.transports import TRANSPORTS as RECORDS
+from grpo_trainable.transports import Transport
+from grpo_trainable.transports.choice import check_here, make_receiver, make_sender
 from grpo_trainable.transports.packing import layout_for
+from grpo_trainable.transports.rdt import Group
 
 SIXTY_FOUR_MB = ModelConfig(
     vocab_size=8192, context_length=256, d_model=512, num_layers=4, num_heads=8, d_ff=1376
@@ -130,11 +126,12 @@ def _seconds(do: Any) -> float:
 class Pair:
     """A learner and its generators on one transport."""
 
-    def __init__(self, choice: Choice, config: GRPOConfig) -> None:
+    def __init__(self, transport: Transport, config: GRPOConfig) -> None:
         self._runtime = RayRuntime()
-        name = choice.name
+        name = transport.name
         gpus = config.resources.generator_gpus
-        kwargs: dict[str, Any] = {"num_cpus": 0.5, "num_gpus": gpus, "direct": choice.direct}
+        direct = transport.tensor_transport
+        kwargs: dict[str, Any] = {"num_cpus": 0.5, "num_gpus": gpus, "direct": direct}
         device = "cuda" if gpus else "cpu"
         self.learner = RayActor(TimedLearner, "learner", config, make_sender(name), **kwargs)
         self.generators = [
@@ -151,9 +148,9 @@ class Pair:
         for actor in self.actors:
             self.ask(actor.submit_function("sync", check_here, name))
         self._group = None
-        if choice.two_sided:
+        if transport.two_sided:
             self._group = Group(name, [a.handle for a in self.actors], DEADLINE_S)
-        staged = partial(self.learner.tensors, name, "staged") if choice.two_sided else None
+        staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
         self._round = 0  # of the weights that the generators have
 
@@ -239,7 +236,7 @@ def busy_core(busy: bool) -> Iterator[None]:
 
 def measure(name: str, config: GRPOConfig, syncs: int) -> dict[str, Any]:
     """One turn of a transport: with both cores free, then beside a busy one."""
-    pair = Pair(Choice(name=name, why="measured"), config)
+    pair = Pair(RECORDS[name], config)
     try:
         first = pair.sync()["total"]
         for _ in range(WARM_UP):
@@ -328,7 +325,7 @@ def main() -> None:
     out = args.out or RESULTS / f"weight_transport{'_gpu' if args.gpu else ''}.json"
     asked = args.transports or (GPU_TRANSPORTS if args.gpu else TRANSPORTS)
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes that Ray starts
-    missing = {name: missing_on_machine(name) for name in (*asked, "nccl", "cuda_ipc")}
+    missing = {name: RECORDS[name].missing_on_machine() for name in (*asked, "nccl", "cuda_ipc")}
     here = [name for name in asked if missing[name] is None]
     for name, reason in missing.items():
         if reason is not None:

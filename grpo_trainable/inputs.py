@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
-from grpo_trainable.plugins import source_of
+from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
 CHUNK_BYTES = 1 << 20
@@ -23,11 +23,17 @@ class InputChanged(RuntimeError):
 def input_files(config: GRPOConfig) -> dict[str, Path]:
     """Config key -> the file that it makes a trial read, a policy's with `/name` after the key.
 
-    Shipped files are among them, since another version of the package may bring others. A reward
-    function's file is found without importing it; where it cannot be found (a built-in module, or
-    one that its package makes up) it is left out. What that file imports is not looked into.
+    Shipped files are among them, since another version of the package may bring others. The file of
+    an object of the user's is found without importing it; where it cannot be found (a built-in
+    module, or one that its package makes up) it is left out. What it imports is not looked into.
     """
     return {key: Path(path) for key, path in _input_files(config)}
+
+
+def users_objects(config: GRPOConfig) -> dict[str, str]:
+    """Config key -> the reference to an object of the user's, where a key names one."""
+    named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
+    return {key: name for key, name in named.items() if name is not None and is_reference(name)}
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
@@ -37,8 +43,9 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
         if path is not None:
             yield key, path
-    if task.reward is not None and (source := source_of(task.reward)) is not None:
-        yield "task.reward", source
+    for key, reference in users_objects(config).items():
+        if (source := source_of(reference)) is not None:
+            yield key, source
     random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
     for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
         yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name

@@ -16,7 +16,9 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PluginError(ValueError):
@@ -64,6 +66,19 @@ def load_object(key: str, reference: str) -> Any:
     """
     with _one_line_errors(key, reference):
         return _import_name(reference)
+
+
+def load_instance(key: str, reference: str, kind: type[T]) -> T:
+    """The object that `key` names, which must be a `kind`.
+
+    Raises:
+        PluginError: it cannot be imported, or is something else.
+    """
+    found = load_object(key, reference)
+    if not isinstance(found, kind):
+        wanted, got = f"{kind.__module__}.{kind.__name__}", type(found).__name__
+        raise PluginError(f"{key}={reference}: must be a {wanted}, got a {got}")
+    return found
 
 
 def load_module(key: str, path: str) -> ModuleType:

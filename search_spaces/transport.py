@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.installed import missing_on_machine
+from grpo_trainable.transports import TRANSPORTS
 from search_spaces.async_vs_sync import fresh
 from search_spaces.base import SearchSpace
 from search_spaces.columns import SPEED, STALENESS, SYNC
@@ -24,5 +24,5 @@ TRANSPORT = SearchSpace(
         for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
     },
     columns=(*SYNC, SPEED, *STALENESS),
-    missing=missing_on_machine,
+    missing=lambda name: TRANSPORTS[name].missing_on_machine(),
 )

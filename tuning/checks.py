@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, shown
-from grpo_trainable.installed import missing_on_machine
+from grpo_trainable.engines import ENGINES
+from grpo_trainable.plugins import PluginError, load
+from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 
 MAX_PROMPTS = 4096  # of a trial's stream whose lengths are looked at
@@ -31,11 +33,28 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
 
 
 def check_transports(trials: Sequence[GRPOConfig]) -> None:
-    """Refuses transports of which something is not installed on this machine."""
-    for name in dict.fromkeys(trial.transport for trial in trials):
-        missing = missing_on_machine(name)
-        if missing is not None:
-            raise UsageError(f"transport={name}: {missing}")
+    """Refuses transports that cannot be loaded or lack something on this machine."""
+    for trial in trials:
+        if trial.transport == "auto":
+            continue
+        r = trial.resources
+        try:
+            transport = transport_named(trial.transport)
+        except PluginError as error:
+            raise UsageError(str(error)) from None
+        refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
+        wrong = refused or transport.missing_on_machine()
+        if wrong is not None:
+            raise UsageError(f"transport={trial.transport}: {wrong}")
+
+
+def check_engines(trials: Sequence[GRPOConfig]) -> None:
+    """Refuses engines of the user's that cannot be loaded."""
+    for engine in {trial.engine for trial in trials} - ENGINES.keys():
+        try:
+            load("engine", engine)
+        except PluginError as error:
+            raise UsageError(str(error)) from None
 
 
 def check_inputs(trials: Sequence[GRPOConfig]) -> None:

@@ -30,6 +30,7 @@ from search_spaces import SPACES
 from search_spaces.base import in_blocks
 from search_spaces.find import absolute, find_space, source_file
 from tuning.checks import (
+    check_engines,
     check_inputs,
     check_population,
     check_resources,
@@ -271,6 +272,7 @@ class Plan:
         if self.options.address is None:
             check_transports(self.trials)
             check_resources(self.trials, this_machine(self.trials), "this machine")
+        check_engines(self.trials)
         check_inputs(self.trials)
 
     def _check_state(self) -> None:
@@ -296,7 +298,12 @@ class Plan:
 
     def _readers(self) -> Iterable[GRPOConfig]:
         """A trial for each set of input files."""
-        return {(trial.model, trial.task): trial for trial in self.trials}.values()
+        from grpo_trainable.inputs import users_objects
+
+        return {
+            (trial.model, trial.task, *users_objects(trial).values()): trial
+            for trial in self.trials
+        }.values()
 
     def prepare_directory(self) -> None:
         """Writes down what the experiment is started with. A resume does so as well, which shows

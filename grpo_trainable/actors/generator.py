@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,10 +16,10 @@ from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.engines.base import Engine
-from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.engines.base import EngineSetup, build_engine
+from grpo_trainable.engines.checks import check_groups, check_load
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
-from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.store import policy_shape, read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
@@ -66,13 +66,11 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        model, self._tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
-        self.engine: Engine = TorchEngine(
-            model.to(self._desk.device),
-            eos_id=self._tokenizer.eos_id,
-            pad_id=self._tokenizer.pad_id,
-            seed=config.seed,
-            recompute=config.weight_update == "interrupt_recompute",
+        self._engine_name = config.engine
+        self._tokenizer = read_tokenizer(config.model.path)
+        self._vocab_size = policy_shape(config.model.preset, config.model.path).vocab_size
+        self.engine = build_engine(
+            EngineSetup(config=config, tokenizer=self._tokenizer, device=self._desk.device)
         )
         here = config.reference_role == "generator"
         self._reference = Reference(config, self._desk.device) if here else None
@@ -111,7 +109,7 @@ class Generator:
             version=fetched.weights.version,
             round=fetched.weights.round,
             bytes=fetched.bytes,
-            spans=[Span("sync", start, now(), beside=True)],
+            spans=[Span("sync", start, now(), concurrent=True)],
         )
 
     def _fetch(self, handle: Any, received: Any, waited_s: float) -> _Fetched:
@@ -128,6 +126,7 @@ class Generator:
         weights = fetched.weights
         start = time.perf_counter()
         self.engine.load(weights)
+        check_load(self._engine_name, self.engine, weights)
         self._receiver.release(weights.round)
         return Loaded(
             version=weights.version,
@@ -149,7 +148,7 @@ class Generator:
         stream = requests[0].stream
         with self._desk.call():
             with self._desk.clock("eval" if stream == "eval" else "rollout"):
-                groups = self.engine.generate(requests, self.between_tokens)
+                groups = self._sample(requests, self.between_tokens)
             if self._reference is not None and stream == "train":
                 with self._desk.clock("reference"):
                     groups = self._reference.annotate(groups)
@@ -166,9 +165,9 @@ class Generator:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
         The answer to `generate` has already told which weights were loaded."""
         start = now()
-        with self._desk.clock.beside():
+        with self._desk.clock.concurrent():
             scores = self._scores(sampled.stream, sampled.groups)
-        spans = [Span(_scoring_stage(sampled.stream), start, now(), beside=True)]
+        spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
         return _scored(replace(sampled, loaded=[], spans=spans), scores)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
@@ -178,11 +177,18 @@ class Generator:
         reward function may count its calls, or cost something.
         """
         with self._desk.call():
-            groups = self.engine.generate(requests, advance)
+            groups = self._sample(requests, advance)
             if self._reference is not None:
                 self._reference.annotate(groups)
             self._desk.clock.synchronize()
         self._desk.clock.reset()
+
+    def _sample(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> list[RolloutGroup]:
+        groups = self.engine.generate(requests, between_tokens)
+        check_groups(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        return groups
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.config.schema import fresh_wanted
+from grpo_trainable.transports import TRANSPORTS
 
 if TYPE_CHECKING:
     from grpo_trainable.config.trial import GRPOConfig
@@ -22,43 +23,25 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
 
 def _transport(config: GRPOConfig) -> Iterator[Rule]:
     colocated = config.placement == "colocated"
-    transport = config.transport
-    gpus = (config.resources.generator_gpus, config.resources.learner_gpus)
-    shared = gpus[0] * config.resources.num_generators + gpus[1]
+    # A user's transport has no record here: it is asked before the trial starts, where its file is.
+    transport, r = TRANSPORTS.get(config.transport), config.resources
+    in_process = transport is not None and transport.sidedness == "in_process"
+    refused = transport and transport.refuses_gpus(
+        r.generator_gpus, r.learner_gpus, r.num_generators
+    )
 
     yield config.lag > 0 and colocated, "lag", "needs placement=disaggregated, got colocated"
     yield (
-        colocated and transport not in ("auto", "in_process"),
+        colocated and not in_process and config.transport != "auto",
         "transport",
         "placement=colocated moves weights inside one actor; valid: auto, in_process",
     )
     yield (
-        not colocated and transport == "in_process",
+        not colocated and in_process,
         "transport",
         f"needs placement=colocated, got {config.placement}",
     )
-    yield (
-        transport in ("nccl", "cuda_ipc") and min(gpus) == 0,
-        "transport",
-        "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
-        f"got {gpus[0]:g} and {gpus[1]:g}",
-    )
-    yield (
-        transport == "cuda_ipc" and shared > 1,
-        "transport",
-        f"all actors must share one GPU, and they ask for {shared:g}",
-    )
-    yield (
-        transport == "nccl" and 0 < min(gpus) < 1,
-        "transport",
-        "every actor needs a GPU of its own, "
-        f"got resources.generator_gpus={gpus[0]:g} and resources.learner_gpus={gpus[1]:g}",
-    )
-    yield (
-        transport == "gloo" and max(gpus) > 0,
-        "transport",
-        "moves what lies in main memory; on GPUs use nccl, or auto",
-    )
+    yield bool(refused), "transport", refused or ""
 
 
 def _advantage(config: GRPOConfig) -> Iterator[Rule]:

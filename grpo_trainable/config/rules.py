@@ -117,7 +117,7 @@ HARMLESS: dict[str, Any] = {"loss.clip": 0.2, "resources.worker_cpus": 1.9}
 ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
-        *("buffer_capacity", "transport", "transport_dtype"),
+        *("buffer_capacity", "engine", "transport", "transport_dtype"),
         *("model.path", "task.name", "task.train_file", "task.eval_file", "task.reward"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),

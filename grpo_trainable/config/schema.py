@@ -15,6 +15,7 @@ from grpo_trainable.config.values import (
     Check,
     Settings,
     choice,
+    choice_or_reference,
     flag,
     gpus,
     integer,
@@ -24,6 +25,8 @@ from grpo_trainable.config.values import (
     reference,
     text,
 )
+from grpo_trainable.engines import ENGINES
+from grpo_trainable.transports import TRANSPORTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,10 +339,13 @@ class TrialSettings(Settings):
     buffer_sampling: str = choice(
         ("recency", "uniform", "fifo", "mixed"), "Which groups of the buffer are drawn."
     )
-    transport: str = choice(
-        ("auto", "in_process", "object_store", "shm", "nixl", "gloo", "nccl", "cuda_ipc"),
+    engine: str = choice_or_reference(
+        tuple(ENGINES), "What samples the responses; a Class of yours does too.", what="Class"
+    )
+    transport: str = choice_or_reference(
+        ("auto", *TRANSPORTS),
         "How weights travel; auto: in_process when colocated, shm on one machine, "
-        "object_store between several.",
+        "object_store between several; or a record of yours.",
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"), "The precision of the weights on their way."

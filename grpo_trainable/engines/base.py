@@ -1,17 +1,38 @@
-"""The seam between generation and everything else."""
+"""The interface between sampling and everything else, and how an engine is built."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.engines import ENGINES
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.plugins import load, one_line
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 
 
-class Engine(Protocol):
-    """Samples responses under weights it was last given.
+class EngineError(RuntimeError):
+    """An engine breaks its contract; the message is one line that begins with `engine=`."""
 
-    Ours owns model and cache; others (Hugging Face, vLLM) may own neither.
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What an engine is built from, in the process of its generator."""
+
+    config: GRPOConfig  # the whole trial; `models.store.build_policy` builds the policy it names
+    tokenizer: Tokenizer
+    device: torch.device
+
+
+class Engine(Protocol):
+    """Samples responses with the weights it was given last.
+
+    The engine `torch` owns a model and a KV cache; another one may own neither, and ask a server.
+    `version` and `round` are 0 before the first `load`.
     """
 
     @property
@@ -25,12 +46,46 @@ class Engine(Protocol):
         ...
 
     def load(self, weights: PolicyWeights) -> None:
-        """Samples with `weights` from now on and checks that they arrived whole. They stay as they
-        are until the next were loaded: an engine may use them where they are."""
+        """Samples with `weights` from now on.
+
+        The tensors have the names of the learner's parameters and may be read-only. They stay as
+        they are until the next weights were loaded, so an engine may use them in place.
+        `grpo_trainable.checksums.storage_checksum` of what the engine now holds should be
+        `weights.checksum`: raise an error when the weights arrived torn.
+        """
         ...
 
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """One unscored group a request, in order. Calls `between_tokens` before every token."""
+        """One group of responses for each request, in order, with rewards of NaN.
+
+        Call `between_tokens` before every token: it reports progress, and may call `load`. Each
+        token carries the version and round of the weights that sampled it, and its log-prob under
+        `request.limits.temperature`. The learner scores with the same temperature and compares, so
+        a log-prob that was not measured while sampling makes wrong gradients. All tensors are on
+        the CPU; `check_groups` lists what else is checked. The same requests give the same tokens
+        under the same weights, or a resumed run differs from one that was never stopped.
+        """
         ...
+
+
+def build_engine(setup: EngineSetup) -> Engine:
+    """The engine that the config names: one of `ENGINES`, or a user's.
+
+    Raises:
+        PluginError: the user's engine cannot be imported.
+        EngineError: it cannot be built, or lacks a part of the interface.
+    """
+    name = setup.config.engine
+    build = load("engine", ENGINES.get(name, name))
+    try:
+        engine = build(setup)
+    except Exception as error:  # a user's code may raise anything
+        raise EngineError(f"engine={name}: cannot be built: {one_line(error)}") from error
+    lacking = [
+        part for part in ("version", "round", "load", "generate") if not hasattr(engine, part)
+    ]
+    if lacking:
+        raise EngineError(f"engine={name}: lacks {', '.join(lacking)}; see engines/base.py")
+    return engine

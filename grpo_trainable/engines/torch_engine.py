@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import adopt_parameters, unique_parameters
 from grpo_trainable.models.sampling import sample_tokens, uniforms
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import (
     PolicyWeights,
@@ -42,9 +44,9 @@ class TorchEngine:
         seed: int,
         recompute: bool = False,
     ) -> None:
-        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of what was
-        sampled so far (AReaL, arXiv 2505.24298); without, the cache stays as the older weights left
-        it (PipelineRL, arXiv 2509.19128)."""
+        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of the tokens
+        sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
+        left it (PipelineRL, arXiv 2509.19128)."""
         self.model = model.requires_grad_(False)
         self._parameters = unique_parameters(model)
         self.eos_id = eos_id
@@ -99,8 +101,8 @@ class TorchEngine:
         limits = _common_limits(requests)
         batch = _Batch(self, requests)
         for t in range(limits.max_new_tokens):
-            # Before the forward pass, so that a token is stamped with the weights that it is
-            # sampled from even when new ones are loaded here.
+            # New weights are loaded before the forward pass, so that a token is stamped with the
+            # weights that it is sampled from.
             loads = self._loads
             between_tokens()
             if self._recompute and t > 0 and self._loads != loads:
@@ -110,6 +112,19 @@ class TorchEngine:
             if batch.drop_finished():
                 break
         return batch.groups()
+
+
+def build_torch_engine(setup: EngineSetup) -> TorchEngine:
+    """The engine of a trial, with the policy that its config names."""
+    config, tokenizer = setup.config, setup.tokenizer
+    model, _ = build_policy(config.model.preset, config.model.path, config.seed)
+    return TorchEngine(
+        model.to(setup.device),
+        eos_id=tokenizer.eos_id,
+        pad_id=tokenizer.pad_id,
+        seed=config.seed,
+        recompute=config.weight_update == "interrupt_recompute",
+    )
 
 
 def _common_limits(requests: Sequence[Request]) -> SamplingLimits:
@@ -124,7 +139,7 @@ def _common_limits(requests: Sequence[Request]) -> SamplingLimits:
 
 
 class _Batch:
-    """The rows of one call while they grow. B rows to fill, A of them still in the batch."""
+    """The rows of one call while they grow: B rows to fill, of which A are still in the batch."""
 
     def __init__(self, engine: TorchEngine, requests: Sequence[Request]) -> None:
         self.model = engine.model
@@ -162,7 +177,7 @@ class _Batch:
         self.mask = torch.zeros(shape, dtype=torch.bool, device=device)
         self.log_probs = torch.zeros(shape, device=device)
         self.finished = torch.zeros(len(fan_out), dtype=torch.bool, device=device)
-        self.versions: list[int] = []  # of the weights that sampled token t, in every row
+        self.versions: list[int] = []  # token t of every row was sampled by weights of versions[t]
         self.rounds: list[int] = []
 
         self.rows = torch.arange(len(fan_out), device=device)  # (A,) which of the B
@@ -170,7 +185,7 @@ class _Batch:
         self.next_positions = prompt_lengths[fan_out]  # (A,)
 
     def advance(self, t: int) -> None:
-        """Runs the prompts, or feeds token t - 1 of every row: `logits` (A, V) of token t."""
+        """Computes `logits` (A, V) of token t, from the prompts or from every row's token t - 1."""
         if t == 0:
             hidden = self._prefill(self.fan_out)
             prompts = torch.arange(len(hidden), device=hidden.device)
@@ -184,7 +199,7 @@ class _Batch:
         self.logits = F.linear(hidden[:, 0], self.model.head_weight)
 
     def rebuild_cache(self, t: int) -> None:
-        """What stands before token t - 1, which `advance` feeds next, under the model as it is."""
+        """Fills the cache anew, up to token t - 1, which `advance` feeds next."""
         fan_out = self.fan_out[self.rows]
         self._prefill(fan_out)
         if t > 1:
@@ -219,7 +234,7 @@ class _Batch:
         self.rounds.append(round_)
 
     def drop_finished(self) -> bool:
-        """Whether every response has ended; drops rows that have, once they are many."""
+        """Drops rows that have ended, once they are many; returns whether every response has."""
         running = ~self.finished[self.rows]
         left = int(running.sum())
         if 0 < left < COMPACT_BELOW * len(running):

@@ -87,6 +87,13 @@ def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerL
     return TransformerLM(PRESETS[preset], seed), read_tokenizer(None)
 
 
+def policy_shape(preset: str, path: str | None) -> ModelConfig:
+    """The shape of the policy that `build_policy` builds."""
+    if path is not None or preset == SHIPPED_PRESET:
+        return read_config(path or SHIPPED_POLICY)
+    return PRESETS[preset]
+
+
 def read_tokenizer(path: str | None) -> Tokenizer:
     """The tokenizer of the policy that `build_policy` builds from the same path."""
     return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")

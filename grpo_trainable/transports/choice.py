@@ -3,134 +3,128 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import ray
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.installed import missing_for
+from grpo_trainable.plugins import load_object
+from grpo_trainable.transports import TRANSPORTS, Transport, transport_named
 from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.frozen import FrozenApartReceiver, FrozenApartSender
-from grpo_trainable.transports.object_store import ObjectStoreReceiver, ObjectStoreSender
-from grpo_trainable.transports.rdt import (
-    ONE_SIDED,
-    TWO_SIDED,
-    CudaIpcReceiver,
-    NixlReceiver,
-    OneSidedSender,
-    TwoSidedReceiver,
-    TwoSidedSender,
-    start_nixl,
-)
-from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
-
-COSTS = {
-    "nixl": "; its agents poll: nearly a CPU core in each process, beside those reserved",
-}
-DIRECT = (*ONE_SIDED, *TWO_SIDED)  # Ray has to know of them when it starts an actor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What an actor's process found."""
+    """What the process of an actor found before training."""
 
-    gpus: tuple[str, ...]  # that Ray gave it, where it matters
-    seconds: float  # that setting up took
+    gpus: tuple[str, ...]  # those that Ray gave it, where all actors must share one
+    seconds: float  # how long setting up took
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    name: str  # of a transport; never `auto`
+    """The transport of a trial."""
+
+    key: str  # a name in TRANSPORTS or a reference to a user's record; never `auto`
+    transport: Transport
     why: str
-
-    @property
-    def direct(self) -> bool:
-        """Past the object store, by Ray Direct Transport."""
-        return self.name in DIRECT
-
-    @property
-    def two_sided(self) -> bool:
-        """Learner and generators are one group, which does not survive the loss of any."""
-        return self.name in TWO_SIDED
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
-    """`nodes`: of the trial's actors, in any order and as often as one likes.
+    """The transport that the config names, or the one that suits best where it says `auto`.
+
+    `nodes`: those of the trial's actors, in any order and with repetitions.
 
     Raises:
         TransportError: the transport that the config names cannot work between them.
+        PluginError: the user's record cannot be loaded.
     """
-    if config.placement == "colocated":
-        return Choice(name="in_process", why="generator and learner are one process")
     machines = len(set(nodes))
+    if config.placement == "colocated":
+        return _built_in("in_process", "generator and learner are one process")
     if config.transport != "auto":
-        if config.transport in ("shm", "cuda_ipc") and machines > 1:
-            raise TransportError(
-                f"transport={config.transport}: the trial's actors are on {machines} machines, "
-                "which share no memory; use transport=object_store, or auto"
-            )
-        return Choice(name=config.transport, why="asked for" + COSTS.get(config.transport, ""))
+        return _named(config, machines)
     if machines > 1:
-        return Choice(name="object_store", why=f"actors on {machines} machines")
-    missing = missing_for("shm")
+        return _built_in("object_store", f"actors on {machines} machines")
+    missing = TRANSPORTS["shm"].missing()
     if missing is not None:
-        return Choice(name="object_store", why=missing)
-    return Choice(name="shm", why="all actors are on one machine")
+        return _built_in("object_store", missing)
+    return _built_in("shm", "all actors are on one machine")
 
 
-def check_here(name: str) -> Preflight:
-    """In the process of an actor, before training.
+def _built_in(name: str, why: str) -> Choice:
+    return Choice(key=name, transport=TRANSPORTS[name], why=why)
+
+
+def _named(config: GRPOConfig, machines: int) -> Choice:
+    key = config.transport
+    transport = transport_named(key)
+    r = config.resources
+    refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
+    if refused is not None:
+        raise TransportError(f"transport={key}: {refused}")
+    if transport.one_machine and machines > 1:
+        raise TransportError(
+            f"transport={key}: the trial's actors are on {machines} machines, which share no "
+            "memory; use transport=object_store, or auto"
+        )
+    return Choice(
+        key=key, transport=transport, why="; ".join(filter(None, ("asked for", transport.cost)))
+    )
+
+
+def check_here(key: str) -> Preflight:
+    """Whether the transport can work in the process of an actor, which is asked before training.
 
     Raises:
-        TransportError: the transport cannot work in this process.
+        TransportError: it cannot.
     """
-    start = time.perf_counter()
-    missing = missing_for(name)
+    began = time.perf_counter()
+    transport = transport_named(key)
+    missing = transport.missing()
     if missing is not None:
-        raise TransportError(f"transport={name}: {missing}")
-    if name == "nixl":
-        start_nixl()
-    gpus = ray.get_gpu_ids() if name == "cuda_ipc" else ()
-    return Preflight(gpus=tuple(map(str, gpus)), seconds=time.perf_counter() - start)
+        raise TransportError(f"transport={key}: {missing}")
+    if transport.start is not None:
+        _made(transport.start)()
+    gpus = ray.get_gpu_ids() if transport.gpus == "shared" else ()
+    return Preflight(gpus=tuple(map(str, gpus)), seconds=time.perf_counter() - began)
 
 
-def check_together(name: str, found: Sequence[Preflight]) -> None:
-    """What the actors of a trial found, which are on one machine where that matters.
+def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
+    """Compares what the actors of a trial found.
 
     Raises:
         TransportError: the transport cannot work between them.
     """
     gpus = sorted({gpu for each in found for gpu in each.gpus})
-    if name == "cuda_ipc" and len(gpus) > 1:
+    if transport.gpus == "shared" and len(gpus) > 1:
         raise TransportError(
-            f"transport=cuda_ipc: the trial's actors must share one GPU, and Ray gave them "
+            f"transport={transport.name}: the trial's actors must share one GPU, and Ray gave them "
             f"{', '.join(gpus)}; use transport=shm"
         )
 
 
-def make_sender(name: str) -> WeightSender:
-    return FrozenApartSender(SENDERS[name]())
+def make_sender(key: str) -> WeightSender:
+    """The learner's end, which sends what is trained; frozen tensors travel once, apart from it."""
+    return FrozenApartSender(_made(transport_named(key).sender)())
 
 
-def make_receiver(name: str, deadline_s: float, device: str = "cpu") -> WeightReceiver:
-    """`device`: where the generator's weights are to stand, "cpu" or "cuda"."""
-    return FrozenApartReceiver(RECEIVERS[name](deadline_s, device), deadline_s)
+def make_receiver(key: str, deadline_s: float, device: str = "cpu") -> WeightReceiver:
+    """A generator's end. `device`: where its weights are to stand, "cpu" or "cuda"."""
+    transport = transport_named(key)
+    trained = _made(transport.receiver)(deadline_s, device)
+    return FrozenApartReceiver(trained, transport.name, deadline_s)
 
 
-SENDERS: Mapping[str, Callable[[], WeightSender]] = {
-    "object_store": ObjectStoreSender,
-    "shm": ShmSender,
-    **{name: partial(OneSidedSender, name) for name in ONE_SIDED},
-    **{name: partial(TwoSidedSender, name) for name in TWO_SIDED},
-}
-RECEIVERS: Mapping[str, Callable[[float, str], WeightReceiver]] = {
-    "object_store": lambda deadline_s, device: ObjectStoreReceiver(deadline_s),
-    "shm": lambda deadline_s, device: ShmReceiver(),
-    "nixl": NixlReceiver,
-    "cuda_ipc": lambda deadline_s, device: CudaIpcReceiver(deadline_s),
-    "gloo": lambda deadline_s, device: TwoSidedReceiver("gloo"),
-    "nccl": lambda deadline_s, device: TwoSidedReceiver("nccl"),
-}
+def make_both_ends(key: str) -> Any:
+    """Sender and receiver of a colocated worker, in one object."""
+    return _made(transport_named(key).sender)()
+
+
+def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
+    """What a record names, imported where it is named by `module:name`."""
+    return load_object("transport", by) if isinstance(by, str) else by

@@ -1,4 +1,4 @@
-"""Tensors that do not change travel once; what is trained goes by the transport, every time."""
+"""Tensors that never change travel once; what is trained travels by the transport, every time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The handle: of what is trained, and of what is not, if there is any."""
+    """The handle of a snapshot: one for what is trained, one for what is frozen, if anything is."""
 
     trained: Any
     frozen: StoredWeights | None
 
 
 class FrozenApartSender:
-    """Around the sender of a transport. The frozen part lies in Ray's object store, from which a
-    generator that takes another's place gets it as well."""
+    """Wraps the sender of a transport and puts the frozen part into Ray's object store.
+
+    A generator that replaces another one fetches the frozen part from there as well.
+    """
 
     def __init__(self, trained: WeightSender) -> None:
         self._trained = trained
@@ -36,7 +38,7 @@ class FrozenApartSender:
         self._frozen: StoredWeights | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Tensors named in `frozen` are those of the last publication."""
+        """Publishes a snapshot. Tensors named in `frozen` still are those of the last one."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None
@@ -57,10 +59,11 @@ class FrozenApartSender:
 
 
 class FrozenApartReceiver:
-    """Around the receiver of a transport."""
+    """Wraps the receiver of a transport and adds the frozen tensors, which it fetches once."""
 
-    def __init__(self, trained: WeightReceiver, deadline_s: float) -> None:
-        self.name = trained.name
+    def __init__(self, trained: WeightReceiver, name: str, deadline_s: float) -> None:
+        """`name`: that of the transport."""
+        self.name = name
         self._trained = trained
         self._store = ObjectStoreReceiver(deadline_s)
         self._frozen: tuple[Any, dict[str, Tensor]] = (None, {})  # (reference, tensors)

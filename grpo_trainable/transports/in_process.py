@@ -1,4 +1,4 @@
-"""Learner and generator in one process: the snapshot is handed over as it is."""
+"""Hands snapshots over as they are: learner and generator are one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
 
 class InProcess:
-    """Sender and receiver in one. The handle is the version; only the newest one is kept."""
+    """Sender and receiver in one. The handle is the version, and only the newest one is kept."""
 
     name = "in_process"
 
@@ -30,7 +30,7 @@ class InProcess:
         return weights.version
 
     def release(self, before_round: int) -> None:
-        """What is used is kept by its user."""
+        """Does nothing: who uses a snapshot keeps it."""
 
     def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
         assert self._newest is not None

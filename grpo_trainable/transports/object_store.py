@@ -35,7 +35,7 @@ def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
 
 
 def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
-    """Of integers as wide: numpy has no bfloat16."""
+    """The tensor's bits as integers of the same width, since numpy has no bfloat16."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.cpu().view(whole[tensor.element_size()]).numpy(), tensor.dtype
 
@@ -63,7 +63,7 @@ class ObjectStoreSender:
         return StoredWeights(ray.put((weights.version, weights.round, checksum, arrays)))
 
     def release(self, before_round: int) -> None:
-        """Ray frees an object when the last reference to it and to its memory is gone."""
+        """Does nothing: Ray frees an object with the last reference to it and to its memory."""
 
     def close(self) -> None:
         pass
@@ -74,7 +74,7 @@ class ObjectStoreReceiver:
 
     name = "object_store"
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, device: str = "cpu") -> None:
         self.deadline_s = deadline_s
 
     def fetch(self, handle: StoredWeights, received: Any = None) -> PolicyWeights:
@@ -86,7 +86,7 @@ class ObjectStoreReceiver:
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
 
     def release(self, before_round: int) -> None:
-        """Ray's own count of references does it."""
+        """Does nothing: Ray counts references."""
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Tensors packed into one buffer, and seen in it: a snapshot is one piece of memory."""
+"""Tensors packed into one buffer, so that a snapshot is one piece of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from grpo_trainable.checksums import copy_with_checksum
 from grpo_trainable.models.parameters import ALIGNMENT
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
-_one_at_a_time = Lock()  # a deposit is fetched by another thread
+_one_at_a_time = Lock()  # two threads fetch: new weights may arrive while a batch is sampled
 S = TypeVar("S", bound="Slot")
 
 
@@ -28,7 +28,7 @@ class Place:
     name: str
     offset: int  # bytes
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # as the sender stores it: then packing is copying bytes
+    stride: tuple[int, ...]  # that of the sender, so that packing is copying bytes
     dtype: torch.dtype
 
     def of(self, buffer: Tensor) -> Tensor:
@@ -40,8 +40,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything lies in a buffer. It is the same one round after the other, so that its
-    pickle is made once, and read once in every process."""
+    """Where every tensor lies in a buffer.
+
+    It stays the same round after round, so it is pickled once and unpickled once in each process.
+    """
 
     places: tuple[Place, ...]
     size: int  # bytes of the buffer
@@ -65,7 +67,7 @@ def _unpickled(pickled: bytes) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A snapshot but for its bytes: what a handle says of it."""
+    """Everything about a snapshot except its bytes; part of a handle."""
 
     version: int
     round: int
@@ -83,15 +85,18 @@ class Packed:
 
 
 class Slot(Protocol):
-    """Memory for one snapshot, laid out for the tensors that it was made for."""
+    """Memory for one snapshot, laid out for the tensors it was made for."""
 
     layout: Layout
-    round: int | None  # of what is in it; None: nothing that anybody may still read
+    round: int | None  # of the snapshot in it; None when nobody may read it any more
 
 
 class Slots(Generic[S]):
-    """As many slots as snapshots are in use at a time: a slot is written again once the snapshot
-    in it was released, and until then, as beside a slow generator, there are more."""
+    """As many slots as snapshots are in use at a time.
+
+    A slot is written again once its snapshot was released. A slow generator releases late, so there
+    are more slots meanwhile.
+    """
 
     def __init__(self, make: Callable[..., S]) -> None:
         """`make(layout, *more)`; `more` is what `take` was given besides."""
@@ -105,7 +110,7 @@ class Slots(Generic[S]):
         return len(self._slots)
 
     def take(self, round_: int, layout: Layout, *more: Any) -> S:
-        """One for a snapshot of this round."""
+        """A free slot for a snapshot of this round, or a new one."""
         with _one_at_a_time:
             for slot in self._slots:
                 if slot.round is None and slot.layout == layout:
@@ -129,7 +134,7 @@ class Slots(Generic[S]):
 def layout_for(
     tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
 ) -> Layout:
-    """From byte `start` on, by name, each as it is stored but for gaps."""
+    """The layout of the tensors from byte `start` on: by name, each stored as it is now."""
     chosen = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
     stored = tuple((name, tuple(t.shape), t.stride(), t.dtype) for name, t in chosen)
     return _laid_out(stored, start)
@@ -141,8 +146,8 @@ def _laid_out(
 ) -> Layout:
     places, offset = [], start
     for name, shape, stride, dtype in stored:
-        # Of a tensor with memory, though nobody touches it: of one on `meta` torch forgets how
-        # dimensions of one element or none are stored.
+        # The strides are those of a tensor with memory, though nobody touches it: on `meta` torch
+        # forgets how dimensions of one element or none are stored.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
         places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
@@ -151,8 +156,10 @@ def _laid_out(
 
 
 def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
-    """Copies the weights into `views` of a buffer that is laid out so; those that have no place
-    there are in the checksum only."""
+    """Copies the weights into `views` of a buffer with this layout.
+
+    Weights that have no place in the layout are part of the checksum only.
+    """
     return Packed(
         version=weights.version,
         round=weights.round,

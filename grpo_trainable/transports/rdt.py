@@ -1,9 +1,9 @@
 """Ray Direct Transport: tensors go from actor to actor past the object store.
 
 https://docs.ray.io/en/latest/ray-core/direct-transport.html, alpha in Ray 2.60. A snapshot travels
-as one buffer. `nixl` and `cuda_ipc` are one-sided: a receiver takes what the sender has laid out.
-The two-sided `gloo` and `nccl` send within a collective group whenever the driver passes the value
-of the learner's `staged` on to a generator; where one side fails, Ray ends both actors.
+as one buffer. With `nixl` and `cuda_ipc` a receiver fetches what the sender has laid out. The other
+two, `gloo` and `nccl`, send within a collective group whenever the driver passes the value of the
+learner's `staged` on to a generator; where one side fails, Ray ends both actors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout  # another class before Python 3.11
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 import torch
@@ -29,35 +29,33 @@ from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 
-ONE_SIDED = ("nixl", "cuda_ipc")
-TWO_SIDED = ("gloo", "nccl")
-FREED_DEADLINE_S = 60.0  # for Ray to let go of a snapshot that nobody needs
+FREED_DEADLINE_S = 60.0  # how long Ray may take to let go of a snapshot that nobody needs
 
 
 @dataclass(frozen=True)
 class DirectWeights:
-    """The handle of a one-sided transport. The reference is nested: Ray passes it on as it is."""
+    """The handle of `nixl` and `cuda_ipc`. The reference is nested: Ray passes it on as it is."""
 
     packed: Packed
     ref: Any
 
 
 class _Buffer:
-    """Memory for one snapshot; for nixl it is registered once, which takes longer than a copy."""
+    """Memory for one snapshot; `nixl` registers it once, which takes longer than a copy."""
 
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
         self.layout = layout
         self.round: int | None = None
-        # Zeros: all pages are there.
+        # Zeros, so that the system provides all pages now.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
-        self.ref: Any = None  # by which one-sided transports find it
+        self.ref: Any = None  # where receivers that fetch find it
         self._registered = register
         if register:
             experimental.register_nixl_memory(self.bytes)
 
     def close(self) -> None:
-        """Ray knows registered memory by its address, which another buffer may come to have."""
+        """Takes back the registration: another buffer may come to have the same address."""
         if self._registered:
             experimental.deregister_nixl_memory(self.bytes)
 
@@ -71,8 +69,9 @@ def _close(slots: Slots[_Buffer]) -> None:
 class _PackingSender:
     """Packs snapshots into buffers on the device of the weights."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: ClassVar[str]  # Ray knows the transport by it
+
+    def __init__(self) -> None:
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
     def release(self, before_round: int) -> None:
@@ -93,10 +92,12 @@ class _PackingSender:
         return packed
 
 
-class OneSidedSender(_PackingSender):
-    """Receivers read a buffer as it is when they fetch, so that it needs one reference for all that
-    is ever published in it. With one a publication memory would grow: every process that borrows a
-    reference of `ray.put` keeps what Ray 2.60 needs to fetch it, 10 KB, for good (its #57962).
+class _PullSender(_PackingSender):
+    """Puts each buffer into Ray once, whatever is published in it later.
+
+    Receivers read a buffer as it is when they fetch. With a reference for each publication memory
+    would grow: every process that borrows a reference of `ray.put` keeps what Ray 2.60 needs to
+    fetch it, 10 KB, for good (its #57962).
     """
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
@@ -107,8 +108,16 @@ class OneSidedSender(_PackingSender):
         return DirectWeights(packed=packed, ref=buffer.ref)
 
 
-class TwoSidedSender(_PackingSender):
-    """The handle says only how the buffer is packed: the buffer is the value of `staged`."""
+class NixlSender(_PullSender):
+    name = "nixl"
+
+
+class CudaIpcSender(_PullSender):
+    name = "cuda_ipc"
+
+
+class _TwoSidedSender(_PackingSender):
+    """Sends a buffer as the value of `staged`; the handle says only how the buffer is packed."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
         """
@@ -117,7 +126,7 @@ class TwoSidedSender(_PackingSender):
         """
         buffer = self._take(weights, frozen)
         try:
-            # Everybody has fetched what was in it; Ray hears of it a moment later.
+            # Every generator has fetched its content; Ray learns of that a moment later.
             experimental.wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
@@ -130,6 +139,14 @@ class TwoSidedSender(_PackingSender):
         """The snapshot of this round, to be sent."""
         (buffer,) = (buffer for buffer in self._slots if buffer.round == round_)
         return [buffer.bytes]
+
+
+class GlooSender(_TwoSidedSender):
+    name = "gloo"
+
+
+class NcclSender(_TwoSidedSender):
+    name = "nccl"
 
 
 class NixlReceiver:
@@ -157,12 +174,14 @@ class NixlReceiver:
 
 
 class CudaIpcReceiver:
-    """Sees the sender's own buffers: both are on one GPU, and nothing is copied. Each is opened
-    once, and kept until `close`."""
+    """Reads the sender's own buffers: both ends are on one GPU, and nothing is copied.
+
+    A buffer is opened once and kept until `close`.
+    """
 
     name = "cuda_ipc"
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, device: str = "cuda") -> None:
         self.deadline_s = deadline_s
         self._buffers: dict[Any, Tensor] = {}  # by reference
 
@@ -174,32 +193,40 @@ class CudaIpcReceiver:
         return handle.packed.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
-        """The sender's buffers are the sender's."""
+        """Does nothing: the buffers belong to the sender."""
 
     def close(self) -> None:
-        """Memory goes with its last tensor."""
+        """Forgets the buffers; memory is freed with its last tensor."""
         self._buffers = {}
 
 
-class TwoSidedReceiver:
-    """Ray has received the buffer before the call begins."""
+class _TwoSidedReceiver:
+    """Unpacks the buffer that Ray has received before the call begins."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, deadline_s: float, device: str) -> None:
+        """Needs neither: Ray waits for the buffer, which arrives on the generator's device."""
 
     def fetch(self, handle: Packed, received: Any = None) -> PolicyWeights:
         (buffer,) = received
         return handle.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
-        """Memory goes with its last tensor."""
+        """Does nothing: the memory is freed with its last tensor."""
 
     def close(self) -> None:
-        pass
+        """Does nothing: no buffer is kept."""
+
+
+class GlooReceiver(_TwoSidedReceiver):
+    name = "gloo"
+
+
+class NcclReceiver(_TwoSidedReceiver):
+    name = "nccl"
 
 
 class Group:
-    """Learner and generators as one collective group, which the process that makes it may use."""
+    """Learner and generators as one collective group, used by the process that made it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
         """
@@ -226,7 +253,7 @@ class Group:
             raise TransportError(f"transport={backend}: no group ({reason})") from error
 
     def forget(self) -> None:
-        """Once its actors were killed; of live ones it would wait for answers."""
+        """Removes the group after its actors were killed; live ones would be waited for."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -236,7 +263,7 @@ class Group:
 
 
 def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
-    """What `do` returns or raises; TimeoutError when it takes longer, and then it is left alone."""
+    """What `do` returns or raises. After `deadline_s` a TimeoutError, while `do` goes on."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -245,18 +272,18 @@ def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
         except BaseException as error:
             future.set_exception(error)
 
-    # No pool: its threads keep the process from ending.
+    # A daemon thread, since the threads of a pool would keep the process from ending.
     threading.Thread(target=run, daemon=True).start()
     return future.result(deadline_s)
 
 
 def nccl_store(group: str, rank: int) -> str:
-    """Name of Ray's actor by which rank 0 and this one met; it is detached and outlives them."""
+    """The name of Ray's actor through which rank 0 and this rank met, and which outlives both."""
     return get_store_name(f"0_0:{rank}_0@{group}")  # an actor's only GPU has number 0
 
 
 def start_nixl() -> None:
-    """Starts this process's agent, without which Ray's errors are about something else.
+    """Starts this process's agent now, since Ray's own errors would hide why it cannot start.
 
     Raises:
         TransportError: it does not start.
@@ -266,6 +293,6 @@ def start_nixl() -> None:
     try:
         manager: Any = get_tensor_transport_manager("NIXL")
         manager.get_nixl_agent()
-    except Exception as error:  # of the library, whatever they are
+    except Exception as error:  # the library may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise TransportError(f"transport=nixl: its agent does not start ({reason})") from error

@@ -8,6 +8,7 @@ not bound by the size of `/dev/shm` either, which is 64 MB in many containers.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import secrets
@@ -30,7 +31,7 @@ WRITING = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
-    """The handle. `token` tells the slot from any other file that may come to bear its number."""
+    """The handle. `token` tells the slot from another file that has come to have its number."""
 
     pid: int
     fd: int
@@ -40,7 +41,7 @@ class SharedWeights:
 
 
 class _Slot:
-    """One file, laid out for the tensors that it was made for."""
+    """One file in memory, laid out for the tensors it was made for."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -67,7 +68,7 @@ class _Slot:
         return packed
 
     def close(self) -> None:
-        """The mapping goes with the slot."""
+        """Closes the file; the mapping ends with the slot."""
         os.close(self.fd)
 
 
@@ -108,7 +109,8 @@ class ShmReceiver:
 
     name = "shm"
 
-    def __init__(self) -> None:
+    def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
+        """Needs neither: what a handle names is there already, and the engine moves it."""
         self._maps: dict[bytes, mmap.mmap] = {}  # by token
 
     def fetch(self, handle: SharedWeights, received: Any = None) -> PolicyWeights:
@@ -128,10 +130,10 @@ class ShmReceiver:
         return handle.packed.unpacked(_bytes(mapped))
 
     def release(self, before_round: int) -> None:
-        """The sender's slots are the sender's."""
+        """Does nothing: the slots belong to the sender."""
 
     def close(self) -> None:
-        """Mappings go with the last tensor that lies in them."""
+        """Forgets the mappings, which end with the last tensor in them."""
         self._maps = {}
 
 

@@ -12,7 +12,7 @@ import ray
 import torch
 from weight_lines import Line
 
-from grpo_trainable.installed import missing_on_machine
+from grpo_trainable.transports import TRANSPORTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +32,7 @@ def ray_session() -> Iterator[None]:
 def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> None:
     """200 syncs while the learner's weights change on their stream; the checksum of what the
     generator has on its device is that of the learner's device."""
-    missing = missing_on_machine(name)
+    missing = TRANSPORTS[name].missing_on_machine()
     if missing is not None:
         pytest.skip(missing)
     line = Line(name, gpus=1 if name == "nccl" else 0.5)
@@ -45,7 +45,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
         for now, then in zip(line.held(), before, strict=True):
             assert now[0] <= then[0] + 2
             assert now[2] <= 1.02 * then[2] + 2
-        if not line.choice.two_sided:
+        if not line.transport.two_sided:
             line.generator.kill()
             line.replace_generator()  # to which all of it is new
             assert line.sync(250)

@@ -48,6 +48,15 @@ def trial_config(**values: Any) -> dict[str, Any]:
     return data
 
 
+def written_by_the_page(page: str, title: str, directory: Path) -> Path:
+    """The file of this title that a page of docs/howto tells its reader to write."""
+    text = (Path(__file__).parents[2] / "docs" / "howto" / page).read_text(encoding="utf-8")
+    _, _, rest = text.partition(f'```python title="{title}"\n')
+    path = directory / title
+    path.write_text(rest.partition("```\n")[0], encoding="utf-8")
+    return path
+
+
 def actor_processes() -> dict[int, str]:
     """Our actors' processes under this one and their names, Ray's idle workers not counted."""
     found = {}

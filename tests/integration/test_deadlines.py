@@ -19,7 +19,7 @@ from grpo_trainable.liveness import Watch
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.transports import InProcess
+from grpo_trainable.transports.in_process import InProcess
 
 DEADLINE_S = 3.0
 

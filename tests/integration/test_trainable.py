@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import actor_processes, assert_no_actor_left, fit, trial_config
+from conftest import (
+    actor_processes,
+    assert_no_actor_left,
+    fit,
+    trial_config,
+    written_by_the_page,
+)
 from ray import cloudpickle, tune
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
@@ -22,11 +28,13 @@ from ray.tune.utils import validate_save_restore
 
 from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
+from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.inputs import InputChanged
 from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
-from grpo_trainable.trainable import GRPOTrainable
+from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+from grpo_trainable.trial_storage import TrialStorage
 
 # Ray's processes cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -222,7 +230,7 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
     # No actor is needed to refuse it.
     trainable = object.__new__(GRPOTrainable)
-    trainable._storage = None  # as outside Tune
+    trainable._stored = TrialStorage(None, keep=None)  # as outside Tune
     with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
@@ -431,12 +439,12 @@ class TellsBundles(GRPOTrainable):
     def step(self) -> dict[str, Any]:
         row = super().step()
         row["bundles"] = self._bundles()
-        for actor in self._actors[1:]:
+        for actor in self._actors.generators:
             actor.kill()
             with pytest.raises(ActorFailed):
                 await_call(self._runtime, actor.submit_function("probe", own_bundles), 30.0)
         for name in ("generator-1", "generator-0"):
-            self._replacement(name)
+            self._replace_generator(name)
         row["bundles_afterwards"] = self._bundles()
         return row
 
@@ -510,7 +518,8 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
     config = trial_config(placement="colocated")
     trainable(config).save(str(directory / "checkpoint_000001"))
     trial = trainable(config)
-    trial._storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+    storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
+    trial._stored = TrialStorage(storage, keep=None)
     gone = tune.Checkpoint.from_directory(str(directory / "checkpoint_000000"))
     trial.restore(_TrainingResult(checkpoint=gone, metrics={"training_iteration": 3}))
     assert trial.iteration == trial.pipeline.gate.learner_round == 0
@@ -525,3 +534,53 @@ def test_a_trial_refuses_to_go_on_with_another_data_file(trainable: Any, tmp_pat
         file.write("one more\n")
     with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words}"):
         trainable(config).restore(str(tmp_path / "checkpoint"))
+
+
+# ---- A user's engine -------------------------------------------------------------------------
+
+WITHOUT_LOG_PROBS = """
+import dataclasses
+from my_engine import GreedyEvaluation
+
+class WithoutLogProbs(GreedyEvaluation):
+    def generate(self, requests, between_tokens):
+        groups = super().generate(requests, between_tokens)
+        nothing = [group.behaviour_log_probs * float("nan") for group in groups]
+        return [
+            dataclasses.replace(group, behaviour_log_probs=log_probs)
+            for group, log_probs in zip(groups, nothing)
+        ]
+"""
+
+
+def test_the_engine_of_the_how_to_page_evaluates_greedily_and_samples_as_ours_does(
+    ray_session: None, tmp_path: Path
+) -> None:
+    page = written_by_the_page("engine.md", "my_engine.py", tmp_path)
+    config = trial_config(rounds=2, eval={"every": 2})
+    told: dict[str, RoundDetails] = {}
+    for engine in ("torch", f"{page}:GreedyEvaluation"):
+        running = DetailedGRPO({**config, "engine": engine})
+        told[engine] = running.step()[DETAILS]
+        running.stop()
+    ours, theirs = told.values()
+    assert theirs.rollouts["response"] == ours.rollouts["response"]
+    answers: dict[str, set[str]] = {}
+    for prompt, response in zip(
+        theirs.evaluations["prompt"], theirs.evaluations["response"], strict=True
+    ):
+        answers.setdefault(prompt, set()).add(response)
+    assert len(answers) == 6
+    assert all(len(responses) == 1 for responses in answers.values())
+    assert theirs.evaluations["response"] != ours.evaluations["response"]
+
+
+def test_an_engine_that_records_no_log_probs_ends_the_trial_in_one_line(
+    trainable: Any, tmp_path: Path
+) -> None:
+    written_by_the_page("engine.md", "my_engine.py", tmp_path)
+    (tmp_path / "without.py").write_text(WITHOUT_LOG_PROBS)
+    running = trainable(trial_config(engine=f"{tmp_path / 'without.py'}:WithoutLogProbs"))
+    with pytest.raises(ActorFailed, match="behaviour_log_probs are missing") as caught:
+        running.step()
+    assert "\n" not in str(caught.value)

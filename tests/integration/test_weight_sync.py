@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from conftest import assert_no_actor_left, fit, trial_config
+from conftest import assert_no_actor_left, fit, trial_config, written_by_the_page
 from ray import cloudpickle, tune
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -22,25 +22,21 @@ from weight_lines import Line, Reader, Restless
 
 from grpo_trainable.calls import ActorFailed, ActorLost, await_call
 from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.installed import missing_for
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import LiveWeights
-from grpo_trainable.transports import (
-    ShmReceiver,
-    ShmSender,
-    TransportError,
-    make_receiver,
-    make_sender,
-)
+from grpo_trainable.transports import TRANSPORTS
+from grpo_trainable.transports.base import TransportError
+from grpo_trainable.transports.choice import make_receiver, make_sender
 from grpo_trainable.transports.object_store import ObjectStoreReceiver, StoredWeights
+from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
 HERE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=str(missing)))
-    for name, missing in ((name, missing_for(name)) for name in ALL)
+    for name, missing in ((name, TRANSPORTS[name].missing()) for name in ALL)
 ]
 
 
@@ -106,16 +102,22 @@ def untimed(row: dict[str, Any]) -> dict[str, float]:
     return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
 
 
-def test_the_transport_never_changes_a_synchronous_run(trainable: Any) -> None:
+def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
+    trainable: Any, tmp_path: Path
+) -> None:
+    weights = tmp_path / "weights"
+    page = written_by_the_page("transport.md", "my_transport.py", tmp_path)
+    page.write_text(page.read_text().replace("/tmp/weights", str(weights)))
     told = {}
-    for name in ALL:
-        if missing_for(name) is None:
-            running = trainable(trial_config(transport=name, rounds=2, eval={"every": 2}))
-            running.step()
-            told[name] = untimed(running.step())
-            running.stop()
+    for name in (*(n for n in ALL if TRANSPORTS[n].missing() is None), f"{page}:FILES"):
+        running = trainable(trial_config(transport=name, rounds=2, eval={"every": 2}))
+        running.step()
+        told[name] = untimed(running.step())
+        running.stop()
+    assert [path.name for path in weights.iterdir()]  # the directory of the learner's process
+    assert list(weights.glob("*/*.weights")) == []  # removed at the end
     first, *others = told.values()
-    assert len(others) >= 2
+    assert len(others) >= 3
     assert all(other == first for other in others)
 
 
@@ -186,7 +188,7 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
 def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
     running = trainable(trial_config(transport=name, lag=1, rounds=4))
     running.step()
-    running._actors[1].kill()
+    running._actors.generators[0].kill()
     for _ in range(2):
         row = running.step()
     assert row["count/redispatched"] >= 2
@@ -255,7 +257,7 @@ def test_actors_killed_in_mid_transfer_leave_an_error_or_whole_weights(
     for victim in ("learner", "generator"):
         for _ in range(5):  # the kill may come too late
             failed = load_fails_when_killed(way, getattr(way, victim))
-            if way.choice.two_sided:
+            if way.transport.two_sided:
                 for actor in way.actors:  # the other one too, if it is still there
                     actor.kill()
                 way = line(name, scale=100)
@@ -322,7 +324,7 @@ def run(trainable: Any, rounds: int) -> None:
 def test_a_lost_generator_of_a_collective_group_is_an_error(trainable: Any) -> None:
     running = trainable(trial_config(transport="gloo", lag=1, rounds=50))
     running.step()
-    running._actors[1].kill()
+    running._actors.generators[0].kill()
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 5)
 
@@ -355,7 +357,7 @@ def test_what_ray_starts_beside_an_actor_needs_no_room_in_the_trials_reservation
 def test_transport_that_an_actor_cannot_use_fails_before_training(
     trainable: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if missing_for("nixl") is None:
+    if TRANSPORTS["nixl"].missing() is None:
         pytest.skip("nixl is installed")
     running = trainable(trial_config(transport="nixl"))
     with pytest.raises(ActorFailed, match=r"transport=nixl: the library nixl is not installed"):

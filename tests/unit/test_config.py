@@ -69,6 +69,7 @@ DEFAULTS = {
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
+    "engine": "torch",
     "transport": "auto",
     "transport_dtype": "float32",
     "seed": 0,
@@ -292,7 +293,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (
             nested(transport="nixel"),
             "transport=nixel: must be one of auto, in_process, object_store, shm, nixl, gloo, "
-            "nccl, cuda_ipc; did you mean nixl?",
+            "nccl, cuda_ipc, or module:name or file.py:name; did you mean nixl?",
         ),
         (nested(placement=1), "placement=1: must be one of colocated, disaggregated"),
         (nested(optim__lr=math.nan), "optim.lr=NaN: must be a number >= 0"),
@@ -436,6 +437,15 @@ APART = {"placement": "disaggregated"}
         (
             APART | nested(transport="in_process"),
             "transport=in_process: needs placement=colocated, got disaggregated",
+        ),
+        (
+            nested(transport="my_transport.py:FILES"),
+            "transport=my_transport.py:FILES: placement=colocated moves weights inside one actor; "
+            "valid: auto, in_process",
+        ),
+        (
+            nested(engine="vllm"),
+            "engine=vllm: must be one of torch, or module:Class or file.py:Class",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -600,6 +610,8 @@ def test_contradiction_is_refused_by_name(data, text):
         APART
         | nested(transport="cuda_ipc", resources__generator_gpus=0.5, resources__learner_gpus=0.5),
         nested(transport="in_process"),
+        APART | nested(transport="my_transport.py:FILES"),
+        nested(engine="my_engine.py:GreedyEvaluation"),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
         nested(loss__advantage="batch", rollout__group_size=1),
         nested(k=8, optim__epochs=2, k_mode="minibatches", rollout__prompts=4),

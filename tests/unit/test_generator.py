@@ -21,7 +21,7 @@ from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request
 from grpo_trainable.tasks import keyword_inclusion_reward_fn
-from grpo_trainable.transports import InProcess
+from grpo_trainable.transports.in_process import InProcess
 
 
 def config_of(**values: Any) -> GRPOConfig:
@@ -333,7 +333,7 @@ def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: A
     assert isinstance(second, Sampled)
     assert [span.stage for span in (*first.spans, *second.spans)] == ["rollout", "idle", "rollout"]
     scored = generator.score(first)
-    assert [(span.stage, span.beside) for span in scored.spans] == [("reward", True)]
+    assert [(span.stage, span.concurrent) for span in scored.spans] == [("reward", True)]
     assert scored.loaded == []
     held_out = generator.generate(requests_of(config, "eval", [0]))
     assert isinstance(held_out, Sampled)

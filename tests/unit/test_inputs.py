@@ -54,6 +54,13 @@ def test_a_users_files_are_read_in_place_of_what_ships(tmp_path):
     }
 
 
+def test_the_files_of_a_users_engine_and_transport_are_read(tmp_path):
+    files = input_files(
+        config(placement="disaggregated", engine="/e.py:Mine", transport="/t.py:MINE")
+    )
+    assert (files["engine"], files["transport"]) == (Path("/e.py"), Path("/t.py"))
+
+
 def test_a_digest_is_the_sha256_of_the_file(tmp_path):
     words = tmp_path / "words.txt"
     words.write_bytes(b"apple\n" * 300_000)  # more than is read at once

@@ -26,7 +26,7 @@ from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, TrainBatch
-from grpo_trainable.transports import InProcess
+from grpo_trainable.transports.in_process import InProcess
 
 Weights = dict[str, Tensor]
 

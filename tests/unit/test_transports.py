@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,22 +17,27 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from weight_reader import fetch_in_turn
 
 from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.plugins import PluginError, load_object
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
-from grpo_trainable.transports import (
-    InProcess,
-    ShmReceiver,
-    ShmSender,
-    TransportError,
+from grpo_trainable.transports import TRANSPORTS, Transport, rdt
+from grpo_trainable.transports.base import TransportError
+from grpo_trainable.transports.choice import (
+    Choice,
+    Preflight,
+    check_here,
     check_together,
     choose_transport,
-    rdt,
+    make_receiver,
+    make_sender,
 )
-from grpo_trainable.transports.choice import Preflight
-from grpo_trainable.transports.rdt import CudaIpcReceiver, OneSidedSender
-from grpo_trainable.transports.shm import SharedWeights
+from grpo_trainable.transports.in_process import InProcess
+from grpo_trainable.transports.rdt import CudaIpcReceiver, CudaIpcSender
+from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
+from grpo_trainable.trial_actors import MadeInActor
 
 
 def live(scale: float = 1.0) -> dict[str, Tensor]:
@@ -146,7 +152,7 @@ def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rdt.ray, "put", number)
     monkeypatch.setattr(rdt, "get_in_time", lambda ref, *rest: put[ref])
-    sender, receiver, tensors = OneSidedSender("cuda_ipc"), CudaIpcReceiver(60.0), live()
+    sender, receiver, tensors = CudaIpcSender(), CudaIpcReceiver(60.0), live()
     for round_ in range(20):
         for tensor in tensors.values():
             tensor += 1
@@ -156,17 +162,6 @@ def test_ray_hears_of_a_buffer_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- Other processes -------------------------------------------------------------------------
-
-
-def fetch_in_turn(handles: Any, answers: Any) -> None:
-    """A generator's process: fetches what comes, and says what it found."""
-    receiver = ShmReceiver()
-    while (handle := handles.get()) is not None:
-        try:
-            fetched = receiver.fetch(handle)
-            answers.put((fetched.round, storage_checksum(fetched.tensors) == fetched.checksum))
-        except TransportError as error:
-            answers.put((handle.packed.round, str(error)))
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +233,7 @@ import pickle
 import time
 import torch
 from grpo_trainable.rollout import LiveWeights
-from grpo_trainable.transports import ShmSender
+from grpo_trainable.transports.shm import ShmSender
 sender = ShmSender()
 a = {"a": torch.arange(5000.0)}
 handle = sender.publish(LiveWeights(version=1, round=1, tensors=a))
@@ -313,7 +308,7 @@ def test_auto_follows_where_the_actors_are(
     data: dict[str, Any], nodes: list[str], name: str, why: str
 ) -> None:
     choice = choose_transport(GRPOConfig.from_dict(data), nodes)
-    assert choice.name == name
+    assert choice.key == choice.transport.name == name
     assert why in choice.why
 
 
@@ -322,7 +317,7 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
     choice = choose_transport(GRPOConfig.from_dict(APART), ["a"])
-    assert (choice.name, choice.why) == (
+    assert (choice.key, choice.why) == (
         "object_store",
         "this system has no memfd_create (Linux has)",
     )
@@ -330,12 +325,105 @@ def test_auto_does_without_memory_files_where_the_system_has_none(
 
 def test_actors_that_ray_gave_several_gpus_cannot_share_the_memory_of_one() -> None:
     first, second = (Preflight(gpus=(gpu,), seconds=0.1) for gpu in ("0", "1"))
-    check_together("cuda_ipc", [first, first])
-    check_together("nccl", [first, second])
+    check_together(TRANSPORTS["cuda_ipc"], [first, first])
+    check_together(TRANSPORTS["nccl"], [first, second])
     with pytest.raises(TransportError, match=r"must share one GPU, and Ray gave them 0, 1"):
-        check_together("cuda_ipc", [first, second])
+        check_together(TRANSPORTS["cuda_ipc"], [first, second])
 
 
 def test_shared_memory_between_machines_is_refused_and_never_replaced() -> None:
     with pytest.raises(TransportError, match=r"shm: .*2 machines.*use transport=object_store"):
         choose_transport(GRPOConfig.from_dict(APART | {"transport": "shm"}), ["a", "b"])
+
+
+# ---- A user's transport ----------------------------------------------------------------------
+
+MINE = """
+from grpo_trainable.transports import Transport
+
+class Sender:
+    def publish(self, weights, frozen=()):
+        return weights.version
+
+def receiver(deadline_s, device):
+    return Sender()
+
+MINE = Transport(name="mine", sender=Sender, receiver=receiver, cost="slow")
+NEEDS = Transport(name="needs", sender=Sender, receiver=receiver, missing_library=lambda: "no luck")
+ONE_GPU = Transport(name="one_gpu", sender=Sender, receiver=receiver, gpus="shared")
+HERE = Transport(name="here", sender=Sender, receiver=receiver, one_machine=True)
+PAIR = Transport(name="pair", sender=Sender, receiver=receiver, sidedness="two_sided")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def chosen(reference: str, nodes: list[str]) -> Choice:
+    return choose_transport(GRPOConfig.from_dict(APART | {"transport": reference}), nodes)
+
+
+def test_a_users_record_is_chosen_by_name_and_tells_its_cost(mine: Path) -> None:
+    choice = chosen(f"{mine}:MINE", ["a", "b"])
+    assert (choice.key, choice.transport.name) == (f"{mine}:MINE", "mine")
+    assert choice.why == "asked for; slow"
+
+
+def test_the_ends_of_a_users_transport_are_made_by_its_record(mine: Path) -> None:
+    made = pickle.loads(pickle.dumps(MadeInActor(make_sender, f"{mine}:MINE")))
+    handle = made.publish(weights({}, round_=2))
+    assert handle.trained == 20
+    assert make_receiver(f"{mine}:MINE", 60.0).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "error", "message"),
+    [
+        ("NOTHING", ["a"], PluginError, "cannot be imported: AttributeError: .*NOTHING"),
+        ("Sender", ["a"], PluginError, "must be a grpo_trainable.transports.Transport, got a type"),
+        ("PAIR", ["a"], PluginError, "sidedness=two_sided is for built-in transports; use pull"),
+        ("ONE_GPU", ["a"], TransportError, "needs resources.generator_gpus > 0 and"),
+        ("HERE", ["a", "b"], TransportError, "on 2 machines, which share no memory"),
+    ],
+)
+def test_a_users_record_that_does_not_suit_is_one_line(
+    mine: Path, name: str, nodes: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=rf"^transport={mine}:{name}: .*{message}"):
+        chosen(f"{mine}:{name}", nodes)
+
+
+def test_a_record_with_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="transport mine: gpus=two: must be one of any, none, sh"):
+        Transport(name="mine", sender="m:S", receiver="m:R", gpus="two")  # type: ignore[arg-type]
+
+
+def test_what_a_users_transport_lacks_is_told_by_each_actor(mine: Path) -> None:
+    with pytest.raises(TransportError, match=rf"^transport={mine}:NEEDS: no luck$"):
+        check_here(f"{mine}:NEEDS")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS)
+def test_every_record_names_ends_that_exist(transport: Transport) -> None:
+    assert TRANSPORTS[transport.name] is transport
+    for reference in (transport.sender, transport.receiver, transport.start):
+        assert reference is None or callable(load_object("transport", str(reference)))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS)
+def test_the_config_and_the_records_agree_on_gpus(transport: Transport) -> None:
+    if transport.sidedness == "in_process":
+        return
+    for gpus in ((0, 0), (0.5, 0.5), (1, 1), (1, 0)):
+        resources = dict(zip(("generator_gpus", "learner_gpus"), gpus, strict=True))
+        data = APART | {"transport": transport.name, "resources": resources}
+        refused = transport.refuses_gpus(*gpus, num_generators=1)
+        if refused is None:
+            GRPOConfig.from_dict(data)
+        else:
+            with pytest.raises(ConfigError, match=re.escape(refused)):
+                GRPOConfig.from_dict(data)

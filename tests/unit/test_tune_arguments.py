@@ -69,6 +69,15 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--set", "model.path=nowhere"], ["model.path=", "nowhere", "no policy here"]),
         ([*SPACE, "--set", "task.keywords_file=nowhere"], ["task.keywords_file=", "nowhere"]),
         ([*SPACE, "--set", "task.reward=nowhere:f"], ["task.reward=nowhere:f", "nowhere"]),
+        ([*SPACE, "--set", "engine=nowhere:E"], ["engine=nowhere:E: cannot be imported"]),
+        (
+            [*SPACE, "--set", "arm=sync", "--set", "transport=nowhere:T"],
+            ["transport=nowhere:T: cannot be imported"],
+        ),
+        (
+            [*SPACE, "--set", "arm=sync", "--set", "transport=json:JSONDecoder"],
+            ["transport=json:JSONDecoder: must be a grpo_trainable.transports.Transport"],
+        ),
         ([*SPACE, "--set", "rollout.max_new_tokens=128"], ["context is 128 tokens", "at most"]),
         ([*SPACE, "--iterations", "0"], ["--iterations", "an integer >= 1"]),
         ([*SPACE, "--iterations", "many"], ["--iterations", "an integer >= 1, got many"]),

@@ -20,13 +20,13 @@ from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import LiveWeights
-from grpo_trainable.transports import (
-    Group,
+from grpo_trainable.transports.choice import (
     check_here,
     choose_transport,
     make_receiver,
     make_sender,
 )
+from grpo_trainable.transports.rdt import Group
 from grpo_trainable.weight_transfer import WeightSender
 
 # The actors' processes know the product, not its tests.
@@ -116,14 +116,14 @@ class Line:
         config = GRPOConfig.from_dict(
             {"placement": "disaggregated", "transport": name, "resources": resources}
         )
-        self.choice = choose_transport(config, ["one"])
+        self.transport = choose_transport(config, ["one"]).transport
         self._device = "cuda" if gpus else "cpu"
         self._scale = scale
-        self._kwargs = {"num_cpus": 1, "num_gpus": gpus, "direct": self.choice.direct}
+        self._kwargs = {"num_cpus": 1, "num_gpus": gpus, "direct": self.transport.tensor_transport}
         self.learner = self._learner()
         self.generator = self._generator()
         self.check(self.learner, self.generator)
-        if self.choice.two_sided:
+        if self.transport.two_sided:
             self.group = Group(name, [actor.handle for actor in self.actors], 60.0)
 
     @property
@@ -131,16 +131,16 @@ class Line:
         return [self.learner, self.generator]
 
     def _learner(self) -> RayActor:
-        sender = make_sender(self.choice.name)
+        sender = make_sender(self.transport.name)
         return RayActor(Restless, "learner", sender, self._device, self._scale, **self._kwargs)
 
     def _generator(self) -> RayActor:
-        receiver = make_receiver(self.choice.name, 60.0)
+        receiver = make_receiver(self.transport.name, 60.0)
         return RayActor(Reader, "generator", receiver, self._device, **self._kwargs)
 
     def check(self, *actors: RayActor) -> None:
         for actor in actors:
-            self.ask(actor.submit_function("sync", check_here, self.choice.name))
+            self.ask(actor.submit_function("sync", check_here, self.transport.name))
 
     def ask(self, call: Any) -> Any:
         return await_call(self.runtime, call, 60.0)
@@ -148,8 +148,8 @@ class Line:
     def publish(self, round_: int) -> tuple[Any, str]:
         """What a generator loads, and the checksum that it should find."""
         handle, published = self.ask(self.learner.submit("sync", "publish", round_))
-        if self.choice.two_sided:
-            ref = self.learner.tensors(self.choice.name, "staged", round_)
+        if self.transport.two_sided:
+            ref = self.learner.tensors(self.transport.name, "staged", round_)
             handle = OutOfBand(handle, ref, sent_at=0.0)
         return handle, published
 

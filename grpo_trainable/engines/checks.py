@@ -1,0 +1,111 @@
+"""Checks of what an engine answers, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.engines.base import Engine, EngineError
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+
+# Fields of a group with one entry a token, (G, R), and with one entry a response, (G,).
+PER_TOKEN = {
+    "response_ids": torch.int64,
+    "response_mask": torch.bool,
+    "behaviour_log_probs": torch.float32,
+    "token_versions": torch.int32,
+    "token_rounds": torch.int32,
+}
+PER_RESPONSE = {"rewards": torch.float32, "finished": torch.bool}
+ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a certain token this far above 0
+
+
+def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
+    """Checks that an engine says it has the weights it was given.
+
+    Raises:
+        EngineError: it says something else.
+    """
+    said, given = (engine.version, engine.round), (weights.version, weights.round)
+    if said != given:
+        raise EngineError(
+            f"engine={name}: after load of version {given[0]} (round {given[1]}) it says version "
+            f"{said[0]} (round {said[1]})"
+        )
+
+
+def check_groups(
+    name: str, engine: Engine, requests: Sequence[Request], groups: Any, vocab_size: int
+) -> None:
+    """Checks the answer of `engine.generate(requests, …)`.
+
+    Raises:
+        EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob
+            or the version of a token is wrong. The message names the first.
+    """
+    if not isinstance(groups, list) or len(groups) != len(requests):
+        got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
+        raise EngineError(f"engine={name}: returned {got} for {len(requests)} requests")
+    for request, group in zip(requests, groups, strict=True):
+        for wrong in _mistakes(engine, request, group, vocab_size):
+            where = f"prompt {request.prompt_index} of stream {request.stream}"
+            raise EngineError(f"engine={name}: {where}: {wrong}")
+
+
+def _mistakes(engine: Engine, request: Request, group: Any, vocab_size: int) -> Iterator[str]:
+    """Says what is wrong with a group. Later checks rely on the earlier ones."""
+    if not isinstance(group, RolloutGroup):
+        yield f"the answer is a {type(group).__name__}, not a RolloutGroup"
+        return
+    if group.prompt_index != request.prompt_index:
+        yield f"the group is of prompt {group.prompt_index}: groups must come in order"
+    yield from _wrong_shapes(request, group)
+    if group.prompt_ids.tolist() != list(request.prompt_ids):
+        yield "prompt_ids are not those of the request"
+    yield from _wrong_lengths(request, group)
+    yield from _wrong_tokens(engine, group, vocab_size)
+
+
+def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
+    tokens = group.response_ids.shape[-1] if isinstance(group.response_ids, Tensor) else 0
+    wanted = [(name, dtype, (request.group_size, tokens)) for name, dtype in PER_TOKEN.items()]
+    wanted += [(name, dtype, (request.group_size,)) for name, dtype in PER_RESPONSE.items()]
+    wanted.append(("prompt_ids", torch.int64, (len(request.prompt_ids),)))
+    for name, dtype, shape in wanted:
+        value = getattr(group, name)
+        if not isinstance(value, Tensor):
+            yield f"{name} is a {type(value).__name__}, not a tensor"
+        elif (value.dtype, tuple(value.shape)) != (dtype, shape):
+            yield f"{name} is {value.dtype} {tuple(value.shape)}, not {dtype} {shape}"
+        elif value.device.type != "cpu":
+            yield f"{name} is on {value.device}, not on the CPU"
+
+
+def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:
+    limits, lengths = request.limits, group.response_mask.sum(dim=1)
+    longest = max(int(lengths.max()), group.response_ids.shape[1])
+    if longest > limits.max_new_tokens:
+        yield f"a response of {longest} tokens exceeds the limit of {limits.max_new_tokens}"
+    if int(lengths.min()) < limits.min_new_tokens:
+        least = limits.min_new_tokens
+        yield f"a response of {int(lengths.min())} tokens is shorter than the least, {least}"
+
+
+def _wrong_tokens(engine: Engine, group: RolloutGroup, vocab_size: int) -> Iterator[str]:
+    mask, log_probs = group.response_mask, group.behaviour_log_probs
+    if not bool(torch.isfinite(log_probs[mask]).all()):
+        yield "behaviour_log_probs are missing (NaN or infinite) for some tokens"
+    if float(log_probs[mask].max()) > ROUNDED_UP:
+        yield f"a log-prob of {float(log_probs[mask].max()):g} is above 0"
+    if bool(log_probs[~mask].any()):
+        yield "behaviour_log_probs must be 0 where response_mask is false"
+    ids = group.response_ids[mask]
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        yield f"token ids reach from {int(ids.min())} to {int(ids.max())}, of {vocab_size} tokens"
+    for name, newest in (("token_versions", engine.version), ("token_rounds", engine.round)):
+        stamps = getattr(group, name)[mask]
+        if int(stamps.min()) < 0 or int(stamps.max()) > newest:
+            yield f"{name} reach to {int(stamps.max())}, but the weights in use have {newest}"

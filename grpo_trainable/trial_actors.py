@@ -1,0 +1,231 @@
+"""The actors of one trial: started in their bundles, warmed up, replaced and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import ray
+import ray.util
+
+from grpo_trainable.actors.colocated import Colocated
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import Learner
+from grpo_trainable.calls import Actor, ActorFailed, await_call
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.liveness import Watch
+from grpo_trainable.noise import Place, place
+from grpo_trainable.remote import RayActor, RayCall, RayRuntime
+from grpo_trainable.rollout import Request
+from grpo_trainable.timers import now
+from grpo_trainable.transports.choice import (
+    check_here,
+    check_together,
+    choose_transport,
+    make_both_ends,
+    make_receiver,
+    make_sender,
+)
+from grpo_trainable.transports.rdt import Group
+
+logger = logging.getLogger(__name__)
+
+CLOSE_DEADLINE_S = 2.0  # all actors of a trial together have this long to close
+
+
+class TrialActors:
+    """The learner and the generators of a trial, or the colocated worker that is both."""
+
+    def __init__(self, config: GRPOConfig, runtime: RayRuntime) -> None:
+        """`start` starts them."""
+        self._config = config
+        self._runtime = runtime
+        self._actors: list[RayActor] = []  # the learner, or the worker, comes first
+        self._group: Group | None = None
+        self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
+
+    def start(self) -> None:
+        """Chooses the transport and starts every actor, without waiting for any.
+
+        Raises:
+            TransportError: the transport cannot work between the machines of the trial.
+            PluginError: the user's transport cannot be loaded.
+        """
+        config, r = self._config, self._config.resources
+        self.choice = choose_transport(config, reserved_nodes())
+        logger.info("transport=%s: %s", self.choice.key, self.choice.why)
+        if config.placement == "colocated":
+            ends = MadeInActor(make_both_ends, self.choice.key)
+            cpus = config.worker_cpus + r.reward_cpus
+            worker = self._actor(0, Colocated, "worker", ends, cpus=cpus, gpus=r.worker_gpus)
+            self._actors.append(worker)
+            return
+        sender = MadeInActor(make_sender, self.choice.key)
+        learner = self._actor(
+            0, Learner, "learner", sender, cpus=r.learner_cpus, gpus=r.learner_gpus
+        )
+        self._actors.append(learner)
+        for index in range(1, 1 + r.num_generators):
+            self._actors.append(self._generator(index))
+
+    def __iter__(self) -> Iterator[RayActor]:
+        """Every actor, the learner or the worker first."""
+        return iter(self._actors)
+
+    @property
+    def learner(self) -> RayActor:
+        return self._actors[0]
+
+    @property
+    def generators(self) -> list[RayActor]:
+        """Those that sample: a colocated worker does so as well."""
+        return self._actors[1:] or self._actors[:]
+
+    def learner_group(self) -> LearnerGroup:
+        transport = self.choice.transport
+        tensors = partial(self.learner.tensors, transport.name, "staged")
+        return LearnerGroup(
+            [self.learner],
+            self._runtime,
+            self._config.resources.deadline_s,
+            tensors if transport.two_sided else None,
+        )
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Lets all actors do at once what a round will ask of them, with the requests of a unit.
+
+        Raises:
+            ActorFailed: one of them cannot do it.
+        """
+        longest = max(len(request.prompt_ids) for request in requests)
+        learner, *generators = self._actors
+        if generators:
+            calls = [learner.submit("warm-up", "warm_up", longest)]
+            calls += [generator.submit("warm-up", "warm_up", requests) for generator in generators]
+        else:
+            calls = [learner.submit("warm-up", "warm_up", requests, longest)]
+        watch = Watch(self._runtime, self._config.resources.deadline_s)
+        for call in calls:
+            watch.result(call)
+
+    def set_up_transport(self) -> float:
+        """Seconds that setting up the transport between the actors took.
+
+        Raises:
+            ActorFailed: the transport cannot work in one of the actors.
+            TransportError: it cannot work between them.
+        """
+        key, transport = self.choice.key, self.choice.transport
+        deadline_s = self._config.resources.deadline_s
+        calls = [actor.submit_function("sync", check_here, key) for actor in self._actors]
+        found = [await_call(self._runtime, call, deadline_s) for call in calls]
+        check_together(transport, found)
+        start = now()
+        if transport.two_sided and self._group is None:
+            handles = [actor.handle for actor in self._actors]
+            self._group = Group(transport.name, handles, deadline_s)
+        return max(each.seconds for each in found) + now() - start
+
+    @property
+    def replaceable(self) -> bool:
+        """Whether another generator may take the place of a lost one.
+
+        A colocated one was the learner as well, and a collective group admits no new member.
+        """
+        return self._config.placement != "colocated" and not self.choice.transport.two_sided
+
+    def replace(self, name: str) -> Actor:
+        """A new generator in place of the one of this name, which was killed."""
+        index = [actor.name for actor in self._actors].index(name)
+        self._actors[index] = self._generator(index)
+        return self._actors[index]
+
+    def _generator(self, index: int) -> RayActor:
+        r = self._config.resources
+        device = "cuda" if r.generator_gpus else "cpu"
+        return self._actor(
+            index,
+            Generator,
+            f"generator-{index - 1}",
+            MadeInActor(make_receiver, self.choice.key, r.deadline_s, device),
+            cpus=self._config.generator_cpus + r.reward_cpus,
+            gpus=r.generator_gpus,
+        )
+
+    def _actor(
+        self, index: int, cls: type, name: str, ends: MadeInActor, *, cpus: float, gpus: float
+    ) -> RayActor:
+        """The actor at this index, in the bundle after it, since the trial's own process has the
+        first. If actors shared the placement group at will, one could take the room of another,
+        which would wait for ever where no machine has as much left."""
+        actor = RayActor(
+            cls,
+            name,
+            self._config,
+            ends,
+            num_cpus=cpus,
+            num_gpus=gpus,
+            bundle=1 + index,
+            direct=self.choice.transport.tensor_transport,
+        )
+        self._unplaced.append(actor.submit_function("place", place))
+        return actor
+
+    def newly_placed(self) -> list[Place]:
+        """Where actors run that have started since the last call."""
+        places = []
+        for call in self._runtime.wait(self._unplaced, 0.0) if self._unplaced else []:
+            self._unplaced.remove(call)
+            with contextlib.suppress(ActorFailed):  # it has ended, which the pipeline notices
+                places.append(self._runtime.result(call))
+        return places
+
+    def reset(self, config: GRPOConfig) -> None:
+        """Lets every actor begin anew with a config of the same placement, resources and transport.
+
+        Raises:
+            ActorFailed: one of them cannot.
+        """
+        self._config = config
+        for call in [actor.submit("reset", "reset", config) for actor in self._actors]:
+            await_call(self._runtime, call, config.resources.deadline_s)
+
+    def end(self) -> None:
+        """Ends every actor; what it holds outside its process is closed first."""
+        closing = [actor.submit("close", "close") for actor in self._actors]
+        end = now() + CLOSE_DEADLINE_S
+        for call in closing:
+            # An actor that is dead or busy for good is killed all the same.
+            with contextlib.suppress(RuntimeError):
+                await_call(self._runtime, call, deadline_s=max(0.0, end - now()))
+        for actor in self._actors:
+            actor.kill()
+        if self._group is not None:
+            self._group.forget()
+        self._actors, self._group = [], None
+
+
+class MadeInActor:
+    """An argument that is made in the process of the actor it is given to.
+
+    A user's sender or receiver may hold what no pickle can carry, and its file is imported by path.
+    """
+
+    def __init__(self, make: Callable[..., Any], *args: Any) -> None:
+        self._make, self._args = make, args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._make, self._args
+
+
+def reserved_nodes() -> list[str]:
+    """The machines that a trial's actors may be on: of its placement group, or all there are."""
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own

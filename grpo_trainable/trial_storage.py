@@ -1,0 +1,119 @@
+"""Where a trial's checkpoints lie in Tune's storage path, and which of them are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyarrow.fs import FileSelector, LocalFileSystem
+from ray import tune
+from ray.air.constants import TRAINING_ITERATION
+from ray.train._internal.session import _TrainingResult
+from ray.train._internal.storage import StorageContext
+
+from grpo_trainable.checkpointing import CHECKPOINT, CheckpointError, newest_whole, remove_older
+
+logger = logging.getLogger(__name__)
+
+# How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
+# from its donor's checkpoint of one perturbation until the donor has been through the next.
+SHARED_ROUNDS = 2
+
+
+class TrialStorage:
+    """The checkpoints of one trial."""
+
+    def __init__(self, context: StorageContext | None, keep: int | None) -> None:
+        """`context`: Tune's; None outside of Tune. `keep`: how many of the newest; None: all."""
+        self._context = context
+        self._keep = keep
+        self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
+
+    @property
+    def _directory(self) -> Path | None:
+        """The trial's directory in the storage path; None where that is not on this machine."""
+        context = self._context
+        if context is None or not isinstance(context.storage_filesystem, LocalFileSystem):
+            return None
+        return Path(context.trial_fs_path)
+
+    def notes(self) -> list[str]:
+        """What the user should know about `checkpoint.keep` here."""
+        if self._keep is None or self._context is None or self._directory is not None:
+            return []
+        return [f"checkpoint.keep={self._keep} has no effect on a remote storage path: all stay"]
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[str]:
+        """Surrounds Tune's save; gives the directory that the checkpoint is first written to.
+
+        An OSError passes through, after the part of the checkpoint that was copied is removed.
+        """
+        context = self._context
+        assert context is not None
+        # Tune's own temporary directory would stay when the process is killed.
+        directory = Path(context.trial_working_directory) / "saving"
+        shutil.rmtree(directory, ignore_errors=True)
+        # Tune counts on from the last checkpoint that it registered. One that it did not register,
+        # because it was killed or the copy failed, must not be overwritten: it may be the only
+        # whole one.
+        context.current_checkpoint_index = before = newest_index(context)
+        try:
+            yield str(directory)
+        except OSError:
+            if context.current_checkpoint_index > before:
+                # A partial copy would take the space that is missing.
+                with contextlib.suppress(OSError):
+                    context.storage_filesystem.delete_dir(context.checkpoint_fs_path)
+            raise
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def share(self, round_: int) -> None:
+        """Notes that another trial may start from this trial's checkpoint of `round_`."""
+        rounds = [*(other for other in self.shared_rounds if other != round_), round_]
+        self.shared_rounds = rounds[-SHARED_ROUNDS:]
+
+    def remove_older(self) -> list[str]:
+        """Removes what need not be kept, and says why where it cannot.
+
+        On a remote storage path, where `restore` could not look for the newest one, all stay.
+        """
+        if self._keep is None or self._directory is None:
+            return []
+        try:
+            remove_older(self._directory, self._keep, self.shared_rounds)
+        except (CheckpointError, OSError) as error:
+            return [f"older checkpoints stay: {error}"]
+        return []
+
+    def instead_of_removed(self, noted: Any) -> Any:
+        """The checkpoint that Tune noted, or the newest whole one where that one is gone.
+
+        `checkpoint.keep` may have removed it after Tune's last snapshot of the experiment.
+        """
+        checkpoint, directory = getattr(noted, "checkpoint", None), self._directory
+        if checkpoint is None or directory is None or Path(checkpoint.path).exists():
+            return noted
+        whole = newest_whole(directory)
+        if whole is None:
+            return noted
+        path, round_ = whole
+        logger.warning("%s is gone; going on from %s", checkpoint.path, path)
+        return _TrainingResult(
+            checkpoint=tune.Checkpoint(str(path), LocalFileSystem()),
+            metrics={**noted.metrics, TRAINING_ITERATION: round_},
+        )
+
+
+def newest_index(context: StorageContext) -> int:
+    """The index of the newest checkpoint of a trial, registered or not; -1 when there is none."""
+    entries = context.storage_filesystem.get_file_info(
+        FileSelector(context.trial_fs_path, allow_not_found=True)
+    )
+    matches = [CHECKPOINT.fullmatch(entry.base_name) for entry in entries]
+    return max((int(match[1]) for match in matches if match), default=-1)
