@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from resampling import verdict
 from trials import run_trial
 
@@ -46,12 +46,16 @@ def score(response, ground_truth):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=5, help="of every arm (5)")
-    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
-    parser.add_argument("--rounds", type=int, default=16, help="of every trial (16)")
-    parser.add_argument("--repeats", type=int, default=20, help="resampled experiments (20)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "a_a.json", help="JSON file")
+    parser = parser_of(
+        __doc__,
+        "a_a.json",
+        seed="the first",
+        counts={
+            "seeds": (5, "of every arm"),
+            "rounds": (16, "of every trial"),
+            "repeats": (20, "resampled experiments"),
+        },
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as storage:
         result = measure(args, Path(storage))
@@ -115,4 +119,4 @@ def said(arm: str, found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -19,13 +19,11 @@ where the workload measures a KL; its `reference` adds up both sides.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from trials import overhead, run_trial
 
 GENERATOR = ("rollout", "reward")
@@ -77,12 +75,9 @@ def options(workload: str, settings: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, "asynchrony.json", counts={"repeats": (3, "of every run, in turn")})
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--repeats", type=int, default=3, help="of every run, in turn (3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "asynchrony.json", help="JSON file")
     args = parser.parse_args()
     if ASYNC not in args.arms:
         parser.error(f"--arms: must have {ASYNC}")
@@ -165,4 +160,4 @@ def conclusion(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -10,7 +10,6 @@ on the same file system, in the same run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,23 +19,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial
 
 EVERY = (1, 10)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        "checkpoint_cost.json",
+        counts={"rounds": (31, "of each run"), "repeats": (3, "of all runs, in turn")},
     )
     parser.add_argument("--arms", nargs="+", default=["sync", "colocated_k1"])
-    parser.add_argument("--rounds", type=int, default=31, help="of each run (31)")
-    parser.add_argument("--repeats", type=int, default=3, help="of all runs, in turn (3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "checkpoint_cost.json", help="JSON file"
-    )
     args = parser.parse_args()
     runs: dict[str, list[dict[str, float]]] = {}
     for repeat in range(args.repeats):
@@ -132,4 +127,4 @@ def shown(result: dict[str, float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

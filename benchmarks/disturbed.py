@@ -11,7 +11,6 @@ Nothing else may run meanwhile: it would be measured as well. Some seven minutes
 
 from __future__ import annotations
 
-import argparse
 import re
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, ROOT, provenance, write
+from measure import ROOT, parser_of, provenance, run_benchmark, write
 from trials import rows_of
 
 from grpo_trainable.noise import DISTURBED_ABOVE
@@ -59,8 +58,10 @@ class Load:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = parser_of(
+        __doc__,
+        "disturbed.json",
+        counts={"rounds": (8, "of every arm"), "repeats": (5, "of both runs, in turn")},
     )
     parser.add_argument(
         "--arms",
@@ -69,10 +70,6 @@ def main() -> int:
         default=["colocated_k2", "async_k1"],
         help="to disturb (colocated_k2 async_k1)",
     )
-    parser.add_argument("--rounds", type=int, default=8, help="of every arm (8)")
-    parser.add_argument("--repeats", type=int, default=5, help="of both runs, in turn (5)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "disturbed.json", help="JSON file")
     args = parser.parse_args()
     runs = []
     for seed in range(args.seed, args.seed + args.repeats):
@@ -141,4 +138,4 @@ def judged(fractions: Sequence[float]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(main)

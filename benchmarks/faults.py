@@ -13,32 +13,26 @@ Filling a disk needs the right to mount one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import statistics
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import broken_disks
 import broken_inputs
 import kills
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from survival import CHECKPOINT_EVERY, ROUNDS, SETTINGS, Fault, Lost, Outcome
 
 FAULTS = (*kills.FAULTS, *broken_disks.FAULTS, *broken_inputs.FAULTS)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, "faults.json", seed="of the moments")
     parser.add_argument("--fault", action="append", help="part of the name of those to run (all)")
     parser.add_argument("--repeats", type=int, help="of each at most, instead of its own number")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "faults.json", help="JSON file")
     args = parser.parse_args()
     chosen = [f for f in FAULTS if not args.fault or any(part in f.name for part in args.fault)]
     if not chosen:
@@ -104,4 +98,4 @@ def table(outcomes: dict[str, Sequence[Outcome]]) -> str:
 
 if __name__ == "__main__":
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    main()
+    run_benchmark(main)

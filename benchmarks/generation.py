@@ -45,7 +45,7 @@ def inside(args: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    args = measure.arguments(__doc__ or "", "generation.json")
+    args = measure.arguments(__doc__, "generation.json")
     if args.inside:
         print(json.dumps(inside(args)))
         return
@@ -59,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure.run_benchmark(main)

@@ -10,13 +10,12 @@ it should: inclusion rises, and length stays.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial, overhead, rows_of
 
 from grpo_trainable.pretraining.stories import count_sentences
@@ -31,15 +30,14 @@ BOUNDS: dict[str, Any] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3, help="of every arm (3)")
-    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser = parser_of(
+        __doc__, "learning.json", seed="the first", counts={"seeds": (3, "of every arm")}
+    )
     parser.add_argument("--arms", nargs="+", default=ARMS, help="to run (those with k=1)")
     parser.add_argument("--lr", type=float, help="learning rate (the default)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of every trial"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "learning.json", help="JSON file")
     args = parser.parse_args()
     settings = args.set if args.lr is None else [*args.set, f"optim.lr={args.lr}"]
     options = [word for setting in settings for word in ("--set", setting)]
@@ -120,4 +118,4 @@ def show(trial: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -12,26 +12,24 @@ between the first and the last round, with its checkpoints.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 
 FIRST_ROUND = 4  # an even one; those before it warm up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=64, help="of each run (64)")
-    parser.add_argument("--repeats", type=int, default=3, help="of each arm (3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "logging_overhead.json")
+    parser = parser_of(
+        __doc__,
+        "logging_overhead.json",
+        counts={"rounds": (64, "of each run"), "repeats": (3, "of each arm")},
+    )
     args = parser.parse_args()
 
     os.environ.update(
@@ -141,4 +139,4 @@ def run(arm: str, rounds: int, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

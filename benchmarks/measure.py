@@ -18,13 +18,16 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from product import RESULTS, ROOT, blobs, git, is_dirty, measurements, product_files
 
+from grpo_trainable import command_line
+from grpo_trainable.atomic import replacing
+from grpo_trainable.command_line import Parser, number
 from grpo_trainable.noise import Meter
 
 if TYPE_CHECKING:
@@ -174,24 +177,41 @@ def measured(
 # ---- Around it -------------------------------------------------------------------------------
 
 
-def arguments(description: str, result: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description)
+def parser_of(
+    description: str | None,
+    out: str | None = None,
+    *,
+    seed: str = "of the first repeat",
+    counts: Mapping[str, tuple[int, str]] | None = None,
+) -> Parser:
+    """The options that most benchmarks have: --seed, --out for a file in benchmarks/results/, and a
+    number of at least 1 for each of `counts`, option -> (default, what it counts)."""
+    parser = Parser(description=description)
+    for name, (default, what) in (counts or {}).items():
+        parser.add_argument(
+            f"--{name}", type=number(int, 1), default=default, help=f"{what} ({default})"
+        )
+    parser.add_argument("--seed", type=number(int, 0), default=0, help=f"{seed} (0)")
+    if out is not None:
+        where = f"JSON file (benchmarks/results/{out})"
+        parser.add_argument("--out", type=Path, default=RESULTS / out, help=where)
+    return parser
+
+
+def run_benchmark(main: Callable[[], int | None]) -> NoReturn:
+    """Ends the benchmark with the status of its `main`; a wrong option is one line."""
+    sys.exit(command_line.run(Path(sys.argv[0]).stem, main))
+
+
+def arguments(description: str | None, result: str) -> argparse.Namespace:
+    """The options of a benchmark whose calls are timed in processes of their own."""
+    parser = parser_of(description, result, seed="of weights, prompts and draws")
     parser.add_argument(
-        "--repeats", type=int, default=20, help="calls that are timed, at least 10 (default: 20)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of weights, prompts and draws")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=RESULTS / result,
-        help="where the JSON goes (default: benchmarks/results/%s)" % result,  # noqa: UP031
+        "--repeats", type=number(int, 10), default=20, help="calls that are timed, at least 10 (20)"
     )
     parser.add_argument("--inside", metavar="PART", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.repeats < 10:
-        parser.error(f"--repeats {args.repeats}: must be at least 10")
-    return args
+    return parser.parse_args()
 
 
 def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[str, Any]:
@@ -267,7 +287,8 @@ def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
         print(f"{path.name}: measured from files that are not committed; not to be committed")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    with replacing(path) as file:  # a benchmark of hours may be cut short
+        file.write(f"{json.dumps(result, indent=2)}\n".encode())
     if not quiet:
         print(f"\nwritten to {path}")
 

@@ -155,7 +155,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    args = measure.arguments(__doc__.splitlines()[0], "mid_batch.json")
+    args = measure.arguments(__doc__, "mid_batch.json")
     if args.inside:
         print(json.dumps(inside(args)))
         return
@@ -176,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure.run_benchmark(main)

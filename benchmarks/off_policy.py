@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, ROOT, provenance, write
+from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
 from product import blobs_at
 
 from reports.answers import Answer, answer
@@ -335,12 +335,8 @@ PANELS: dict[str, Callable[[Mapping[str, Any]], list[Panel]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, seed="the first", counts={"seeds": (3, "of every arm")})
     parser.add_argument("--spaces", nargs="+", choices=SPACES, default=list(SPACES))
-    parser.add_argument("--seeds", type=int, default=3, help="of every arm (3)")
-    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
     parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the trials ({STORAGE})")
     parser.add_argument("--no-run", action="store_true", help="put together what has run")
     args = parser.parse_args()
@@ -372,4 +368,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -22,7 +22,6 @@ reference    What `resources.reference=generator` should bring: the stages of th
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from asynchrony import ARMS, MOVED, WORKLOADS, options
-from measure import RESULTS, ROOT, provenance, write
+from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
 from trials import finished_trial, rows_of
 
 from grpo_trainable.config import GRPOConfig
@@ -296,17 +295,17 @@ def draw(points: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0],
-        epilog="--parts scaling needs no Ray and takes some minutes.",
+    parser = parser_of(
+        __doc__,
+        "schedule_sim.json",
+        counts={
+            "repeats": (3, "of the validation's trials"),
+            "seeds": (3, "of each point of the plot"),
+        },
     )
     parts = ("validation", "scaling", "reference")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--repeats", type=int, default=3, help="of the validation's trials (3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument("--seeds", type=int, default=3, help="of each point of the plot (3)")
     parser.add_argument("--generators", nargs="+", type=int, default=GENERATORS)
-    parser.add_argument("--out", type=Path, default=RESULTS / "schedule_sim.json", help="JSON file")
     parser.add_argument("--plot", type=Path, default=PLOT, help="PNG of the scaling")
     args = parser.parse_args()
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -371,4 +370,4 @@ def largest_errors(runs: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -10,7 +10,6 @@ in benchmarks/equal.json, which is committed with them.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -20,13 +19,13 @@ from typing import Any
 
 from product import RESULTS, ROOT, blobs, blobs_at, git, is_product, measurements
 
+from grpo_trainable.command_line import Parser, run
+
 EQUAL = ROOT / "benchmarks" / "equal.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__)
     parser.add_argument("--fail", action="store_true", help="exit status 1 when one is listed")
     parser.add_argument("--equal", metavar="BEFORE..AFTER", help="commits to acknowledge")
     parser.add_argument("--reason", help="what showed that they change no figure")
@@ -111,4 +110,4 @@ def commit_of(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("stale", main))

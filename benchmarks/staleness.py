@@ -11,13 +11,11 @@ trial, and the same command goes on with what it has unless the product has chan
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from trials import TrialFailed, run_trial
 
 STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, settings
@@ -31,11 +29,10 @@ BOUND = 0.6  # that the ratio has to reach at the default
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3, help="of every run (3)")
-    parser.add_argument("--seed", type=int, default=0, help="the first (0)")
+    parser = parser_of(
+        __doc__, "staleness.json", seed="the first", counts={"seeds": (3, "of every run")}
+    )
     parser.add_argument("--lrs", nargs="+", type=float, default=list(LRS), help="learning rates")
-    parser.add_argument("--out", type=Path, default=RESULTS / "staleness.json", help="JSON file")
     args = parser.parse_args()
     origin = provenance(args)
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -127,4 +124,4 @@ def show(trial: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

@@ -8,14 +8,12 @@ checksum and the exchange; both added up) over the round's length, Tune's gap in
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from asynchrony import WORKLOADS, options
-from measure import RESULTS, provenance, write
+from measure import parser_of, provenance, run_benchmark, write
 from trials import run_trial
 
 ARMS = ("sync", "async_k1")
@@ -23,12 +21,11 @@ BOUNDS = {"default": 0.02, "small": 0.01}  # with `auto`
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(
+        __doc__, "sync_share.json", counts={"repeats": (2, "of every trial, in turn")}
+    )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(BOUNDS))
     parser.add_argument("--transports", nargs="+", default=["auto", "object_store", "gloo"])
-    parser.add_argument("--repeats", type=int, default=2, help="of every trial, in turn (2)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first repeat (0)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "sync_share.json", help="JSON file")
     args = parser.parse_args()
     results: dict[str, Any] = {}
     for workload in args.workloads:
@@ -63,4 +60,4 @@ def shares_of(rows: list[dict[str, Any]]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

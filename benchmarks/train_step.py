@@ -106,7 +106,7 @@ def memory(args: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    args = measure.arguments(__doc__ or "", "train_step.json")
+    args = measure.arguments(__doc__, "train_step.json")
     if args.inside:
         print(json.dumps({"step": step, "memory": memory}[args.inside](args)))
         return
@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure.run_benchmark(main)

@@ -15,7 +15,6 @@ copy within it; beside it one through the CPU's memory.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import mmap
@@ -33,7 +32,7 @@ from typing import Any
 
 import ray
 import torch
-from measure import RESULTS, provenance, write
+from measure import RESULTS, parser_of, provenance, run_benchmark, write
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
@@ -309,15 +308,16 @@ def show(label: str, name: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(
+        __doc__,
+        seed="of the random weights",
+        counts={"turns": (3, "of every transport"), "syncs": (20, "of a turn, in each condition")},
+    )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--gpu", action="store_true", help="weights on a GPU")
     names = tuple(dict.fromkeys((*TRANSPORTS, *GPU_TRANSPORTS)))
     parser.add_argument("--transports", nargs="+", choices=names, help="all that can be had")
     parser.add_argument("--generators", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--turns", type=int, default=3, help="of every transport (3)")
-    parser.add_argument("--syncs", type=int, default=20, help="of a turn, in each condition (20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random weights (0)")
     parser.add_argument("--out", type=Path, help="weight_transport.json, or weight_transport_gpu")
     args = parser.parse_args()
     if args.gpu and not torch.cuda.is_available():
@@ -401,4 +401,4 @@ def bounds(results: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

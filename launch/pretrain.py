@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import argparse
 import errno
-import math
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
+from grpo_trainable import command_line
 from grpo_trainable.actors.process import keep_freed_memory
+from grpo_trainable.command_line import Parser, UsageError, number
 from grpo_trainable.models.transformer import PRESETS
 from grpo_trainable.pretraining.corpus import HELD_OUT_SHARE
 from grpo_trainable.pretraining.pretrain import pretrain
@@ -33,35 +33,14 @@ from grpo_trainable.pretraining.recipe import Recipe
 from grpo_trainable.pretraining.training import DECAY_SHARE
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"pretrain.py: {message}\n")
-
-
-def _number(kind: type, low: float, high: float = math.inf):
-    """An argparse type: a number in [low, high]."""
-
-    def parse(text: str):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or value == math.inf:
-            what = "an integer" if kind is int else "a number"
-            span = f">= {low:g}" if high == math.inf else f"in [{low:g}, {high:g}]"
-            raise argparse.ArgumentTypeError(f"{text!r}: must be {what} {span}")
-        return value
-
-    return parse
-
-
 def _parser() -> argparse.ArgumentParser:
     default = Recipe()
-    parser = _Parser(
-        prog="pretrain.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Use the result with: python launch/tune.py --set model.path=DIR\n"
+    command = shlex.join(command_line.command("pretrain"))
+    parser = Parser(
+        prog=command_line.program("pretrain"),
+        description=(__doc__ or "").replace("python launch/pretrain.py", command),
+        epilog=f"Use the result with: {shlex.join(command_line.command('tune'))} "
+        "--set model.path=DIR\n"
         "The card (DIR/card.md) says how fluent the policy is and how often it includes its "
         "keyword:\nthat must be neither 0 nor 1, since GRPO learns from differences between "
         "responses to one prompt.",
@@ -82,21 +61,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--steps",
-        type=_number(int, 1),
+        type=number(int, 1),
         default=default.steps,
         metavar="N",
         help=f"gradient steps (default {default.steps}); fewer make a worse policy sooner",
     )
     parser.add_argument(
         "--batch-size",
-        type=_number(int, 1),
+        type=number(int, 1),
         default=default.batch_size,
         metavar="N",
         help=f"documents a step (default {default.batch_size})",
     )
     parser.add_argument(
         "--lr",
-        type=_number(float, 1e-8, 1),
+        type=number(float, 1e-8, 1),
         default=default.lr,
         metavar="X",
         help=f"peak learning rate (default {default.lr:g}); it falls over the last "
@@ -104,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--front-share",
-        type=_number(float, 0, 1),
+        type=number(float, 0, 1),
         default=default.front_share,
         metavar="X",
         help="share of the story corpus that comes first and always holds its keywords: copying is "
@@ -112,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--keyword-share",
-        type=_number(float, 0, 1),
+        type=number(float, 0, 1),
         default=default.keyword_share,
         metavar="X",
         help="share of the later documents that hold their keywords: it sets the inclusion rate "
@@ -126,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--seed",
-        type=_number(int, 0, 2**32 - 1),
+        type=number(int, 0, 2**32 - 1),
         default=default.seed,
         metavar="N",
         help="of corpus, weights and order: the same seed and thread count give the same bits on "
@@ -134,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--threads",
-        type=_number(int, 1),
+        type=number(int, 1),
         default=1,
         metavar="N",
         help="CPU threads (default 1)",
@@ -143,7 +122,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else list(argv)
+    return command_line.run("pretrain", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
     # Inside tokenizers too: otherwise it starts a thread a core.
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)
@@ -158,20 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         card = pretrain(out, Recipe(**settings), args.corpus, command)
     except OSError as error:
-        print(f"pretrain.py: --out {out}: {error.strerror or error}", file=sys.stderr)
-        return 2
+        raise UsageError(f"--out {out}: {error.strerror or error}") from None
     except ValueError as error:
-        print(f"pretrain.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("pretrain.py: interrupted, nothing more is written", file=sys.stderr)
-        return 130
+        raise UsageError(str(error)) from None
     print(
         f"held-out loss {card['held_out_loss_nats']:.3f} nats/token, held-out keywords included in "
         f"{card['held_out_inclusion_rate']:.3f} of {card['held_out_inclusion_responses']} responses"
     )
     print(f"{out}/card.md has samples; use it with: --set model.path={shlex.quote(str(out))}")
-    return 0
 
 
 if __name__ == "__main__":
