@@ -2,10 +2,11 @@
 
 Tune gives the number of retries and of concurrent trials to each trial, or to its search, when the
 experiment starts, and a restored trial keeps them. A scheduler is new in every command, so here it
-sets both. In a `tune.Tuner` of your own:
+sets both, once `limit` was called.
 
-    scheduler = PBT(time_attr="training_iteration", hyperparam_mutations={...}, synch=True)
-    scheduler.limit(max_failures=2, max_concurrent=0)
+In a `tune.Tuner` of your own they take the arguments of Tune's classes:
+
+    PBT(time_attr="training_iteration", hyperparam_mutations={"optim": {"lr": ...}}, synch=True)
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from ray.tune.schedulers import TrialScheduler
 
 
 class Limited(TrialScheduler):
-    """A mixin that stands before a scheduler of Tune's."""
+    """A mixin that stands before a scheduler of Tune's. Without `limit` it changes no limit."""
 
-    max_failures = 0  # retries of a trial from now on, earlier ones not counted
+    max_failures: int | None = None  # retries of a trial from now on, earlier ones not counted
     max_concurrent = 0  # trials at a time; 0: as many as fit
 
     def limit(self, max_failures: int, max_concurrent: int) -> None:
+        """Sets how often a trial is tried again, and how many run at a time (0: as many as fit)."""
         self.max_failures, self.max_concurrent = max_failures, max_concurrent
         self._seen: set[str] = set()
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
-        if trial.trial_id in self._seen:
+        if self.max_failures is None or trial.trial_id in self._seen:
             return  # Tune adds a trial again with every retry
         self._seen.add(trial.trial_id)
         trial.max_failures = trial.num_failures + self.max_failures

@@ -86,6 +86,12 @@ def test_nothing_is_held_back_without_a_limit(controller):
     assert [trial.status for trial in c.trials] == [Trial.PENDING] * 3
 
 
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_that_was_given_no_limit_leaves_those_of_tune(name):
+    c = FakeController(SCHEDULERS[name](), trials(2))
+    assert [(t.status, t.max_failures) for t in c.trials] == [(Trial.PENDING, 7)] * 2
+
+
 def test_what_had_ended_before_a_resume_does_not_count(controller):
     ended = [FakeTrial("x", Trial.TERMINATED), FakeTrial("y", Trial.ERROR)]
     c = controller([*ended, *trials(2)], max_concurrent=1)
