@@ -29,8 +29,8 @@ class SearchSpace:
     """A question as a grid over `arms`: label -> the config keys that the arm sets, dotted.
 
     Raises:
-        ValueError: a name cannot be part of a directory's name, there is no arm, or two columns
-            have one name.
+        ValueError: a name cannot be part of a directory's name, there is no arm, an arm is no
+            mapping, or two columns have one name.
     """
 
     name: str
@@ -40,6 +40,8 @@ class SearchSpace:
     missing: Callable[[str], str | None] = lambda arm: None  # arm -> what this machine lacks
 
     def __post_init__(self) -> None:
+        if not all(isinstance(keys, Mapping) for keys in (self.arms, *dict(self.arms).values())):
+            raise ValueError(f"search space {self.name}: arms must map labels to their settings")
         for name in (self.name, *self.arms):
             if not re.fullmatch(NAME, name):
                 raise ValueError(

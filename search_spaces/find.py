@@ -38,8 +38,10 @@ def find_space(text: str) -> SearchSpace:
 
 def absolute(text: str) -> str:
     """The same space as it is named from any directory."""
-    where, colon, name = text.partition(".py")
-    return text if not colon else os.path.abspath(f"{where}.py") + name
+    if text.endswith(".py"):
+        return os.path.abspath(text)
+    where, _, name = text.rpartition(":")
+    return f"{os.path.abspath(where)}:{name}" if where.endswith(".py") else text
 
 
 def source_file(text: str) -> str | None:

@@ -77,6 +77,8 @@ def test_the_absolute_name_works_from_every_directory(mine, monkeypatch):
         (("question=", "questn="), "mine.py", "questn"),
         (('name="mine"', 'name="../mine"'), "mine.py", "letters, digits"),
         (('"slow":', '"a/b":'), "mine.py", "letters, digits"),
+        (('{"optim.lr": 1e-4}', '"optim.lr=1e-4"'), "mine.py", "must map labels to their settings"),
+        (('arms={"slow": ', 'arms=["slow"], extra={"slow": '), "mine.py", "extra"),
         (('"norm"', '"reward"'), "mine.py", "two columns are named reward"),
         (("optim/grad_norm", "optim/grad_nrm"), "mine.py", "did you mean optim/grad_norm?"),
         (("optim/grad_norm", "speed"), "mine.py", "metric=speed: must be a metric"),
