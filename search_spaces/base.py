@@ -40,7 +40,8 @@ class SearchSpace:
     missing: Callable[[str], str | None] = lambda arm: None  # arm -> what this machine lacks
 
     def __post_init__(self) -> None:
-        if not all(isinstance(keys, Mapping) for keys in (self.arms, *dict(self.arms).values())):
+        is_grid = isinstance(self.arms, Mapping)
+        if not is_grid or not all(isinstance(keys, Mapping) for keys in self.arms.values()):
             raise ValueError(f"search space {self.name}: arms must map labels to their settings")
         for name in (self.name, *self.arms):
             if not re.fullmatch(NAME, name):
