@@ -18,6 +18,8 @@ import product
 import stale
 from product import imported_files, measurements, product_files, violations
 
+from grpo_trainable.command_line import UsageError
+
 ROOT = product.ROOT
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
@@ -192,11 +194,18 @@ def test_an_acknowledged_change_is_not_listed(result, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("options", [["--equal", "HEAD"], ["--equal", "HEAD~1..HEAD"]])
-def test_an_acknowledgement_needs_both_ends_and_a_reason(options, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as exit_:
+def test_an_acknowledgement_needs_both_ends_and_a_reason(options, monkeypatch):
+    with pytest.raises(UsageError, match="--reason"):
         run_stale(monkeypatch, *options)
-    assert exit_.value.code == 2
-    assert "--reason" in capsys.readouterr().err
+
+
+def test_a_file_that_is_gone_can_be_acknowledged_as_well(result, monkeypatch, capsys):
+    result(**{"grpo_trainable/divided.py": "0" * 40})
+    assert run_stale(monkeypatch, "--fail") == 1
+    assert "divided.py" in capsys.readouterr().out
+    pair = {"grpo_trainable/divided.py": ["0" * 40, None]}
+    stale.EQUAL.write_text(json.dumps([{"reason": "divided, the same bits", "files": pair}]))
+    assert run_stale(monkeypatch, "--fail") == 0
 
 
 def test_an_acknowledgement_of_no_commit_is_a_one_line_error(monkeypatch):
