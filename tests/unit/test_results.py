@@ -36,7 +36,6 @@ LEGACY = {
     "generation.json": UNRECORDED,
     "logging_overhead.json": UNRECORDED,
     "mid_batch.json": UNRECORDED,
-    "off_policy_gradient_steps.json": UNRECORDED,
     "off_policy_lag.json": UNRECORDED,
     "off_policy_replay.json": UNRECORDED,
     "schedule_sim.json next": UNRECORDED,
