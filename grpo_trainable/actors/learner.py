@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -16,14 +17,11 @@ from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.algo import (
     ADVANTAGES,
-    KL_ESTIMATORS,
     LOSSES,
-    aggregate,
     bounded_tokens,
-    clipped_tokens,
-    importance_weight,
     loss_denominator,
     masked_sum,
+    objective,
     sequence_kl,
     token_ratio,
 )
@@ -89,6 +87,16 @@ class Learner:
         self._log_probs = LogProbs(config, tokenizer.eos_id)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
+        self._objective = partial(
+            objective,
+            loss=LOSSES[config.loss.type],
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            importance_cap=config.loss.importance_cap,
+            kl_coef=config.loss.kl_coef,
+            kl_estimator=config.loss.kl_estimator,
+            aggregation=config.loss.aggregation,
+        )
         here = config.reference_role == "learner"
         self.reference = Reference(config, self._desk.device) if here else None
         self.optimizer = _optimizer(self.policy.parameters(), config)
@@ -310,42 +318,33 @@ class Learner:
         denominator = loss_denominator(
             config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
         )
-        clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-        loss_fn = LOSSES[config.loss.type]
-        loss = entropy = clipped = 0.0
+        loss = entropy = 0.0
         seen = torch.zeros_like(batch.behaviour_log_probs)
         ratio_max = []
-        bounded = 0
+        clipped = bounded = 0
         ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
         for rows in microbatches(batch, config.optim.microbatch):
             micro = batch.rows(rows)
-            mask, advantages = micro.response_mask, micro.advantages
+            mask, behaviour = micro.response_mask, micro.behaviour_log_probs
             log_probs, token_entropy = self._log_probs.with_entropy(self.policy, micro)
-            old, cap = micro.behaviour_log_probs, config.loss.importance_cap
-            weight = None
-            if cap is not None:
+            old = behaviour
+            if config.loss.importance_cap is not None:
                 assert start is not None
                 old = start[rows, : mask.shape[1]]
-                weight = importance_weight(old, micro.behaviour_log_probs, mask, cap)
-            token_loss = loss_fn(log_probs, old, advantages, mask, **clip)
-            if weight is not None:
-                token_loss = token_loss * weight
-            if config.loss.kl_coef > 0:
-                assert reference is not None
-                estimate = KL_ESTIMATORS[config.loss.kl_estimator]
-                reference_micro = reference[rows, : mask.shape[1]]
-                token_loss = token_loss + config.loss.kl_coef * estimate(
-                    log_probs, reference_micro, mask
-                )
-            micro_loss = aggregate(token_loss, mask, config.loss.aggregation, denominator)
+            micro_loss, was_clipped = self._objective(
+                log_probs,
+                old,
+                behaviour,
+                None if reference is None else reference[rows, : mask.shape[1]],
+                micro.advantages,
+                mask,
+                denominator=denominator,
+            )
             micro_loss.backward()
             with torch.no_grad():
                 loss += float(micro_loss)
                 entropy += float(masked_sum(token_entropy, mask))
-                was_clipped = clipped_tokens(
-                    config.loss.type, log_probs, old, advantages, mask, **clip
-                )
-                clipped += float(masked_sum(was_clipped.expand_as(mask).float(), mask))
+                clipped += int((was_clipped & mask).sum())
                 ratio = token_ratio(log_probs, old, mask)
                 ratio_max.append(ratio.max())
                 bounded += int(bounded_tokens(log_probs, old, mask).sum())

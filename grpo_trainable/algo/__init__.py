@@ -1,11 +1,11 @@
 """GRPO as pure functions of tensors: this package sees tensors, never a config."""
 
-from grpo_trainable.algo.advantages import ADVANTAGES, compute_group_normalized_rewards
+from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
 from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl
 from grpo_trainable.algo.losses import (
     LOSSES,
-    clipped_tokens,
+    TokenLoss,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
     compute_policy_gradient_loss,
@@ -17,6 +17,7 @@ from grpo_trainable.algo.masking import (
     masked_sum,
     zero_off_mask,
 )
+from grpo_trainable.algo.objective import objective
 from grpo_trainable.algo.ratios import (
     LOG_RATIO_MAX,
     bounded_log_ratio,
@@ -33,10 +34,11 @@ __all__ = [
     "KL_ESTIMATORS",
     "LOG_RATIO_MAX",
     "LOSSES",
+    "Advantage",
+    "TokenLoss",
     "aggregate",
     "bounded_log_ratio",
     "bounded_tokens",
-    "clipped_tokens",
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
     "compute_naive_policy_gradient_loss",
@@ -51,6 +53,7 @@ __all__ = [
     "masked_normalize",
     "masked_row_mean",
     "masked_sum",
+    "objective",
     "sequence_kl",
     "sequence_ratio",
     "token_ratio",

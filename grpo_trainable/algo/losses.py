@@ -1,10 +1,12 @@
-"""Policy-gradient losses per token. A loss is a formula; how tokens are summed is `aggregation`.
+"""Policy-gradient losses per token. A loss is a formula; `aggregation` says how tokens are summed.
 
 Shapes: B responses, S positions; all tensors are (B, S) unless said otherwise. ρ is the ratio
 π_θ / π_old, A the advantage. Clipping keeps ρ within [1 − clip_low, 1 + clip_high].
 
-`LOSSES` holds what `loss.type` can be. All have one signature, so that the learner calls any of
-them; what a formula has no use for is ignored. Positions off the mask may hold anything.
+`LOSSES` holds the built-in values of `loss.type`. All have one signature, so that the learner can
+call any of them, and a user's own: a formula ignores what it has no use for. Each returns the loss
+of every token and which tokens it clipped, the ones that `loss/clip_fraction` counts. Positions off
+the mask may hold anything; there the loss is 0 and nothing counts as clipped.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class TokenLoss(Protocol):
-    """Loss per token, (B, S); 0 off the mask."""
+    """Loss of each token, (B, S), and the tokens it clipped, bool (B, S)."""
 
     def __call__(
         self,
@@ -33,21 +35,17 @@ class TokenLoss(Protocol):
         *,
         clip_low: float,
         clip_high: float,
-    ) -> Tensor: ...
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 def _clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> Tensor:
-    """−min(ρA, clip(ρ)A)."""
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * advantages, clipped * advantages)
-
-
-def _clip_is_active(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Whether the min above took the clipped term: ρ out of range on the side that A favours."""
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return clipped * advantages < ratio * advantages
+) -> tuple[Tensor, Tensor]:
+    """−min(ρA, clip(ρ)A), and where the min took the clipped term, which gives no gradient: ρ is
+    out of range on the side that A favours."""
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return -torch.minimum(unclipped, clipped), clipped < unclipped
 
 
 def policy_gradient(
@@ -58,9 +56,10 @@ def policy_gradient(
     *,
     clip_low: float,
     clip_high: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """−A·log π per token; no ratio, no clip (REINFORCE)."""
-    return -zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
+    loss = -zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
+    return loss, torch.zeros_like(loss, dtype=torch.bool)
 
 
 def grpo_clip(
@@ -71,7 +70,7 @@ def grpo_clip(
     *,
     clip_low: float,
     clip_high: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28)."""
     ratio = token_ratio(log_probs, old_log_probs, mask)
     return _clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -85,13 +84,16 @@ def cispo(
     *,
     clip_low: float,
     clip_high: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """−sg[min(ρ, 1 + clip_high)]·A·log π per token: the weight is clipped, never the gradient.
 
-    The paper (arXiv 2506.13585) sets no lower bound, so `clip_low` has no use here.
+    Tokens whose weight was cut count as clipped. The paper (arXiv 2506.13585) sets no lower bound,
+    so `clip_low` has no use here.
     """
-    weight = token_ratio(log_probs, old_log_probs, mask).clamp(max=1 + clip_high).detach()
-    return -weight * zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
+    ratio = token_ratio(log_probs, old_log_probs, mask).detach()
+    weight = ratio.clamp(max=1 + clip_high)
+    loss = -weight * zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
+    return loss, ratio > 1 + clip_high
 
 
 def gspo(
@@ -102,7 +104,7 @@ def gspo(
     *,
     clip_low: float,
     clip_high: float,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """−min(sA, clip(s)A), one ratio s per response (arXiv 2507.18071: 3e-4, 4e-4)."""
     ratio = sequence_ratio(log_probs, old_log_probs, mask)
     return _clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -112,35 +114,11 @@ LOSSES: dict[str, TokenLoss] = {
     "no_baseline": policy_gradient,
     "reinforce_with_baseline": policy_gradient,
     "grpo_clip": grpo_clip,
-    # The same formula: what makes it DAPO is a clip_high above clip_low.
+    # DAPO has the same formula; a clip_high above clip_low is what makes the difference.
     "dapo": grpo_clip,
     "cispo": cispo,
     "gspo": gspo,
 }
-
-
-def clipped_tokens(
-    loss_type: str,
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """Tokens that `loss_type` clips, what `loss/clip_fraction` counts: bool (B, S), False off mask.
-
-    For `cispo` these are the tokens of a cut weight; for the others those whose ratio (of the
-    response for `gspo`) left the range on the side that A favours, so that they give no gradient.
-    """
-    if loss_type in ("no_baseline", "reinforce_with_baseline"):
-        return torch.zeros_like(log_probs, dtype=torch.bool)
-    if loss_type == "cispo":
-        return token_ratio(log_probs, old_log_probs, mask) > 1 + clip_high
-    ratio_of = sequence_ratio if loss_type == "gspo" else token_ratio
-    ratio = ratio_of(log_probs, old_log_probs, mask)
-    return _clip_is_active(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
 
 
 def compute_naive_policy_gradient_loss(
@@ -159,8 +137,8 @@ def compute_grpo_clip_loss(
     [1 − cliprange, 1 + cliprange]. DeepSeekMath, arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
-    loss = _clipped_surrogate(ratio, advantages, cliprange, cliprange)
-    return loss, {"clipped": _clip_is_active(ratio, advantages, cliprange, cliprange).float()}
+    loss, clipped = _clipped_surrogate(ratio, advantages, cliprange, cliprange)
+    return loss, {"clipped": clipped.float()}
 
 
 def compute_policy_gradient_loss(

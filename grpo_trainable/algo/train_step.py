@@ -1,6 +1,6 @@
 """Loss and gradient of one microbatch, for microbatches of equal size.
 
-The learner, whose microbatches may differ in size, uses `losses` and `aggregation` directly.
+The learner, whose microbatches may differ in size, uses `objective` instead.
 """
 
 from __future__ import annotations

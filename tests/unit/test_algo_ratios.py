@@ -13,7 +13,6 @@ from grpo_trainable.algo import (
     LOSSES,
     bounded_log_ratio,
     bounded_tokens,
-    clipped_tokens,
     compute_grpo_clip_loss,
     importance_weight,
     sequence_ratio,
@@ -32,7 +31,7 @@ FULL = torch.ones(2, 2, dtype=torch.bool)
 def loss_and_gradient(name: str, log_ratio: float) -> tuple[list[float], list[float]]:
     """Of a token with A = 3 and one with A = −3; both tokens of a row are equal."""
     log_probs = NEW.clone().requires_grad_()
-    loss = LOSSES[name](log_probs, NEW - log_ratio, ADVANTAGES, FULL, **CLIP)
+    loss, _ = LOSSES[name](log_probs, NEW - log_ratio, ADVANTAGES, FULL, **CLIP)
     loss.sum().backward()
     assert log_probs.grad is not None
     for tensor in (loss.detach(), log_probs.grad):
@@ -46,7 +45,7 @@ def test_a_log_ratio_of_100_is_clipped_for_a_good_token_and_held_at_20_for_a_bad
     assert loss == pytest.approx([-1.28 * 3, 3 * LARGEST])
     # d(ρA)/d log π = ρA: the bad token is pushed back as hard as the ratio says.
     assert gradient == pytest.approx([0.0, 3 * LARGEST])
-    clipped = clipped_tokens(name, NEW, NEW - 100, ADVANTAGES, FULL, **CLIP)
+    _, clipped = LOSSES[name](NEW, NEW - 100, ADVANTAGES, FULL, **CLIP)
     assert clipped.tolist() == [[True, True], [False, False]]
 
 

@@ -79,7 +79,7 @@ def clipped_loss(
     model: TransformerLM, batch: TrainBatch, aggregation: str, denominator: float
 ) -> Tensor:
     log_probs, _ = scored(model, batch)
-    token_loss = LOSSES["grpo_clip"](
+    token_loss, _ = LOSSES["grpo_clip"](
         log_probs,
         batch.behaviour_log_probs,
         batch.advantages,
