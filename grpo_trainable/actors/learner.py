@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -12,19 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.actors.log_probs import LogProbs, Reference, microbatches
+from grpo_trainable.actors.kl_monitor import KLMonitor, unseen_by_the_first_step
+from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
+from grpo_trainable.actors.minibatches import microbatches, step_rows
+from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
-from grpo_trainable.algo import (
-    ADVANTAGES,
-    LOSSES,
-    bounded_tokens,
-    loss_denominator,
-    masked_sum,
-    objective,
-    sequence_kl,
-    token_ratio,
-)
+from grpo_trainable.actors.step_statistics import StepStatistics
+from grpo_trainable.algo import ADVANTAGES, LOSSES, loss_denominator, objective
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -35,18 +29,27 @@ from grpo_trainable.messages import (
     ResponseFigures,
     Updated,
 )
-from grpo_trainable.metrics import RATIO_EDGES
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.store import build_policy
-from grpo_trainable.rollout import (
-    LiveWeights,
-    RolloutGroup,
-    TrainBatch,
-    as_rows,
-    collate,
-)
+from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_rows, collate
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
+
+
+def _no_responses() -> ResponseFigures:
+    return ResponseFigures(
+        advantages=np.zeros(0, dtype=np.float32), policy_log_probs=None, reference_log_probs=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trained:
+    """What the gradient steps of a round leave to report; by default there were none."""
+
+    steps: list[GradientStep] = field(default_factory=list)
+    reference_nll_nats: float | None = None
+    kl: dict[str, Drift] = field(default_factory=dict)
+    responses: ResponseFigures = field(default_factory=_no_responses)
 
 
 class Learner:
@@ -87,6 +90,9 @@ class Learner:
         self._log_probs = LogProbs(config, tokenizer.eos_id)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
+        here = config.reference_role == "learner"
+        self.reference = Reference(config, self._desk.device) if here else None
+        self._advantage = partial(ADVANTAGES[config.loss.advantage], eps=config.loss.advantage_eps)
         self._objective = partial(
             objective,
             loss=LOSSES[config.loss.type],
@@ -97,21 +103,19 @@ class Learner:
             kl_estimator=config.loss.kl_estimator,
             aggregation=config.loss.aggregation,
         )
-        here = config.reference_role == "learner"
-        self.reference = Reference(config, self._desk.device) if here else None
-        self.optimizer = _optimizer(self.policy.parameters(), config)
-        self.version = 0
+        self.optimizer = PolicyOptimizer(self._parameters, config)
         self.round = 0
-        self._skipped_steps = 0
-        self._skipped_in_a_row = 0
+
+    @property
+    def version(self) -> int:
+        """Gradient steps that the policy has taken."""
+        return self.optimizer.steps
 
     def warm_up(self, prompt_tokens: int) -> None:
         """Does once what is slow the first time: one microbatch forward and backward, each row with
-        `prompt_tokens` and the longest response, and a step of the optimizer.
+        `prompt_tokens` and the longest response, and a step of a throw-away optimizer.
 
-        Nothing of it remains but warm code and memory. The gradients are dropped, and the optimizer
-        is another one, with a single number as its parameter: neither a copy of a large policy nor
-        moments for it are made. Those of the policy are still allocated by its first step.
+        Nothing of it remains but warm code and memory; the gradients are dropped.
         """
         with self._desk.call():
             batch = self._made_up_batch(prompt_tokens)
@@ -119,11 +123,7 @@ class Learner:
                 self.reference.log_probs(batch)
             log_probs, _ = self._log_probs.with_entropy(self.policy, batch)
             log_probs.sum().backward()
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.optim.grad_clip)
-            self.optimizer.zero_grad()
-            number = torch.nn.Parameter(torch.zeros(1, device=self._desk.device))
-            number.grad = torch.ones_like(number)
-            _optimizer([number], self.config).step()
+            self.optimizer.warm_up()
             self._desk.clock.synchronize()
         self._desk.clock.reset()
 
@@ -148,8 +148,8 @@ class Learner:
     # ---- The round ---------------------------------------------------------------------------
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        """k gradient steps on the rollout batches of a round: one, or k with `fresh_batches`, less
-        those that have no group. Without any, the round is over with the weights as they are.
+        """k gradient steps on the rollout batches of a round: one batch, or k with `fresh_batches`,
+        less those that have no group. Without any batch the weights stay as they are.
 
         Advantages are computed once per rollout batch, before any split. Behaviour log-probs are
         those of the sampler.
@@ -157,100 +157,139 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
-        if not rollout_batches:
-            return self._skip_round()
-        monitor = self.config.loss.kl_monitor
         with self._desk.call():
-            clock = self._desk.clock
-            with clock("optimize"):
-                advantages = [self._advantages(groups) for groups in rollout_batches]
-                batches = [
-                    self._collate(groups, values)
-                    for groups, values in zip(rollout_batches, advantages, strict=True)
-                ]
-                plan = list(self._plan(batches))
-            # The reference runs before the first gradient step: with k > 1 the later steps reuse
-            # its answer.
-            with clock("reference"):
-                references = [
-                    self._reference_log_probs(groups, batch)
-                    for groups, batch in zip(rollout_batches, batches, strict=True)
-                ]
-                nll = self._reference_nll(batches, references)
-                start = self._start_log_probs(batches, plan)
-            with clock("optimize"):
-                steps = []
-                for b, rows in plan:
-                    batch = batches[b].rows(rows)
-                    step, seen = self._gradient_step(
-                        batch, _rows(references[b], rows, batch), _rows(start.get(b), rows, batch)
-                    )
-                    if monitor:
-                        if b not in start:
-                            # The first step saw its whole batch under the policy before the round.
-                            start[b] = _scatter_rows(seen, rows, batches[b])
-                        others = {
-                            "reference": [_rows(references[b], rows, batch)],
-                            "previous": [_rows(start[b], rows, batch)],
-                            "behaviour": [batch.behaviour_log_probs],
-                        }
-                        step = replace(step, kl=_drift([batch], [seen], others))
-                    steps.append(step)
-            with clock("reference"):
-                policy: list[Tensor] = []
-                kl = {}
-                if monitor:
-                    policy = [
-                        self._log_probs.without_gradient(self.policy, batch) for batch in batches
-                    ]
-                    others = {
-                        "reference": references,
-                        "previous": [start[b] for b in range(len(batches))],
-                        "behaviour": [batch.behaviour_log_probs for batch in batches],
-                    }
-                    kl = _drift(batches, policy, others)
+            trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self.round += 1
-            spans = clock.take()
+            spans = self._desk.clock.take()
         return Updated(
             round=self.round,
             version=self.version,
+            steps=trained.steps,
+            skipped_steps=self.optimizer.skipped,
+            reference_nll_nats=trained.reference_nll_nats,
+            kl=trained.kl,
+            responses=trained.responses,
+            at=now(),
+            spans=spans,
+        )
+
+    def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
+        clock = self._desk.clock
+        with clock("optimize"):
+            advantages = [self._advantages(groups) for groups in rollout_batches]
+            batches = [
+                self._collate(groups, values)
+                for groups, values in zip(rollout_batches, advantages, strict=True)
+            ]
+            plan = list(step_rows(self.config, self.round, batches))
+        # Before the first gradient step: with k > 1 the later steps reuse the answers.
+        with clock("reference"):
+            scored = self._scored(rollout_batches, batches, plan)
+            nll = _mean_nll(scored)
+        monitor = KLMonitor(scored) if self.config.loss.kl_monitor else None
+        with clock("optimize"):
+            steps = []
+            for b, rows in plan:
+                step, seen = self._gradient_step(scored[b].rows(rows))
+                if monitor is not None:
+                    step = replace(step, kl=monitor.before_step(b, rows, seen))
+                steps.append(step)
+        policy, kl = [], {}
+        with clock("reference"):
+            if monitor is not None:
+                policy = [self._log_probs.without_gradient(self.policy, b) for b in batches]
+                kl = monitor.after_round(policy)
+        return _Trained(
             steps=steps,
-            skipped_steps=self._skipped_steps,
             reference_nll_nats=nll,
             kl=kl,
             responses=ResponseFigures(
                 advantages=torch.cat([values.flatten() for values in advantages]).numpy(),
                 policy_log_probs=_response_sums(policy),
-                reference_log_probs=_response_sums(references),
+                reference_log_probs=_response_sums([batch.reference for batch in scored]),
             ),
-            at=now(),
-            spans=spans,
         )
 
-    def _skip_round(self) -> Updated:
-        with self._desk.call():
-            self.round += 1
-            spans = self._desk.clock.take()
-        nothing = ResponseFigures(
-            advantages=np.zeros(0, dtype=np.float32),
-            policy_log_probs=None,
-            reference_log_probs=None,
+    def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
+        """(groups, G)"""
+        return self._advantage(torch.stack([group.rewards for group in groups]))
+
+    def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
+        return collate(groups, list(advantages), self._pad_id).to(self._desk.device)
+
+    def _scored(
+        self,
+        rollout_batches: Sequence[Sequence[RolloutGroup]],
+        batches: Sequence[TrainBatch],
+        plan: Sequence[tuple[int, Tensor]],
+    ) -> list[ScoredBatch]:
+        """The batches under the reference, and under the policy before the round as far as that is
+        asked for: by the importance weight for all of them, by the monitor for those that the first
+        gradient step does not go through anyway."""
+        scored = [
+            ScoredBatch(batch=batch, reference=self._reference_log_probs(groups, batch))
+            for groups, batch in zip(rollout_batches, batches, strict=True)
+        ]
+        needed: Sequence[int] = ()
+        if self.config.loss.importance_cap is not None:
+            needed = range(len(batches))
+        elif self.config.loss.kl_monitor:
+            needed = unseen_by_the_first_step(scored, plan)
+        for b in needed:
+            start = self._log_probs.without_gradient(self.policy, batches[b])
+            scored[b] = replace(scored[b], start=start)
+        return scored
+
+    def _reference_log_probs(
+        self, groups: Sequence[RolloutGroup], batch: TrainBatch
+    ) -> Tensor | None:
+        """(B, S); None where nothing asks for the reference."""
+        match self.config.reference_role:
+            case None:
+                return None
+            case "learner":
+                assert self.reference is not None
+                return self.reference.log_probs(batch)
+        known = [group.reference_log_probs for group in groups]
+        assert all(values is not None for values in known), "a generator made no reference pass"
+        return as_rows(groups, cast("list[Tensor]", known)).to(self._desk.device)
+
+    def _gradient_step(self, scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+        """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
+        config, batch = self.config, scored.batch
+        denominator = loss_denominator(
+            config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
         )
-        return Updated(
-            round=self.round,
-            version=self.version,
-            steps=[],
-            skipped_steps=self._skipped_steps,
-            reference_nll_nats=None,
-            kl={},
-            responses=nothing,
-            at=now(),
-            spans=spans,
-        )
+        seen = torch.zeros_like(batch.behaviour_log_probs)
+        statistics = StepStatistics()
+        for rows in microbatches(batch, config.optim.microbatch):
+            micro = scored.rows(rows)
+            mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
+            log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
+            old = behaviour if config.loss.importance_cap is None else micro.start
+            assert old is not None, "the importance weight needs the policy before the round"
+            loss, clipped = self._objective(
+                log_probs,
+                old,
+                behaviour,
+                micro.reference,
+                micro.batch.advantages,
+                mask,
+                denominator=denominator,
+            )
+            loss.backward()
+            statistics.add(loss, clipped, entropy, log_probs, old, mask)
+            seen[rows, : mask.shape[1]] = log_probs.detach()
+        return statistics.step(self.optimizer.step(statistics.loss)), seen
+
+    # ---- Weights -----------------------------------------------------------------------------
 
     def publish(self, needed_from: int = 0) -> Published:
-        """Hands the weights to the transport, which takes a snapshot. Of earlier ones those from
-        the round `needed_from` on are still in use, or on their way."""
+        """Hands the weights to the transport, which takes a snapshot of them.
+
+        Earlier snapshots of rounds before `needed_from` are given up; later ones are still in use
+        or in transit.
+        """
         with self._desk.call():
             with self._desk.clock("sync"):
                 weights = self._weights()
@@ -276,271 +315,55 @@ class Learner:
         tensors = {name: p.detach().to(dtype) for name, p in self._parameters.items()}
         return LiveWeights(version=self.version, round=self.round, tensors=tensors)
 
-    def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
-        """(groups, G)"""
-        rewards = torch.stack([group.rewards for group in groups])
-        advantage = ADVANTAGES[self.config.loss.advantage]
-        return advantage(rewards, eps=self.config.loss.advantage_eps)
-
-    def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
-        return collate(groups, list(advantages), self._pad_id).to(self._desk.device)
-
-    def _plan(self, batches: Sequence[TrainBatch]) -> Iterator[tuple[int, Tensor]]:
-        """(which batch, which of its rows) of each gradient step."""
-        k, k_mode = self.config.k, self.config.k_mode
-        if k_mode == "fresh_batches":
-            yield from ((b, torch.arange(batch.num_rows)) for b, batch in enumerate(batches))
-            return
-        (batch,) = batches
-        if k_mode == "same_batch":
-            yield from ((0, torch.arange(batch.num_rows)) for _ in range(k))
-            return
-        group_size = self.config.rollout.group_size
-        rows = torch.arange(batch.num_rows).view(-1, group_size)
-        epochs = self.config.optim.epochs
-        for epoch in range(epochs):
-            rng = np.random.default_rng((self.config.seed, self.round, epoch))
-            order = torch.from_numpy(rng.permutation(len(rows)))
-            for part in order.tensor_split(k // epochs):
-                if len(part):
-                    yield 0, rows[part].flatten()
-
-    def _gradient_step(
-        self, batch: TrainBatch, reference: Tensor | None, start: Tensor | None
-    ) -> tuple[GradientStep, Tensor]:
-        """Also the log-probs (B, S) that the step saw: those of the policy before it. `start`: of
-        the policy at the start of the round, where the importance weight asks for them."""
-        config = self.config
-        lr = self._learning_rate()
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = lr
-        tokens = int(batch.response_mask.sum())
-        denominator = loss_denominator(
-            config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
-        )
-        loss = entropy = 0.0
-        seen = torch.zeros_like(batch.behaviour_log_probs)
-        ratio_max = []
-        clipped = bounded = 0
-        ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
-        for rows in microbatches(batch, config.optim.microbatch):
-            micro = batch.rows(rows)
-            mask, behaviour = micro.response_mask, micro.behaviour_log_probs
-            log_probs, token_entropy = self._log_probs.with_entropy(self.policy, micro)
-            old = behaviour
-            if config.loss.importance_cap is not None:
-                assert start is not None
-                old = start[rows, : mask.shape[1]]
-            micro_loss, was_clipped = self._objective(
-                log_probs,
-                old,
-                behaviour,
-                None if reference is None else reference[rows, : mask.shape[1]],
-                micro.advantages,
-                mask,
-                denominator=denominator,
-            )
-            micro_loss.backward()
-            with torch.no_grad():
-                loss += float(micro_loss)
-                entropy += float(masked_sum(token_entropy, mask))
-                clipped += int((was_clipped & mask).sum())
-                ratio = token_ratio(log_probs, old, mask)
-                ratio_max.append(ratio.max())
-                bounded += int(bounded_tokens(log_probs, old, mask).sum())
-                ratio_counts += _count_ratios(ratio[mask])
-                seen[rows, : mask.shape[1]] = log_probs
-        grad_norm = float(
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.optim.grad_clip)
-        )
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm))
-        self._finish_step(skipped)
-        step = GradientStep(
-            loss=loss,
-            grad_norm=grad_norm,
-            entropy_nats=entropy / max(tokens, 1),
-            clip_fraction=clipped / max(tokens, 1),
-            ratio_max=float(torch.stack(ratio_max).max()),  # NaN if one is
-            bounded_tokens=bounded,
-            ratio_counts=tuple(ratio_counts.tolist()),
-            lr=lr,
-            skipped=skipped,
-            kl={},
-        )
-        return step, seen
-
-    def _finish_step(self, skipped: bool) -> None:
-        if skipped:
-            self._skipped_steps += 1
-            self._skipped_in_a_row += 1
-        else:
-            self.optimizer.step()
-            self.version += 1
-            self._skipped_in_a_row = 0
-        self.optimizer.zero_grad()
-        if self._skipped_in_a_row > self.config.optim.max_skipped_steps:
-            raise RuntimeError(
-                f"{self._skipped_in_a_row} gradient steps in a row had a loss or gradient that "
-                f"is not finite (optim.max_skipped_steps={self.config.optim.max_skipped_steps}); "
-                "lower optim.lr or look at the rewards"
-            )
-
-    def _learning_rate(self) -> float:
-        """A pure function of the step number: no scheduler state to lose."""
-        config = self.config
-        if config.optim.schedule == "constant":
-            return config.optim.lr
-        done = min(1.0, self.version / (config.rounds * config.k))
-        if config.optim.schedule == "linear":
-            return config.optim.lr * (1 - done)
-        return config.optim.lr * (1 + math.cos(math.pi * done)) / 2
-
-    def _reference_log_probs(
-        self, groups: Sequence[RolloutGroup], batch: TrainBatch
-    ) -> Tensor | None:
-        """(B, S); None without a reference."""
-        match self.config.reference_role:
-            case None:
-                return None
-            case "learner":
-                assert self.reference is not None
-                return self.reference.log_probs(batch)
-        known = [group.reference_log_probs for group in groups]
-        assert all(values is not None for values in known), "a generator made no reference pass"
-        return as_rows(groups, cast("list[Tensor]", known)).to(self._desk.device)
-
-    def _start_log_probs(
-        self, batches: Sequence[TrainBatch], plan: Sequence[tuple[int, Tensor]]
-    ) -> dict[int, Tensor]:
-        """Of the policy before the round, (B, S) for each batch: all of them where the importance
-        weight needs them; for monitoring alone none that the first gradient step runs through as a
-        whole."""
-        if self.config.loss.importance_cap is not None:
-            needed = range(len(batches))
-        elif self.config.loss.kl_monitor:
-            first, rows = plan[0]
-            covered = first if len(rows) == batches[first].num_rows else None
-            needed = [b for b in range(len(batches)) if b != covered]
-        else:
-            needed = []
-        return {b: self._log_probs.without_gradient(self.policy, batches[b]) for b in needed}
-
-    def _reference_nll(
-        self, batches: Sequence[TrainBatch], references: Sequence[Tensor | None]
-    ) -> float | None:
-        if self.config.reference_role is None:
-            return None
-        tokens = sum(int(batch.response_mask.sum()) for batch in batches)
-        total = sum(float(log_probs.sum()) for log_probs in references if log_probs is not None)
-        return -total / tokens
-
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> LearnerState:
-        optimizer = {}
-        for name, parameter in self._parameters.items():
-            for key, value in self.optimizer.state[parameter].items():
-                optimizer[f"{name}/{key}"] = value.detach().cpu().clone()
+        """Copies of policy, optimizer and counters, in main memory."""
         return LearnerState(
             policy={
                 name: parameter.detach().cpu().clone()
                 for name, parameter in self._parameters.items()
             },
-            optimizer=optimizer,
+            optimizer=self.optimizer.state(),
             counters={
-                "version": self.version,
+                **self.optimizer.counters(),
                 "round": self.round,
-                "skipped_steps": self._skipped_steps,
-                "skipped_in_a_row": self._skipped_in_a_row,
                 "reference_checksum": self._reference_checksum,
             },
         )
 
     def load_state(self, state: LearnerState) -> None:
-        """
+        """Goes on from a state, with the settings of this learner.
+
         Raises:
             ValueError: the state is of another model, or was trained against another reference.
         """
         expected = state.counters["reference_checksum"]
         if expected != self._reference_checksum:
             raise ValueError(
-                f"the checkpoint's reference policy has checksum {expected}, the one that "
+                f"the checkpoint's reference policy has checksum {expected}, but the policy of "
                 f"model.preset={self.config.model.preset}, model.path={self.config.model.path} "
-                f"give has {self._reference_checksum}"
+                f"has {self._reference_checksum}; use the policy that the run started from"
             )
         copy_parameters(self._parameters, state.policy, source="checkpoint")
-        for name, parameter in self._parameters.items():
-            prefix = f"{name}/"
-            self.optimizer.state[parameter] = {
-                key.removeprefix(prefix): _stored_like(parameter, value)
-                for key, value in state.optimizer.items()
-                if key.startswith(prefix)
-            }
-        self.version = state.counters["version"]
+        self.optimizer.load_state(state.optimizer, state.counters)
         self.round = state.counters["round"]
-        self._skipped_steps = state.counters["skipped_steps"]
-        self._skipped_in_a_row = state.counters["skipped_in_a_row"]
 
     def progress(self) -> int:
-        """Another number after each microbatch."""
+        """A count that changes with each microbatch."""
         return steps_done()
 
     def close(self) -> None:
         self._sender.close()
 
 
-def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A copy on the parameter's device; a moment lies in memory as its parameter does, which the
-    fused optimizer takes for granted."""
-    if value.shape != parameter.shape:
-        return value.to(parameter.device, copy=True)
-    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
-def _rows(log_probs: Tensor | None, rows: Tensor, batch: TrainBatch) -> Tensor | None:
-    """`log_probs` of a whole batch, for the rows of a gradient step on `batch`, which is as wide as
-    these need."""
-    return None if log_probs is None else log_probs[rows, : batch.input_ids.shape[1]]
-
-
-def _drift(
-    batches: Sequence[TrainBatch],
-    policy: Sequence[Tensor],
-    others: Mapping[str, Sequence[Tensor | None]],
-) -> dict[str, Drift]:
-    """KL from the policy to the others; log-probs are (B, S) for each batch."""
-    masks = [batch.response_mask for batch in batches]
-    # Every batch counts by its responses.
-    weights = [int(mask.any(dim=1).sum()) for mask in masks]
-    drift = {}
-    for name, log_probs in others.items():
-        values = {}
-        for estimator in ("k1", "k3"):
-            total = 0.0
-            for ours, theirs, mask, weight in zip(policy, log_probs, masks, weights, strict=True):
-                assert theirs is not None  # who monitors has a reference
-                kl = sequence_kl(ours.double(), theirs.double(), mask, estimator)
-                total += weight * float(kl)
-            values[estimator] = total / max(sum(weights), 1)
-        drift[name] = Drift(**values)
-    return drift
-
-
-def _optimizer(parameters: Iterable[torch.nn.Parameter], config: GRPOConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.optim.lr,
-        betas=config.optim.betas,
-        weight_decay=config.optim.weight_decay,
-        fused=True,
-    )
-
-
-def _scatter_rows(log_probs: Tensor, rows: Tensor, batch: TrainBatch) -> Tensor:
-    """`log_probs` of the rows of a gradient step at their places in the whole batch (B, S)."""
-    placed = torch.zeros_like(batch.behaviour_log_probs)
-    placed[rows, : log_probs.shape[1]] = log_probs
-    return placed
+def _mean_nll(scored: Sequence[ScoredBatch]) -> float | None:
+    """Nats of a response token under the reference; None without a reference."""
+    known = [batch.reference for batch in scored if batch.reference is not None]
+    if not known:
+        return None
+    tokens = sum(int(batch.batch.response_mask.sum()) for batch in scored)
+    return -sum(float(log_probs.sum()) for log_probs in known) / tokens
 
 
 def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
@@ -549,9 +372,3 @@ def _response_sums(log_probs: Sequence[Tensor | None]) -> np.ndarray | None:
     if not known:
         return None
     return torch.cat([values.sum(dim=1) for values in known]).cpu().numpy()
-
-
-def _count_ratios(ratio: Tensor) -> np.ndarray:
-    """Finite values between the `RATIO_EDGES`; what lies beyond counts in the outermost bins."""
-    finite = ratio[ratio.isfinite()].cpu().numpy()
-    return np.histogram(finite.clip(RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]

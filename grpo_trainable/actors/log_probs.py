@@ -1,33 +1,23 @@
-"""Log-probs of what was sampled under a policy, and the frozen reference that is asked for them."""
+"""Log-probs of what was sampled, under the policies that a round compares."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_trainable.actors.progress import advance
+from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
 
 
-def microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
-    """Rows of each microbatch, long rows with long ones: padding is wasted work."""
-    position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
-    lengths = (batch.response_mask * position).amax(dim=1)
-    order = torch.sort(lengths, stable=True).indices
-    for rows in order.split(size):
-        yield rows
-        advance()
-
-
 class LogProbs:
-    """Log-probs under the law that a config's responses are sampled from."""
+    """Computes log-probs under the law that a config's responses are sampled from."""
 
     def __init__(self, config: GRPOConfig, eos_id: int) -> None:
         self._config = config
@@ -47,12 +37,32 @@ class LogProbs:
 
     @torch.no_grad()
     def without_gradient(self, model: Any, batch: TrainBatch) -> Tensor:
-        """(B, S), by the microbatches of a gradient step."""
+        """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config.optim.microbatch):
             micro = batch.rows(rows)
             log_probs[rows, : micro.input_ids.shape[1]] = self.with_entropy(model, micro)[0]
         return log_probs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredBatch:
+    """A batch with the log-probs of its tokens, (B, S) in nats, under policies that stay as they
+    are during the round."""
+
+    batch: TrainBatch
+    reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
+    start: Tensor | None = None  # under the policy before the round; None until someone asks for it
+
+    def rows(self, index: Tensor) -> ScoredBatch:
+        """The rows at `index`, cut to their own longest row."""
+        batch = self.batch.rows(index)
+        width = batch.input_ids.shape[1]
+        reference, start = (
+            None if values is None else values[index, :width]
+            for values in (self.reference, self.start)
+        )
+        return ScoredBatch(batch=batch, reference=reference, start=start)
 
 
 class Reference:

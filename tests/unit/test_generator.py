@@ -182,7 +182,7 @@ def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
         with torch.no_grad():
             for parameter in learner.policy.parameters():
                 parameter.mul_(1.02)
-        learner.version += 1
+        learner.optimizer.steps += 1
         learner.round += 1
         learner.publish()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
+from grpo_trainable.actors.log_probs import ScoredBatch
 from grpo_trainable.algo import KL_ESTIMATORS
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
@@ -235,9 +236,9 @@ def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Trai
     seen: list[TrainBatch] = []
     step = learner._gradient_step
 
-    def spy(batch: TrainBatch, *log_probs: Tensor | None) -> tuple[GradientStep, Tensor]:
-        seen.append(batch)
-        return step(batch, *log_probs)
+    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+        seen.append(scored.batch)
+        return step(scored)
 
     monkeypatch.setattr(learner, "_gradient_step", spy)
     return seen
@@ -305,10 +306,11 @@ def test_minibatches_have_the_reference_of_their_own_rows(
     step = pair.learner._gradient_step
     differences = []
 
-    def spy(batch: TrainBatch, reference: Tensor, *start: Any) -> tuple[GradientStep, Tensor]:
-        expected, _ = pair.learner._log_probs.with_entropy(pair.learner.reference.model, batch)
-        differences.append(float((expected - reference).abs().max()))
-        return step(batch, reference, *start)
+    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+        reference = pair.learner.reference.model
+        expected, _ = pair.learner._log_probs.with_entropy(reference, scored.batch)
+        differences.append(float((expected - scored.reference).abs().max()))
+        return step(scored)
 
     monkeypatch.setattr(pair.learner, "_gradient_step", spy)
     pair.learner.update([pair.rollouts()])

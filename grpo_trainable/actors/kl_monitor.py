@@ -1,0 +1,83 @@
+"""KL from the policy to three others, measured on what a round trains on; none of it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.log_probs import ScoredBatch
+from grpo_trainable.algo import sequence_kl
+from grpo_trainable.messages import Drift
+
+
+class KLMonitor:
+    """Measures the KL of one round, before each of its gradient steps and after the last.
+
+    The others are the frozen first policy ("reference"), the policy before the round ("previous")
+    and the one that sampled ("behaviour").
+    """
+
+    def __init__(self, batches: Sequence[ScoredBatch]) -> None:
+        """`batches`: those of the round. Only the one that the first gradient step goes through as
+        a whole may lack the log-probs of the policy before the round."""
+        self._batches = list(batches)
+
+    def before_step(self, b: int, rows: Tensor, policy: Tensor) -> dict[str, Drift]:
+        """KL on the rows of batch `b` that a gradient step trains on; `policy` holds the log-probs
+        that the step computed for them, (rows, S)."""
+        batch = self._batches[b]
+        if batch.start is None:
+            # This is the round's first step, so the policy it saw is the one before the round.
+            start = torch.zeros_like(batch.batch.behaviour_log_probs)
+            start[rows, : policy.shape[1]] = policy
+            self._batches[b] = replace(batch, start=start)
+        return _drift([policy], [self._batches[b].rows(rows)])
+
+    def after_round(self, policy: Sequence[Tensor]) -> dict[str, Drift]:
+        """KL on all batches; `policy` holds the log-probs after the last step, (B, S) for each."""
+        return _drift(policy, self._batches)
+
+
+def unseen_by_the_first_step(
+    batches: Sequence[ScoredBatch], plan: Sequence[tuple[int, Tensor]]
+) -> list[int]:
+    """Indices of the batches that the first gradient step does not go through as a whole, which
+    would show the policy before the round on them; `plan` is `step_rows`' of the round."""
+    first, rows = plan[0]
+    whole = len(rows) == batches[first].batch.num_rows
+    return [b for b in range(len(batches)) if not (whole and b == first)]
+
+
+def _drift(policy: Sequence[Tensor], batches: Sequence[ScoredBatch]) -> dict[str, Drift]:
+    """KL to each of the others; `policy` holds its log-probs, (B, S) for each batch."""
+    masks = [batch.batch.response_mask for batch in batches]
+    others = {
+        "reference": [batch.reference for batch in batches],
+        "previous": [batch.start for batch in batches],
+        "behaviour": [batch.batch.behaviour_log_probs for batch in batches],
+    }
+    return {
+        name: Drift(
+            k1=_mean_kl(policy, log_probs, masks, "k1"), k3=_mean_kl(policy, log_probs, masks, "k3")
+        )
+        for name, log_probs in others.items()
+    }
+
+
+def _mean_kl(
+    policy: Sequence[Tensor],
+    others: Sequence[Tensor | None],
+    masks: Sequence[Tensor],
+    estimator: str,
+) -> float:
+    """Nats of a response; every batch counts by its responses."""
+    total, responses = 0.0, 0
+    for ours, theirs, mask in zip(policy, others, masks, strict=True):
+        assert theirs is not None, "a monitored batch has been scored under every policy"
+        count = int(mask.any(dim=1).sum())
+        total += count * float(sequence_kl(ours.double(), theirs.double(), mask, estimator))
+        responses += count
+    return total / max(responses, 1)

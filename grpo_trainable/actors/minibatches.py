@@ -1,0 +1,53 @@
+"""Which rows of a round's batches a gradient step trains on, and which a microbatch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.progress import advance
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.rollout import TrainBatch
+
+
+def step_rows(
+    config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index of a batch, its rows) for each gradient step of the round, as `k_mode` says.
+
+    `minibatches` shuffles groups and keeps each of them whole; where fewer groups are left than
+    parts were asked for, a part without any is left out.
+    """
+    match config.k_mode:
+        case "fresh_batches":
+            yield from ((b, torch.arange(batch.num_rows)) for b, batch in enumerate(batches))
+        case "same_batch":
+            (batch,) = batches
+            yield from ((0, torch.arange(batch.num_rows)) for _ in range(config.k))
+        case "minibatches":
+            (batch,) = batches
+            yield from ((0, rows) for rows in _minibatches(config, round_, batch.num_rows))
+
+
+def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Tensor]:
+    groups = torch.arange(num_rows).view(-1, config.rollout.group_size)
+    epochs = config.optim.epochs
+    for epoch in range(epochs):
+        rng = np.random.default_rng((config.seed, round_, epoch))
+        order = torch.from_numpy(rng.permutation(len(groups)))
+        for part in order.tensor_split(config.k // epochs):
+            if len(part):
+                yield groups[part].flatten()
+
+
+def microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
+    """The rows of each microbatch. Long rows go with long ones, since padding is wasted work."""
+    position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
+    lengths = (batch.response_mask * position).amax(dim=1)
+    order = torch.sort(lengths, stable=True).indices
+    for rows in order.split(size):
+        yield rows
+        advance()

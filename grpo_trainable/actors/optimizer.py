@@ -1,0 +1,138 @@
+"""AdamW over the policy: its learning rate, the gradient's norm, steps that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+
+
+class StepTaken(NamedTuple):
+    grad_norm: float  # before it was limited
+    lr: float
+    skipped: bool  # loss or gradient was not finite: nothing was changed
+
+
+class PolicyOptimizer:
+    """Takes gradient steps, and skips those whose loss or gradient is not finite."""
+
+    def __init__(self, parameters: dict[str, Tensor], config: GRPOConfig) -> None:
+        """`parameters`: the policy's own, each once, by name."""
+        self._config = config
+        self._parameters = parameters
+        self._adamw = _adamw(parameters.values(), config)
+        self.steps = 0  # steps taken: the version of the policy
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step, a pure function of the steps taken: a scheduler would
+        be a state to lose."""
+        lr, done = self._config.optim.lr, self.steps / (self._config.rounds * self._config.k)
+        match self._config.optim.schedule:
+            case "linear":
+                return lr * (1 - min(1.0, done))
+            case "cosine":
+                return lr * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        return lr
+
+    def step(self, loss: float) -> StepTaken:
+        """Uses the gradients in place, and drops them.
+
+        Raises:
+            RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
+        """
+        lr = self.learning_rate
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        grad_norm = float(
+            torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.optim.grad_clip)
+        )
+        skip = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        if skip:
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+        else:
+            self._adamw.step()
+            self.steps += 1
+            self._skipped_in_a_row = 0
+        self._adamw.zero_grad()
+        self._give_up_when_stuck()
+        return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip)
+
+    def _give_up_when_stuck(self) -> None:
+        allowed = self._config.optim.max_skipped_steps
+        if self._skipped_in_a_row > allowed:
+            raise RuntimeError(
+                f"{self._skipped_in_a_row} gradient steps in a row had a loss or gradient that "
+                f"is not finite (optim.max_skipped_steps={allowed}); "
+                "lower optim.lr or look at the rewards"
+            )
+
+    def warm_up(self) -> None:
+        """Makes gradients in place once pass through the limit of their norm and a step of AdamW,
+        and drops them.
+
+        The step is that of another AdamW, with a single number as its parameter: neither a copy of
+        a large policy nor moments for it are made. Those of the policy are still allocated by its
+        first step.
+        """
+        parameters = self._parameters.values()
+        torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
+        self._adamw.zero_grad()
+        number = torch.nn.Parameter(torch.zeros(1, device=next(iter(parameters)).device))
+        number.grad = torch.ones_like(number)
+        _adamw([number], self._config).step()
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of AdamW's moments and counters in main memory, by parameter/name."""
+        return {
+            f"{name}/{key}": value.detach().cpu().clone()
+            for name, parameter in self._parameters.items()
+            for key, value in self._adamw.state[parameter].items()
+        }
+
+    def counters(self) -> dict[str, Any]:
+        return {
+            "version": self.steps,
+            "skipped_steps": self.skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+        }
+
+    def load_state(self, state: dict[str, Tensor], counters: dict[str, Any]) -> None:
+        for name, parameter in self._parameters.items():
+            prefix = f"{name}/"
+            self._adamw.state[parameter] = {
+                key.removeprefix(prefix): _stored_like(parameter, value)
+                for key, value in state.items()
+                if key.startswith(prefix)
+            }
+        self.steps = counters["version"]
+        self.skipped = counters["skipped_steps"]
+        self._skipped_in_a_row = counters["skipped_in_a_row"]
+
+
+def _adamw(parameters: Iterable[Tensor], config: GRPOConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.optim.lr,
+        betas=config.optim.betas,
+        weight_decay=config.optim.weight_decay,
+        fused=True,
+    )
+
+
+def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A copy on the parameter's device. A moment lies in memory as its parameter does, which the
+    fused optimizer takes for granted."""
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,0 +1,65 @@
+"""What a gradient step saw, summed over its microbatches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.optimizer import StepTaken
+from grpo_trainable.algo import bounded_tokens, masked_sum, token_ratio
+from grpo_trainable.messages import GradientStep
+from grpo_trainable.metrics import RATIO_EDGES
+
+
+class StepStatistics:
+    """Sums of one gradient step, which become its `GradientStep`."""
+
+    def __init__(self) -> None:
+        self.loss = 0.0
+        self._entropy = 0.0
+        self._tokens = self._clipped = self._bounded = 0
+        self._ratio_max: list[Tensor] = []
+        self._ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
+
+    @torch.no_grad()
+    def add(
+        self,
+        loss: Tensor,
+        clipped: Tensor,
+        entropy: Tensor,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        mask: Tensor,
+    ) -> None:
+        """Adds a microbatch: `loss` is its share of the step's, all others are (B, S)."""
+        self.loss += float(loss)
+        self._entropy += float(masked_sum(entropy, mask))
+        self._tokens += int(mask.sum())
+        self._clipped += int((clipped & mask).sum())
+        self._bounded += int(bounded_tokens(log_probs, old_log_probs, mask).sum())
+        ratio = token_ratio(log_probs, old_log_probs, mask)
+        self._ratio_max.append(ratio.max())
+        self._ratio_counts += _count_ratios(ratio[mask])
+
+    def step(self, taken: StepTaken) -> GradientStep:
+        """The whole step, its KL still unmeasured."""
+        tokens = max(self._tokens, 1)
+        return GradientStep(
+            loss=self.loss,
+            grad_norm=taken.grad_norm,
+            entropy_nats=self._entropy / tokens,
+            clip_fraction=self._clipped / tokens,
+            ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if one is
+            bounded_tokens=self._bounded,
+            ratio_counts=tuple(self._ratio_counts.tolist()),
+            lr=taken.lr,
+            skipped=taken.skipped,
+            kl={},
+        )
+
+
+def _count_ratios(ratio: Tensor) -> np.ndarray:
+    """Finite ratios between the `RATIO_EDGES`; those beyond count in the outermost bins."""
+    finite = ratio[ratio.isfinite()].cpu().numpy()
+    return np.histogram(finite.clip(RATIO_EDGES[0], RATIO_EDGES[-1]), RATIO_EDGES)[0]
