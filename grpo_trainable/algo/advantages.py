@@ -1,7 +1,8 @@
 """Rewards in, advantages out. Shapes: N groups of G responses each; `rewards` is never changed.
 
-`ADVANTAGES` holds what `loss.advantage` can be: `fn(rewards (N, G) float32, *, eps) -> (N, G)`.
-Equal rewards give exactly 0, except with `none`.
+`ADVANTAGES` holds the built-in values of `loss.advantage`, which share their signature with a
+user's own: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
+except with `none`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from torch import Tensor
 
 
 class Advantage(Protocol):
+    """How much better than expected each response was, (N, G), from its reward, (N, G)."""
+
     def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor: ...
 
 
 def _deviations(rewards: Tensor) -> Tensor:
     """r − mean of its row, (N, G)."""
     # The float32 mean of equal rewards can miss them by a rounding error, which a division by
-    # std + eps turns into a real advantage. Seen from the row's first reward, all are exactly 0.
+    # std + eps turns into a real advantage. Relative to the row's first reward all are exactly 0.
     shifted = rewards - rewards[:, :1]
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
@@ -38,7 +41,7 @@ def _whitened(rewards: Tensor, eps: float) -> Tensor:
 
 
 def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
-    """r itself; `eps` has no use here."""
+    """The reward r itself; `eps` has no use here."""
     return rewards
 
 
@@ -63,8 +66,8 @@ def rloo(rewards: Tensor, *, eps: float) -> Tensor:
 def batch(rewards: Tensor, *, eps: float) -> Tensor:
     """(r − mean) / (sample std + eps) over all groups together (REINFORCE++, arXiv 2501.03262).
 
-    0 for a single reward, which is its own mean: so much may be left where the others could not be
-    scored.
+    A single reward is its own mean and has advantage 0; only one may be left where the others could
+    not be scored.
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from grpo_trainable.algo.masking import masked_row_mean, masked_sum
 
-# What `loss.aggregation` can be:
+# The values of `loss.aggregation`:
 # sequence_mean  mean of each response, then mean of the responses (GRPO, arXiv 2402.03300)
 # token_mean     mean of all tokens (DAPO, arXiv 2503.14476)
 # constant       sum of each response over max tokens, then mean (Dr. GRPO, arXiv 2503.20783)
@@ -18,7 +18,7 @@ AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
 
 
 def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
-    """What every microbatch's sum is divided by; `mask` (B, S) is that of the whole gradient step.
+    """The number that divides every microbatch's sum; `mask` (B, S) is the whole gradient step's.
 
     `max_tokens` is the most tokens a response can have; only `constant` uses it. An empty response
     counts as a response. ValueError for an unknown `aggregation`.

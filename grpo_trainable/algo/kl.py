@@ -1,7 +1,8 @@
 """Estimators of KL(π_θ ‖ π_ref) from sampled tokens, d = log π_θ − log π_ref, in nats.
 
-All (B, S) in and out, 0 off the mask, where anything may stand. Schulman 2020,
-http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds what `loss.kl_estimator` can be.
+All tensors are (B, S). Off the mask the log-probs may hold anything and the estimates are 0.
+Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds the values of
+`loss.kl_estimator`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
 
 
 def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """e^(−d) − 1 + d per token: unbiased, never negative; of d < −20 as of −20, which exp can hold.
+    """e^(−d) − 1 + d per token: unbiased, never negative.
 
-    Its gradient there is that of −20 (`ratios.bounded_log_ratio`).
+    A d below −20 counts as −20, whose exponential float32 can hold, and has the gradient of −20
+    (`ratios.bounded_log_ratio`).
     """
     minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
     # exp(-d) - 1 loses every digit of a small d; the two policies are close most of the time.

@@ -1,4 +1,4 @@
-"""Sums and means over the positions a mask selects; the others may hold anything, NaN included."""
+"""Sums and means over the positions that a mask selects; others may hold anything, also NaN."""
 
 from __future__ import annotations
 

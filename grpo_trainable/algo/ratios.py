@@ -1,4 +1,4 @@
-"""Ratios of two policies' probabilities, from log-probs; float32 holds them up to e^88 only.
+"""Ratios of two policies' probabilities, from log-probs; float32 holds no more than e^88.
 
 Shapes: B responses, S positions; all tensors are (B, S) unless said otherwise. Positions off the
 mask may hold anything.
@@ -17,9 +17,9 @@ LOG_RATIO_MAX = 20.0
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """min(log_ratio, LOG_RATIO_MAX) of any shape, through which gradients pass as if unbounded.
 
-    So exp of it grows no further, and its derivative stays the ratio itself: a token that a loss
-    does not clip (A < 0) is still pushed back, which the derivative 0 of a plain clamp would stop.
-    No lower bound is needed: exp underflows to 0, and its derivative with it.
+    The exponential of it grows no further, and its derivative stays the ratio itself: a token that a
+    loss does not clip (A < 0) is still pushed back, which the derivative 0 of a plain clamp would
+    stop. No lower bound is needed: the exponential underflows to 0, and its derivative with it.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess
@@ -50,6 +50,6 @@ def importance_weight(
 
 
 def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Tokens whose ratio is above e^LOG_RATIO_MAX, what `loss/bounded_tokens` counts: bool (B, S),
-    False off the mask."""
+    """Tokens whose ratio is above e^LOG_RATIO_MAX, bool (B, S), False off the mask;
+    `loss/bounded_tokens` counts them."""
     return zero_off_mask(log_probs - old_log_probs, mask) > LOG_RATIO_MAX
