@@ -68,6 +68,20 @@ def check_inputs(trials: Sequence[GRPOConfig]) -> None:
         seen.add(inputs)
 
 
+def check_functions(trials: Sequence[GRPOConfig]) -> None:
+    """Tries the losses and advantages of the user's own that the trials will train by."""
+    from grpo_trainable.actors.user_functions import check_user_functions
+
+    functions = {
+        (trial.loss.type, trial.loss.advantage, trial.rollout.group_size): trial for trial in trials
+    }
+    for trial in functions.values():
+        try:
+            check_user_functions(trial)
+        except PluginError as error:
+            raise UsageError(str(error)) from None
+
+
 def _check_inputs(trial: GRPOConfig) -> None:
     from grpo_trainable.actors.scorer import check_reward_spec
     from grpo_trainable.models.store import build_policy

@@ -31,6 +31,7 @@ from search_spaces.base import in_blocks
 from search_spaces.find import absolute, find_space, source_file
 from tuning.checks import (
     check_engines,
+    check_functions,
     check_inputs,
     check_population,
     check_resources,
@@ -274,6 +275,7 @@ class Plan:
             check_resources(self.trials, this_machine(self.trials), "this machine")
         check_engines(self.trials)
         check_inputs(self.trials)
+        check_functions(self.trials)
 
     def _check_state(self) -> None:
         """What a resume reads is the user's own, and what the trials read is what it was."""

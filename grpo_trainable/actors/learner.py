@@ -18,7 +18,8 @@ from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import Desk, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.step_statistics import StepStatistics
-from grpo_trainable.algo import ADVANTAGES, LOSSES, loss_denominator, objective
+from grpo_trainable.actors.user_functions import advantage_function, loss_function
+from grpo_trainable.algo import loss_denominator, objective
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -92,10 +93,13 @@ class Learner:
         self._reference_checksum = checksum(self._parameters)
         here = config.reference_role == "learner"
         self.reference = Reference(config, self._desk.device) if here else None
-        self._advantage = partial(ADVANTAGES[config.loss.advantage], eps=config.loss.advantage_eps)
+        self._advantage = partial(
+            advantage_function(config.loss.advantage, config.rollout.group_size),
+            eps=config.loss.advantage_eps,
+        )
         self._objective = partial(
             objective,
-            loss=LOSSES[config.loss.type],
+            loss=loss_function(config.loss.type, self._desk.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             importance_cap=config.loss.importance_cap,

@@ -17,9 +17,9 @@ LOG_RATIO_MAX = 20.0
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
     """min(log_ratio, LOG_RATIO_MAX) of any shape, through which gradients pass as if unbounded.
 
-    The exponential of it grows no further, and its derivative stays the ratio itself: a token that a
-    loss does not clip (A < 0) is still pushed back, which the derivative 0 of a plain clamp would
-    stop. No lower bound is needed: the exponential underflows to 0, and its derivative with it.
+    Its exponential grows no further, and the derivative stays the ratio itself: a token that a loss
+    does not clip (A < 0) is still pushed back, which the derivative 0 of a plain clamp would stop.
+    No lower bound is needed: the exponential underflows to 0, and its derivative with it.
     """
     excess = (log_ratio.detach() - LOG_RATIO_MAX).clamp(min=0)
     return log_ratio - excess

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.config.schema import fresh_wanted
+from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -64,9 +65,9 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         f"needs loss.advantage=none, got {advantage}",
     )
     yield (
-        loss != "no_baseline" and advantage == "none",
+        loss != "no_baseline" and not is_reference(loss) and advantage == "none",
         "loss.advantage",
-        f"needs loss.type=no_baseline, got {loss}",
+        f"needs loss.type=no_baseline or a loss of your own, got {loss}",
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpo_trainable.plugins import is_reference
+
 
 class Settings(Protocol):
     def __getitem__(self, key: str, /) -> Any: ...
@@ -32,6 +34,14 @@ def _is(key: str, *values: str, remark: str = "") -> Condition:
     *others, last = values
     listed = f"{', '.join(others)} or {last}" if others else last
     return Condition(keys=(key,), needs=f"{key}={listed}{remark}", holds=lambda v: v in values)
+
+
+def _is_or_users(key: str, *values: str, remark: str = "") -> Condition:
+    return Condition(
+        keys=(key,),
+        needs=f"{key}={', '.join(values)} or a function of your own{remark}",
+        holds=lambda v: v in values or is_reference(v),
+    )
 
 
 def _at_least(key: str, minimum: int) -> Condition:
@@ -81,11 +91,13 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "task.reward_deadline_s": (_USERS_REWARD,),
     "task.max_error_rate": (_USERS_REWARD,),
     "task.strict": (_any_given("task.reward", "task.train_file", "task.eval_file"),),
-    "loss.advantage_eps": (_is("loss.advantage", "group_std", "batch"),),
+    "loss.advantage_eps": (_is_or_users("loss.advantage", "group_std", "batch"),),
     "loss.clip": (
-        _is("loss.type", "grpo_clip", "dapo", "gspo", remark=" (cispo clips by loss.clip_high)"),
+        _is_or_users(
+            "loss.type", "grpo_clip", "dapo", "gspo", remark=" (cispo clips by loss.clip_high)"
+        ),
     ),
-    "loss.clip_high": (_is("loss.type", "grpo_clip", "dapo", "gspo", "cispo"),),
+    "loss.clip_high": (_is_or_users("loss.type", "grpo_clip", "dapo", "gspo", "cispo"),),
     "loss.kl_estimator": (
         Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
     ),

@@ -117,16 +117,21 @@ class LossSettings(Settings):
 
     SECTION: ClassVar[str] = "loss"
 
-    type: str = choice(
+    type: str = choice_or_reference(
         ("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
-        "The policy loss of a token.",
+        "The policy loss of a token, or a function of your own that computes it.",
+        what="function",
     )
-    advantage: str = choice(
+    advantage: str = choice_or_reference(
         ("group_std", "none", "group_mean", "rloo", "batch"),
-        "How rewards become advantages; none: the reward itself.",
+        "How rewards become advantages, or a function of your own; none: the reward itself.",
+        what="function",
     )
     advantage_eps: float = number(
-        1e-8, "What is added to the standard deviation that rewards are divided by.", above=0
+        1e-8,
+        "What is added to the standard deviation that rewards are divided by; a function of your "
+        "own is given it.",
+        above=0,
     )
     aggregation: str = choice(
         ("sequence_mean", "token_mean", "constant"),

@@ -481,6 +481,15 @@ def test_actors_end_with_the_trainable(trainable: Any) -> None:
     assert_no_actor_left()
 
 
+LOSS_AND_ADVANTAGE = """
+def reinforce(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):
+    return -clip_low * advantages * (log_probs - old_log_probs).exp(), mask
+
+def doubled(rewards, *, eps):
+    return 2 * rewards
+"""
+
+
 def test_a_trial_keeps_its_newest_checkpoints_and_finds_relative_paths(
     ray_session: None, tmp_path: Path
 ) -> None:
@@ -489,6 +498,7 @@ def test_a_trial_keeps_its_newest_checkpoints_and_finds_relative_paths(
     shutil.copytree(SHIPPED_POLICY, files / "policy")
     shutil.copy(NOUNS_FILE, files / "words.txt")
     (files / "rewards.py").write_text("def score(response, ground_truth):\n    return 1.0\n")
+    (files / "losses.py").write_text(LOSS_AND_ADVANTAGE)
     relative = Path(os.path.relpath(files))
     config = trial_config(
         rounds=3,
@@ -499,10 +509,19 @@ def test_a_trial_keeps_its_newest_checkpoints_and_finds_relative_paths(
             "reward": f"{relative / 'rewards.py'}:score",
             "reward_deadline_s": 5.0,
         },
+        loss={
+            "type": f"{relative / 'losses.py'}:reinforce",
+            "advantage": f"{relative / 'losses.py'}:doubled",
+            "clip": 0.25,
+        },
     )
     (result,) = fit(config, tmp_path)
     assert result.error is None
     assert [row["reward/train_mean"] for row in rows(result)] == [1.0] * 3
+    # The user's loss counts each token as clipped. At lag 0 the ratio of its only step is 1, so
+    # that its loss is −clip_low times the user's advantage, twice the reward.
+    assert [row["loss/clip_fraction"] for row in rows(result)] == [1.0] * 3
+    assert [row["loss/policy"] for row in rows(result)] == pytest.approx([-0.5] * 3, abs=1e-5)
     (kept,) = checkpoints(result)
     assert result.checkpoint is not None
     assert Path(result.checkpoint.path) == kept

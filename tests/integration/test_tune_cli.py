@@ -426,6 +426,25 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(tmp_path):
     assert failures(tmp_path / "broken") == 1 + 2
 
 
+def test_a_wrong_loss_of_the_users_is_one_line_before_ray_starts(tmp_path):
+    (tmp_path / "losses.py").write_text(
+        "def mean(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):\n"
+        "    return -(advantages * log_probs).mean()\n"
+    )
+
+    done = run(
+        *("--space", "async_vs_sync", "--name", "mean", "--set", "loss.type=losses.py:mean"),
+        storage=tmp_path,
+    )
+
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r".*loss\.type=.*losses\.py:mean: the loss, one number a token .*shape \(\)[^\n]*\n",
+        done.stderr,
+    )
+    assert not (tmp_path / "mean").exists()
+
+
 def failures(experiment: Path) -> int:
     (errors,) = experiment.glob("*/error.txt")
     return max(map(int, re.findall(r"Failure # (\d+)", errors.read_text())))

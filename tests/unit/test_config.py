@@ -490,7 +490,7 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(loss__advantage="none"),
-            "loss.advantage=none: needs loss.type=no_baseline, got grpo_clip",
+            "loss.advantage=none: needs loss.type=no_baseline or a loss of your own, got grpo_clip",
         ),
         (
             nested(rollout__min_new_tokens=61),
@@ -722,6 +722,14 @@ def test_clip_high_is_the_clip_unless_given_or_dapo(loss, clip_high):
     assert config.clip_high == clip_high
     assert config.clip_low == loss.get("clip", 3e-4 if config.loss.type == "gspo" else 0.2)
     assert LossSettings(**loss).clip_high == loss.get("clip_high")
+
+
+def test_a_users_loss_reads_the_clip_range_and_goes_with_any_advantage():
+    for advantage in (*CHECKS["loss.advantage"].choices, "mine.py:f"):
+        config = GRPOConfig.from_dict(nested(loss__type="mine.py:f", loss__advantage=advantage))
+        assert (config.clip_low, config.clip_high) == (0.2, 0.2)
+    clipped = nested(loss__type="mine.py:f", loss__clip=0.1, loss__clip_high=0.3)
+    assert GRPOConfig.from_dict(clipped).clip_high == 0.3
 
 
 def test_files_of_a_trial_show_the_clip_range_that_it_had():
@@ -977,6 +985,19 @@ def test_what_is_no_path_stays_as_it_is():
     data = {"model": {"path": None}, "task": {"reward": "my.module:score", "train_file": ""}}
     assert make_absolute(data, "/base") == data
     assert make_absolute({"model": 3, "k": 1}, "/base") == {"model": 3, "k": 1}
+
+
+@pytest.mark.parametrize("key", ["loss.type", "loss.advantage"])
+def test_a_users_function_is_named_by_the_file_or_the_module_it_is_in(key):
+    built_in = CHECKS[key].default
+    for value, absolute in (
+        ("mine.py:f", "/base/mine.py:f"),
+        ("my.module:f", "my.module:f"),
+        (built_in, built_in),
+    ):
+        data: dict = {}
+        set_dotted(data, key, value)
+        assert GRPOConfig.from_dict(make_absolute(data, "/base"))[key] == absolute
 
 
 def test_path_keys_of_the_config_are_all_made_absolute():

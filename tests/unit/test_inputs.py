@@ -42,12 +42,15 @@ def test_a_users_files_are_read_in_place_of_what_ships(tmp_path):
         config(
             model={"path": str(tmp_path)},
             task={"train_file": "/a.jsonl", "eval_file": "/b.jsonl", "reward": "/r.py:score"},
+            loss={"type": "/l.py:mine", "advantage": "/v.py:mine"},
         )
     )
     assert files == {
         "task.train_file": Path("/a.jsonl"),
         "task.eval_file": Path("/b.jsonl"),
         "task.reward": Path("/r.py"),
+        "loss.type": Path("/l.py"),
+        "loss.advantage": Path("/v.py"),
         "model.path/config.json": tmp_path / "config.json",
         "model.path/tokenizer.json": tmp_path / "tokenizer.json",
         "model.path/policy.safetensors": tmp_path / "policy.safetensors",

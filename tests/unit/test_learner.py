@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import ScoredBatch
-from grpo_trainable.algo import KL_ESTIMATORS
+from grpo_trainable.algo import KL_ESTIMATORS, LOSSES, objective
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
@@ -25,6 +25,7 @@ from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import read_tokenizer, save_policy
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.plugins import PluginError
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports.in_process import InProcess
@@ -426,6 +427,117 @@ def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) ->
     nll = pair.learner.update([groups]).reference_nll_nats
     assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
     assert checksum(unique_parameters(pair.learner.reference.model)) == frozen
+
+
+# ---- The objective of a step, a user's loss and advantage ----------------------------------------
+
+
+@pytest.mark.parametrize("cap", [None, 1.05])
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "dapo", "cispo", "gspo"])
+def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
+    policy_path: str, loss_type: str, cap: float | None
+) -> None:
+    loss = {"type": loss_type, "importance_cap": cap, "aggregation": "token_mean", "kl_coef": 0.1}
+    pair = Pair(policy_path, loss=loss, optim={"microbatch": 5})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(2):
+        pair.learner.update([pair.rollouts()])
+    batch = collated(pair.learner, stale)
+    mask, behaviour = batch.response_mask, batch.behaviour_log_probs
+    policy = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
+    # The first step's policy is the one before the round: with a cap every ratio is 1.
+    old = behaviour if cap is None else policy
+    expected, clipped = objective(
+        policy,
+        old,
+        behaviour,
+        pair.learner.reference.log_probs(batch),
+        batch.advantages,
+        mask,
+        loss=LOSSES[loss_type],
+        clip_low=pair.config.clip_low,
+        clip_high=pair.config.clip_high,
+        importance_cap=cap,
+        kl_coef=0.1,
+        kl_estimator="k3",
+        aggregation="token_mean",
+        denominator=int(mask.sum()),
+    )
+    (step,) = pair.learner.update([stale]).steps
+    assert step.loss == pytest.approx(float(expected), rel=1e-4)
+    assert step.clip_fraction == pytest.approx(float((clipped & mask).sum() / mask.sum()), abs=0.01)
+    assert step.ratio_max == pytest.approx(float((policy - old)[mask].exp().max()), rel=1e-4)
+    if loss_type != "reinforce_with_baseline":
+        assert (step.clip_fraction > 0) == (cap is None)
+
+
+def test_a_loss_named_by_reference_trains_the_same_bits_as_by_its_name(policy_path: str) -> None:
+    by_reference = {
+        "type": "grpo_trainable.algo.losses:grpo_clip",
+        "advantage": "grpo_trainable.algo.advantages:group_std",
+    }
+    results = []
+    for loss in ({}, by_reference):
+        pair = Pair(policy_path, k=2, loss=loss)
+        rounds = [a_round(pair) for _ in range(2)]
+        results.append([(updated.steps, updated.kl) for updated, _ in rounds])
+        results.append(checksum(unique_parameters(pair.learner.policy)))
+    assert results[:2] == results[2:]
+
+
+def test_a_users_loss_and_advantage_are_what_a_step_minimises(
+    policy_path: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def loss(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):\n"
+        "    return -advantages * log_probs * (1 + clip_high - clip_low)\n"
+        "def advantage(rewards, *, eps):\n"
+        "    return rewards - 0.25\n"
+    )
+    mine = {"type": f"{path}:loss", "advantage": f"{path}:advantage", "clip_high": 0.5}
+    pair = Pair(policy_path, loss=mine)
+    pair.sync()
+    groups = pair.rollouts()
+    before = pair.weights()
+    updated = pair.learner.update([groups])
+    # On fresh rollouts log π is what was sampled. The mean is over each response, then over all.
+    rewards = torch.stack([group.rewards for group in groups])
+    means = torch.stack(
+        [
+            (group.behaviour_log_probs.sum(dim=1) / group.response_mask.sum(dim=1))
+            for group in groups
+        ]
+    )
+    expected = float((-(rewards - 0.25) * means * 1.3).mean())
+    assert updated.steps[0].loss == pytest.approx(expected, rel=1e-4)
+    assert updated.steps[0].clip_fraction == 0.0
+    assert updated.responses.advantages.tolist() == (rewards - 0.25).flatten().tolist()
+    assert not equal(pair.weights(), before)
+
+
+@pytest.mark.parametrize("key", ["type", "advantage"])
+def test_a_wrong_function_is_refused_before_there_is_a_learner(
+    policy_path: str, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def wrong(*tensors, **settings):\n    return 0.0\n")
+    with pytest.raises(PluginError, match=rf"^loss\.{key}=.*mine\.py:wrong: .* is a float$"):
+        Pair(policy_path, loss={key: f"{path}:wrong"})
+
+
+def test_a_mistake_in_mid_run_names_the_function_in_one_line(
+    policy_path: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def only_small(rewards, *, eps):\n    assert len(rewards) < 4\n    return rewards"
+    )
+    pair = Pair(policy_path, loss={"advantage": f"{path}:only_small"})
+    pair.sync()
+    with pytest.raises(PluginError, match=r"only_small: raised AssertionError \(line 2\)$"):
+        pair.learner.update([pair.rollouts()])
 
 
 # ---- KL ------------------------------------------------------------------------------------------

@@ -1,0 +1,221 @@
+"""The loss and the advantage that a config names: built-in ones, or functions of the user's own.
+
+A user's function is tried on a small batch when the learner is built, and what it returns is
+checked at every call. Each of its mistakes is a `PluginError`, one line that names the function.
+`check_user_functions` does the first of it in a process of its own, before any actor starts:
+`python -m grpo_trainable.actors.user_functions LOSS ADVANTAGE GROUP_SIZE`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.algo import ADVANTAGES, LOSSES, Advantage, TokenLoss, masked_sum
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.plugins import PluginError, load, one_line, source_of
+
+CHECK_DEADLINE_S = 60.0
+
+
+def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
+    """The loss that `loss.type` names; a user's own has been tried on `device`.
+
+    Raises:
+        PluginError: the user's function cannot be loaded, or fails the trial.
+    """
+    return LOSSES.get(loss_type) or UserLoss(loss_type, device)
+
+
+def advantage_function(advantage: str, group_size: int) -> Advantage:
+    """The advantage that `loss.advantage` names; a user's own has been tried on such groups.
+
+    Raises:
+        PluginError: the user's function cannot be loaded, or fails the trial.
+    """
+    return ADVANTAGES.get(advantage) or UserAdvantage(advantage, group_size)
+
+
+def check_user_functions(config: GRPOConfig) -> None:
+    """Loads and tries the user's functions of a trial in a process of its own, if it has any.
+
+    Raises:
+        PluginError: one of them cannot be loaded, or fails the trial.
+    """
+    loss_type, advantage = config.loss.type, config.loss.advantage
+    if loss_type in LOSSES and advantage in ADVANTAGES:
+        return
+    arguments = (loss_type, advantage, str(config.rollout.group_size))
+    named = f"loss.type={loss_type}, loss.advantage={advantage}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "grpo_trainable.actors.user_functions", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=CHECK_DEADLINE_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise PluginError(f"{named}: trying them took over {CHECK_DEADLINE_S:g} s") from None
+    if done.returncode != 0:
+        *_, reason = ["", *done.stderr.splitlines()]
+        raise PluginError(reason or f"{named}: ended the process with status {done.returncode}")
+
+
+class UserLoss:
+    """A user's loss, with the signature and the two results of a built-in one."""
+
+    def __init__(self, reference: str, device: torch.device) -> None:
+        self._function = _UserFunction("loss.type", reference, like=LOSSES["grpo_clip"])
+        self._try(device)
+
+    def __call__(self, *batch: Tensor, **clip: float) -> tuple[Tensor, Tensor]:
+        """
+        Raises:
+            PluginError: the function raised, or returned something else than a loss per token.
+        """
+        log_probs, _, _, mask = batch
+        returned = self._function(*batch, **clip)
+        token_loss, clipped = returned, torch.zeros_like(mask)
+        if isinstance(returned, tuple) and len(returned) == 2:
+            token_loss, clipped = returned
+        self._function.require(
+            token_loss, log_probs, "the loss, one number a token (loss.aggregation takes the mean),"
+        )
+        self._function.require(clipped, mask, "the clipped tokens")
+        if not token_loss.requires_grad:
+            raise self._function.error(
+                "the loss carries no gradient: compute it from log_probs, without detach or no_grad"
+            )
+        return token_loss, clipped
+
+    def _try(self, device: torch.device) -> None:
+        """Losses and gradients of three short responses must be finite."""
+        mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 0, 1, 0]], device=device).bool()
+        # Ratios of e^0.1, 1 and e^-0.1; advantages of either sign, and 0.
+        old = -mask.float()
+        log_probs = (old + 0.1 * mask * torch.tensor([[1], [0], [-1]], device=device)).detach()
+        advantages = mask * torch.tensor([[1.0], [-1.0], [0.0]], device=device)
+        parameters = log_probs.clone().requires_grad_()
+        given = (parameters * 1, old, advantages, mask)
+        before = [tensor.detach().clone() for tensor in given]
+        token_loss, _ = self(*given, clip_low=0.2, clip_high=0.2)
+        if not all(torch.equal(*pair) for pair in zip(given, before, strict=True)):
+            raise self._function.error("changes its arguments in place; work on copies of them")
+        (gradient,) = torch.autograd.grad(
+            masked_sum(token_loss, mask), parameters, allow_unused=True
+        )
+        if gradient is None or not gradient.any():
+            raise self._function.error(
+                "the loss has no gradient in log_probs, so that nothing would be learned"
+            )
+        for what, values in (("loss", token_loss), ("gradient", gradient)):
+            if not values[mask].isfinite().all():
+                raise self._function.error(
+                    f"the {what} of three ordinary responses is not finite; "
+                    "look for a division by 0 or the root of 0"
+                )
+
+
+class UserAdvantage:
+    """A user's advantage, with the signature of a built-in one."""
+
+    def __init__(self, reference: str, group_size: int) -> None:
+        self._function = _UserFunction("loss.advantage", reference, like=ADVANTAGES["group_std"])
+        self._try(group_size)
+
+    @torch.no_grad()
+    def __call__(self, rewards: Tensor, *, eps: float) -> Tensor:
+        """
+        Raises:
+            PluginError: the function raised, or returned something else than an advantage a reward.
+        """
+        advantages = self._function(rewards, eps=eps)
+        self._function.require(advantages, rewards, "the advantage of each reward")
+        return advantages
+
+    def _try(self, group_size: int) -> None:
+        """A group of different rewards and one of equal ones must have finite advantages."""
+        rewards = torch.stack([torch.linspace(0, 1, group_size), torch.full((group_size,), 0.5)])
+        advantages = self(rewards.clone(), eps=1e-8)
+        if not advantages.isfinite().all():
+            raise self._function.error(
+                f"gives {_rounded(advantages)} for the rewards {_rounded(rewards)}; "
+                "add eps to what you divide by"
+            )
+
+
+class _UserFunction:
+    """A user's function, and its mistakes in one line each."""
+
+    def __init__(self, key: str, reference: str, *, like: Callable[..., Any]) -> None:
+        """`like`: a built-in function that is called with the same arguments."""
+        self._key = key
+        self._reference = reference
+        self._call = load(key, reference)
+        self._check_arguments(like)
+
+    def _check_arguments(self, like: Callable[..., Any]) -> None:
+        parameters = inspect.signature(like).parameters.values()
+        positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        try:
+            inspect.signature(self._call).bind(*positional, **dict.fromkeys(named))
+        except (TypeError, ValueError) as error:
+            arguments = ", ".join((*positional, "*", *named))
+            raise self.error(f"{error}; the function must take ({arguments})") from None
+
+    def __call__(self, *tensors: Tensor, **settings: float) -> Any:
+        try:
+            return self._call(*tensors, **settings)
+        except Exception as error:
+            raise self.error(f"raised {one_line(error)}{self._line_of(error)}") from error
+
+    def require(self, value: Any, like: Tensor, what: str) -> None:
+        """Refuses a value that is no tensor of the shape, type and device of `like`."""
+        if _described(value) != _described(like):
+            raise self.error(f"{what} must be {_described(like)}, but it is {_described(value)}")
+
+    def error(self, reason: str) -> PluginError:
+        return PluginError(f"{self._key}={self._reference}: {reason}")
+
+    def _line_of(self, error: Exception) -> str:
+        """Where in the user's file; empty where that is not known."""
+        source = os.path.realpath(source_of(self._reference) or "")
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            if os.path.realpath(frame.filename) == source:
+                return f" (line {frame.lineno})"
+        return ""
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"a tensor of {dtype} of shape {tuple(value.shape)} on {value.device}"
+
+
+def _rounded(values: Tensor) -> list[list[float]]:
+    return [[round(value, 3) for value in row] for row in values.tolist()]
+
+
+def main(loss_type: str, advantage: str, group_size: str) -> None:
+    try:
+        loss_function(loss_type, torch.device("cpu"))
+        advantage_function(advantage, int(group_size))
+    except PluginError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
