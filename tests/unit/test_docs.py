@@ -83,3 +83,15 @@ def test_link_leads_somewhere(page, link):
 
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+PATHS = re.compile(
+    r"`((?:grpo_trainable|callbacks|launch|reports|search_spaces|benchmarks|docs|tests)/[\w./]+)"
+)
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page):
+    named = set(PATHS.findall(page.read_text(encoding="utf-8")))
+    assert [path for path in sorted(named) if not (ROOT / path.rstrip(".")).exists()] == []
