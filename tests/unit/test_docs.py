@@ -86,7 +86,7 @@ def test_readme_is_short():
 
 
 PATHS = re.compile(
-    r"`((?:grpo_trainable|callbacks|launch|reports|search_spaces|benchmarks|docs|tests)/[\w./]+)"
+    r"`((?:grpo_trainable|callbacks|launch|reports|tuning|search_spaces|benchmarks|docs|tests)/[\w./]+)"
 )
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
