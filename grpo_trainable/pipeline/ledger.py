@@ -97,7 +97,7 @@ class Ledger:
         self._next_prompt += count
         return tuple(range(first, self._next_prompt))
 
-    # ---- What came of them -------------------------------------------------------------------
+    # ---- Answers ------------------------------------------------------------------------------
 
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
         """A chunk came back. Its batch takes the prompts `accepted`; the others are dropped."""

@@ -195,7 +195,7 @@ class Pipeline:
         return updated
 
     def _publish(self) -> None:
-        """Brings the learner's weights on their way to every generator."""
+        """Publishes the learner's weights to every generator."""
         published = self._learners.publish(self._fleet.needs_from)
         self._recorder.add_spans("learner", self._learners.name, published.spans)
         self._version = published.version

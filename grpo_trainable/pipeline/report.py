@@ -49,7 +49,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What `Pipeline.run_round` has to tell."""
+    """What a round trained on, measured and has to tell; `Pipeline.run_round` returns it."""
 
     round: int  # rounds trained so far
     last: bool  # the trial is over
