@@ -26,7 +26,7 @@ class SamplingLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to sample `group_size` responses for: the unit of dispatch and of counting.
+    """One prompt to sample `group_size` responses for: asked for and counted as one.
 
     (stream, prompt_index) names the prompt and, with the seed, every random draw of its responses:
     asked for again, it gives the same tokens under the same weights.

@@ -109,8 +109,8 @@ class GRPOTrainable(tune.Trainable):
         if self._warm_up_s is not None:
             return
         start = now()
-        unit = range(self.grpo.unit_prompts)
-        self._actors.warm_up([self._prompts.request("train", index) for index in unit])
+        chunk = range(self.grpo.unit_prompts)
+        self._actors.warm_up([self._prompts.request("train", index) for index in chunk])
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 

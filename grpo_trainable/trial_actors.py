@@ -96,7 +96,7 @@ class TrialActors:
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
-        """Lets all actors do at once what a round will ask of them, with the requests of a unit.
+        """Lets all actors do at once what a round will ask of them, with the requests of a chunk.
 
         Raises:
             ActorFailed: one of them cannot do it.

@@ -80,9 +80,9 @@ class Reference:
         return self._log_probs.without_gradient(self.model, batch)
 
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """The groups of one unit with their `reference_log_probs`.
+        """The groups of one chunk with their `reference_log_probs`.
 
-        They run through the model together, so the same unit gives the same bits wherever and
+        They run through the model together, so the same chunk gives the same bits wherever and
         whenever it is sampled.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]

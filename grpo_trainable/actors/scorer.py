@@ -24,7 +24,7 @@ from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
 
 logger = logging.getLogger(__name__)
 
-HANGS_A_UNIT = 10  # answers that may fail to come before the rest of a unit is not asked for
+HANGS_A_CHUNK = 10  # answers that may fail to come before the rest of a chunk is not asked for
 WAIT_S = 0.5  # for a process, until the wait is told as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 
@@ -60,7 +60,7 @@ class ProcessScorer:
 
     Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
     within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
-    already warm, takes over from one that was killed or died. After `HANGS_A_UNIT` answers of one
+    already warm, takes over from one that was killed or died. After `HANGS_A_CHUNK` answers of one
     `score` that did not come, the rest is not asked for, so that rewards which all hang end the
     trial soon; what other processes are at by then is still awaited. ValueError when the function
     cannot be imported.
@@ -88,8 +88,8 @@ class ProcessScorer:
         hung: list[ScoreRequest] = []
 
         def score_one(request: ScoreRequest) -> Score | RewardError:
-            if len(hung) >= HANGS_A_UNIT:
-                return RewardError(f"not asked for: {len(hung)} others of its unit hung")
+            if len(hung) >= HANGS_A_CHUNK:
+                return RewardError(f"not asked for: {len(hung)} others of its chunk hung")
             try:
                 return self._ask(request)
             except TimeoutError:

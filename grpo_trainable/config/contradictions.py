@@ -85,10 +85,10 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         f"must be <= rollout.prompts={rollout.prompts}",
     )
     yield (
-        config.resources.num_generators > config.units_at_once,
+        config.resources.num_generators > config.chunks_at_once,
         "resources.num_generators",
-        f"only {config.units_at_once} can sample at a time, one unit each; set it to "
-        f"{config.units_at_once}, "
+        f"only {config.chunks_at_once} can sample at a time, one chunk each; set it to "
+        f"{config.chunks_at_once}, "
         + (
             "or raise rollout.prompts"
             if config.unit_prompts == 1

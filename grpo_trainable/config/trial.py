@@ -97,10 +97,10 @@ class GRPOConfig(TrialSettings):
         return self.k if self.k_mode == "fresh_batches" else 1
 
     @property
-    def units(self) -> list[slice]:
-        """The units of a rollout batch: which of its prompts one call of a generator samples.
+    def chunks(self) -> list[slice]:
+        """The chunks of a rollout batch: which of its prompts one call of a generator samples.
 
-        By default each generator gets as many units of a round as any other, in sizes that differ
+        By default each generator gets as many chunks of a round as any other, in sizes that differ
         by at most one prompt. So none idles at lag 0, where nothing else is under way; at any lag
         a batch that is shared out is there sooner, so that it is trained on with newer weights.
         """
@@ -118,14 +118,14 @@ class GRPOConfig(TrialSettings):
 
     @property
     def unit_prompts(self) -> int:
-        """Prompts of the largest unit."""
-        return max(unit.stop - unit.start for unit in self.units)
+        """Prompts of the largest chunk: `rollout.unit_prompts` where it is set."""
+        return max(chunk.stop - chunk.start for chunk in self.chunks)
 
     @property
-    def units_at_once(self) -> int:
-        """Units that can be under way at the same time, of the rounds that the gate admits."""
+    def chunks_at_once(self) -> int:
+        """Chunks that can be under way at the same time, of the rounds that the gate admits."""
         rounds = min(self.lag + 1, self.rounds)
-        return rounds * self.batches_per_round * len(self.units)
+        return rounds * self.batches_per_round * len(self.chunks)
 
     @property
     def in_mid_batch(self) -> bool:

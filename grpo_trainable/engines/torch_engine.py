@@ -31,8 +31,8 @@ COMPACT_BELOW = 0.75
 class TorchEngine:
     """Samples with a `TransformerLM` of its own.
 
-    Every draw is keyed by (seed, stream, prompt index, response, token). A unit, the list of
-    requests of one call, gives the same bits wherever and whenever it is sampled.
+    Every draw is keyed by (seed, stream, prompt index, response, token). A list
+    of requests that one call samples gives the same bits wherever and whenever it is sampled.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class Ledger:
     def __init__(self, config: GRPOConfig, *, first_round: int = 0, next_prompt: int = 0) -> None:
         """`first_round`: the round of the first batch. `next_prompt`: the index of its first
         prompt."""
-        self._sizes = [chunk.stop - chunk.start for chunk in config.units]
+        self._sizes = [chunk.stop - chunk.start for chunk in config.chunks]
         self._batches_per_round = config.batches_per_round
         self._batches: dict[BatchId, _Batch] = {}
         self._next_batch = BatchId(first_round, 0)
@@ -187,7 +187,7 @@ def ledger_of_format_2(state: Mapping[str, Any], config: GRPOConfig) -> dict[str
     There chunks were numbered: chunk u was part u % n of rollout batch u // n, where each batch
     had n chunks, and prompts followed the numbers.
     """
-    parts = config.units
+    parts = config.chunks
     in_flight, begun = set(state["in_flight_units"]), state["next_unit"]
 
     def batch_id(batch: int) -> BatchId:

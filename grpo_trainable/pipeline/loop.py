@@ -351,7 +351,7 @@ class Pipeline:
                 "buffer_sampling", "buffer")  # fmt: skip
         return {
             "batches_per_round": self.config.batches_per_round,
-            "units_per_batch": len(self.config.units),
+            "units_per_batch": len(self.config.chunks),
             "groups_bring_reference": self.config.reference_role == "generator",
             **{key: config[key] for key in keys},
         }

@@ -502,12 +502,12 @@ APART = {"placement": "disaggregated"}
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),
-            "resources.num_generators=3: only 2 can sample at a time, one unit each; set it to 2, "
+            "resources.num_generators=3: only 2 can sample at a time, one chunk each; set it to 2, "
             "or rollout.unit_prompts to none, which shares a round out",
         ),
         (
             APART | nested(lag=1, rollout__prompts=2, resources__num_generators=5),
-            "resources.num_generators=5: only 4 can sample at a time, one unit each; set it to 4, "
+            "resources.num_generators=5: only 4 can sample at a time, one chunk each; set it to 4, "
             "or raise rollout.prompts",
         ),
         (
@@ -739,11 +739,11 @@ def test_files_of_a_trial_show_the_clip_range_that_it_had():
     assert GRPOConfig.from_dict(gspo.to_dict()) == gspo
 
 
-def test_one_generator_samples_a_batch_as_one_unit_unless_given():
-    assert GRPOConfig().units == [slice(0, 16)]
-    assert GRPOConfig.from_dict(nested(k=4, k_mode="fresh_batches")).units == [slice(0, 16)]
-    given_units = GRPOConfig.from_dict(nested(rollout__unit_prompts=6)).units
-    assert given_units == [slice(0, 6), slice(6, 12), slice(12, 16)]
+def test_one_generator_samples_a_batch_as_one_chunk_unless_given():
+    assert GRPOConfig().chunks == [slice(0, 16)]
+    assert GRPOConfig.from_dict(nested(k=4, k_mode="fresh_batches")).chunks == [slice(0, 16)]
+    given_chunks = GRPOConfig.from_dict(nested(rollout__unit_prompts=6)).chunks
+    assert given_chunks == [slice(0, 6), slice(6, 12), slice(12, 16)]
 
 
 @pytest.mark.parametrize(
@@ -751,9 +751,9 @@ def test_one_generator_samples_a_batch_as_one_unit_unless_given():
     [
         (16, 1, 2, [8, 8]),
         (16, 1, 3, [5, 5, 6]),
-        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # units of ceil(16 / 7) would leave one idle
+        (16, 1, 7, [2, 2, 2, 3, 2, 2, 3]),  # chunks of ceil(16 / 7) would leave one idle
         (16, 4, 2, [16]),  # two batches each
-        (16, 3, 2, [8, 8]),  # three units each
+        (16, 3, 2, [8, 8]),  # three chunks each
         (16, 2, 4, [8, 8]),
         (1, 4, 4, [1]),
     ],
@@ -764,7 +764,7 @@ def test_generators_share_a_round_evenly_by_default(prompts, batches, generators
         | nested(rollout__prompts=prompts, resources__num_generators=generators)
         | nested(k=batches, k_mode="fresh_batches")
     )
-    assert [unit.stop - unit.start for unit in config.units] == sizes
+    assert [chunk.stop - chunk.start for chunk in config.chunks] == sizes
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12), st.none() | st.integers(1, 40))
@@ -780,11 +780,11 @@ def test_units_cover_a_batch_and_every_generator_has_one(prompts, batches, gener
     if isinstance(config, str):
         assert generators > batches * prompts or given_unit is not None
         return
-    covered = [i for unit in config.units for i in range(prompts)[unit]]
+    covered = [i for unit in config.chunks for i in range(prompts)[unit]]
     assert covered == list(range(prompts))
-    assert batches * len(config.units) >= generators
+    assert batches * len(config.chunks) >= generators
     assert config.unit_prompts == (
-        min(given_unit, prompts) if given_unit else math.ceil(prompts / len(config.units))
+        min(given_unit, prompts) if given_unit else math.ceil(prompts / len(config.chunks))
     )
 
 

@@ -246,7 +246,7 @@ def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
     """As many generators, or as many as there are chunks for."""
     data = config.to_dict()
     data["placement"] = "disaggregated"
-    data["resources"]["num_generators"] = min(count, config.units_at_once)
+    data["resources"]["num_generators"] = min(count, config.chunks_at_once)
     return GRPOConfig.from_dict(data)
 
 

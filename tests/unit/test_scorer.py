@@ -181,7 +181,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
     with contextlib.closing(ProcessScorer(spec, deadline_s=0.05)) as scorer:
         answers = scorer.score(requests(*["hang"] * 12, "x"))
         hung = RewardError("no reward within 0.05 s")
-        left_out = RewardError("not asked for: 10 others of its unit hung")
+        left_out = RewardError("not asked for: 10 others of its chunk hung")
         assert answers == [hung] * 10 + [left_out] * 3
         assert scorer.score(requests("x")) == [Score(3.0, 1.0, 3.0)]
 
@@ -221,7 +221,7 @@ def test_rest_of_a_unit_is_not_asked_for_once_many_hung_whatever_the_workers(spe
         hung = answers.count("no reward within 0.05 s")
         # What the others were at when the tenth hung is still awaited.
         assert 10 <= hung <= 13
-        assert all("others of its unit hung" in message for message in answers[hung + 4 :])
+        assert all("others of its chunk hung" in message for message in answers[hung + 4 :])
 
 
 def test_scorer_that_is_closed_while_it_scores_leaves_no_process(spec):
