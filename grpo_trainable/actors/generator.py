@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo_trainable.actors.log_probs import Reference
-from grpo_trainable.actors.process import Desk, keep_freed_memory
+from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
 from grpo_trainable.config import GRPOConfig, threads
@@ -47,7 +47,7 @@ class Generator:
         """`clock`: that of the process, when another role lives in it too."""
         keep_freed_memory()
         r = config.resources
-        self._desk = Desk(
+        self._context = RoleContext(
             threads=threads(config.generator_cpus),
             gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
             clock=clock,
@@ -58,7 +58,7 @@ class Generator:
     def reset(self, config: GRPOConfig) -> None:
         """Begins anew with a config of the same placement, resources and transport."""
         self.close()
-        self._desk.clock.reset()
+        self._context.clock.reset()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
@@ -70,10 +70,10 @@ class Generator:
         self._tokenizer = read_tokenizer(config.model.path)
         self._vocab_size = policy_shape(config.model.preset, config.model.path).vocab_size
         self.engine = build_engine(
-            EngineSetup(config=config, tokenizer=self._tokenizer, device=self._desk.device)
+            EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)
         )
         here = config.reference_role == "generator"
-        self._reference = Reference(config, self._desk.device) if here else None
+        self._reference = Reference(config, self._context.device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer: Scorer = (
@@ -92,10 +92,10 @@ class Generator:
         `received`: their tensors, where the transport brings them with the call; they have been
         travelling since `sent_at`.
         """
-        with self._desk.call("sync", since=sent_at) as waited_s:
-            with self._desk.clock("sync"):
+        with self._context.call("sync", since=sent_at) as waited_s:
+            with self._context.clock("sync"):
                 loaded = self._take(self._fetch(handle, received, waited_s))
-            return replace(loaded, spans=self._desk.clock.take())
+            return replace(loaded, spans=self._context.clock.take())
 
     def deposit(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Deposited:
         """Fetches published weights and puts them in a mailbox, which the sampling loop checks
@@ -146,18 +146,18 @@ class Generator:
         sampled. In an evaluation both are the stage `eval`.
         """
         stream = requests[0].stream
-        with self._desk.call():
-            with self._desk.clock("eval" if stream == "eval" else "rollout"):
+        with self._context.call():
+            with self._context.clock("eval" if stream == "eval" else "rollout"):
                 groups = self._sample(requests, self.between_tokens)
             if self._reference is not None and stream == "train":
-                with self._desk.clock("reference"):
+                with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
             scores = None
             if isinstance(self._scorer, InlineScorer):
-                with self._desk.clock(_scoring_stage(stream)):
+                with self._context.clock(_scoring_stage(stream)):
                     scores = self._scores(stream, groups)
             loaded, self._loaded = self._loaded, []
-            spans = self._desk.clock.take()
+            spans = self._context.clock.take()
         sampled = Sampled(stream=stream, groups=groups, loaded=loaded, spans=spans)
         return sampled if scores is None else _scored(sampled, scores)
 
@@ -165,7 +165,7 @@ class Generator:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
         The answer to `generate` has already told which weights were loaded."""
         start = now()
-        with self._desk.clock.concurrent():
+        with self._context.clock.concurrent():
             scores = self._scores(sampled.stream, sampled.groups)
         spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
         return _scored(replace(sampled, loaded=[], spans=spans), scores)
@@ -176,12 +176,12 @@ class Generator:
         Random draws are keyed by what is asked for, so none is used up. Nothing is scored: a user's
         reward function may count its calls, or cost something.
         """
-        with self._desk.call():
+        with self._context.call():
             groups = self._sample(requests, advance)
             if self._reference is not None:
                 self._reference.annotate(groups)
-            self._desk.clock.synchronize()
-        self._desk.clock.reset()
+            self._context.clock.synchronize()
+        self._context.clock.reset()
 
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
@@ -195,7 +195,7 @@ class Generator:
         advance()
         if not self._mailbox:
             return
-        with self._desk.clock("sync"):
+        with self._context.clock("sync"):
             self._loaded.append(self._take(self._mailbox.pop()))
 
     def progress(self) -> int:

@@ -15,7 +15,7 @@ from grpo_trainable.actors.kl_monitor import KLMonitor, unseen_by_the_first_step
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
 from grpo_trainable.actors.minibatches import microbatches, step_rows
 from grpo_trainable.actors.optimizer import PolicyOptimizer
-from grpo_trainable.actors.process import Desk, keep_freed_memory
+from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.actors.user_functions import advantage_function, loss_function
@@ -69,7 +69,7 @@ class Learner:
         keep_freed_memory()
         r = config.resources
         colocated = config.placement == "colocated"
-        self._desk = Desk(
+        self._context = RoleContext(
             threads=threads(r.worker_cpus if colocated else r.learner_cpus),
             gpus=r.worker_gpus if colocated else r.learner_gpus,
             clock=clock,
@@ -79,27 +79,27 @@ class Learner:
 
     def reset(self, config: GRPOConfig) -> None:
         """Begins anew with a config of the same placement, resources and transport."""
-        self._desk.clock.reset()
+        self._context.clock.reset()
         self._sender.close()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
         model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
-        self.policy = model.to(self._desk.device)
+        self.policy = model.to(self._context.device)
         self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
         self._log_probs = LogProbs(config, tokenizer.eos_id)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
         here = config.reference_role == "learner"
-        self.reference = Reference(config, self._desk.device) if here else None
+        self.reference = Reference(config, self._context.device) if here else None
         self._advantage = partial(
             advantage_function(config.loss.advantage, config.rollout.group_size),
             eps=config.loss.advantage_eps,
         )
         self._objective = partial(
             objective,
-            loss=loss_function(config.loss.type, self._desk.device),
+            loss=loss_function(config.loss.type, self._context.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             importance_cap=config.loss.importance_cap,
@@ -121,15 +121,15 @@ class Learner:
 
         Nothing of it remains but warm code and memory; the gradients are dropped.
         """
-        with self._desk.call():
+        with self._context.call():
             batch = self._made_up_batch(prompt_tokens)
             if self.reference is not None:
                 self.reference.log_probs(batch)
             log_probs, _ = self._log_probs.with_entropy(self.policy, batch)
             log_probs.sum().backward()
             self.optimizer.warm_up()
-            self._desk.clock.synchronize()
-        self._desk.clock.reset()
+            self._context.clock.synchronize()
+        self._context.clock.reset()
 
     def _made_up_batch(self, prompt_tokens: int) -> TrainBatch:
         """As many rows as a microbatch of this config has at most, each as long as can be."""
@@ -147,7 +147,7 @@ class Learner:
             response_mask=mask,
             behaviour_log_probs=zeros,
             advantages=zeros,
-        ).to(self._desk.device)
+        ).to(self._context.device)
 
     # ---- The round ---------------------------------------------------------------------------
 
@@ -161,10 +161,10 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
-        with self._desk.call():
+        with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self.round += 1
-            spans = self._desk.clock.take()
+            spans = self._context.clock.take()
         return Updated(
             round=self.round,
             version=self.version,
@@ -178,7 +178,7 @@ class Learner:
         )
 
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
-        clock = self._desk.clock
+        clock = self._context.clock
         with clock("optimize"):
             advantages = [self._advantages(groups) for groups in rollout_batches]
             batches = [
@@ -219,7 +219,7 @@ class Learner:
         return self._advantage(torch.stack([group.rewards for group in groups]))
 
     def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
-        return collate(groups, list(advantages), self._pad_id).to(self._desk.device)
+        return collate(groups, list(advantages), self._pad_id).to(self._context.device)
 
     def _scored(
         self,
@@ -256,7 +256,7 @@ class Learner:
                 return self.reference.log_probs(batch)
         known = [group.reference_log_probs for group in groups]
         assert all(values is not None for values in known), "a generator made no reference pass"
-        return as_rows(groups, cast("list[Tensor]", known)).to(self._desk.device)
+        return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
 
     def _gradient_step(self, scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
         """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
@@ -294,12 +294,12 @@ class Learner:
         Earlier snapshots of rounds before `needed_from` are given up; later ones are still in use
         or in transit.
         """
-        with self._desk.call():
-            with self._desk.clock("sync"):
+        with self._context.call():
+            with self._context.clock("sync"):
                 weights = self._weights()
                 self._sender.release(needed_from)
                 handle = self._sender.publish(weights, self._frozen())
-            spans = self._desk.clock.take()
+            spans = self._context.clock.take()
         return Published(
             handle=handle,
             version=weights.version,

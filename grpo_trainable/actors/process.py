@@ -1,4 +1,4 @@
-"""What every actor does to the process it lives in."""
+"""How an actor sets up its process: memory, threads, device and clock."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, 16 << 20)
 
 
-class Desk:
-    """One role's seat in a process: its share of threads, its device and its clock.
+class RoleContext:
+    """What a role computes with in its process: its share of threads, its device and a clock.
 
     Roles that share a process share its clock: `idle` is the time in which none of them works.
     """
@@ -49,8 +49,8 @@ class Desk:
 
     @contextmanager
     def call(self, stage: str = "idle", since: float = math.inf) -> Iterator[float]:
-        """Surrounds one call: two roles that share a process each compute with their threads. The
-        rest is `StageClock.call`'s."""
+        """Surrounds one call, as `StageClock.call` does, and computes it with the threads of this
+        role: two roles that share a process may have different numbers."""
         if torch.get_num_threads() != self.threads:
             torch.set_num_threads(self.threads)
         advance()
