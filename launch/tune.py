@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,20 +102,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=number(int, 1),
         help="rounds of every arm, however many responses an arm's round has",
     )
-    add("--num-samples", metavar="N", type=number(int, 1), default=1, help="seeds of every arm (1)")
-    add("--seed", metavar="N", type=number(int, 0), default=0, help="the first seed (0)")
+    add("--num-samples", metavar="N", type=number(int, 1), help="seeds of every arm (1)")
+    add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
     add(
         "--storage",
         metavar="DIR",
-        default="~/ray_results",
         help="where experiments are kept, a directory of this machine (~/ray_results)",
     )
     add(
         "--resume",
         nargs="?",
         const="must",
-        default="never",
         choices=("auto", "never", "must"),
         help="go on with the experiment --name: must (the bare option) refuses when there is none, "
         "auto starts it then, never (the default) refuses when there is one. Its state is pickle, "
@@ -136,7 +135,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--scheduler",
         choices=("fifo", "asha", "pbt"),
-        default="fifo",
         help="of Tune (fifo); asha stops trials that learn less than the others from a quarter of "
         "the samples; pbt lets the worse trials of one arm go on from the better ones with another "
         "optim.lr and, where the loss reads it, loss.clip",
@@ -157,6 +155,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--list", action="store_true", help="show the search spaces and end")
     add("--dry-run", action="store_true", help="show every trial's config and end, without Ray")
+    defaults = asdict(Options())
+    del defaults["assignments"]  # for which argparse needs a list
+    parser.set_defaults(**defaults)
     return parser.parse_args(argv)
 
 
@@ -210,8 +211,8 @@ def opening(plan: Plan, available: Mapping[str, float]) -> list[str]:
         )
     if len({trial.rounds * trial.responses_per_round for trial in plan.trials}) > 1:
         lines.append(
-            "note: the arms do not train on equal samples, because --iterations or --set "
-            "changed it; --samples N gives each of them N responses"
+            "note: the arms do not train on equal samples; --samples N gives each of them N "
+            "responses"
         )
     return lines
 
