@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_trainable.config import ConfigError, shown
+from grpo_trainable.plugins import PluginError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 OUTPUT_CLOSED = 128 + signal.SIGPIPE  # as a shell reports any program that writes to a closed pipe
@@ -76,7 +77,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         status = body()
         sys.stdout.flush()
         return OK if status is None else status
-    except (UsageError, ConfigError) as error:
+    except (UsageError, ConfigError, PluginError) as error:
         print(f"{program(name)}: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:

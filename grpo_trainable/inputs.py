@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from grpo_trainable.config import CHECKS, GRPOConfig
+from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
 from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
 from grpo_trainable.plugins import is_reference, source_of
+from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
 CHUNK_BYTES = 1 << 20
@@ -26,6 +28,7 @@ def input_files(config: GRPOConfig) -> dict[str, Path]:
     Shipped files are among them, since another version of the package may bring others. The file of
     an object of the user's is found without importing it; where it cannot be found (a built-in
     module, or one that its package makes up) it is left out. What it imports is not looked into.
+    Only a user's task is imported, since its class says which of its settings are files.
     """
     return {key: Path(path) for key, path in _input_files(config)}
 
@@ -37,18 +40,37 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    task = config.task
+    yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
+    for key, reference in users_objects(config).items():
+        yield from _source(key, reference)
+    random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
+    for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
+        yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+
+
+def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     if task.train_file is None and task.eval_file is None:
         yield "task.keywords_file", task.keywords_file or NOUNS_FILE
     for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
         if path is not None:
             yield key, path
-    for key, reference in users_objects(config).items():
-        if (source := source_of(reference)) is not None:
-            yield key, source
-    random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
-    for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
-        yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+
+
+def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
+    """What the task's own settings refer to; directories are not looked into."""
+    own = dict(task.own)
+    for key, check in declared_settings(task.name).items():
+        value = own.get(key.removeprefix("task."))
+        if check.refers_to == "path" and value is not None and not os.path.isdir(value):
+            yield key, value
+        elif check.refers_to == "object" and value is not None and is_reference(value):
+            yield from _source(key, value)
+
+
+def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
+    source = source_of(reference)
+    if source is not None:
+        yield key, source
 
 
 def input_digests(config: GRPOConfig) -> dict[str, str]:

@@ -55,7 +55,10 @@ def load(key: str, reference: str) -> Callable[..., Any]:
         PluginError: it cannot be imported, or cannot be called.
     """
     with _one_line_errors(key, reference):
-        return import_callable(reference)
+        found = _import_name(reference)
+        if not callable(found):
+            raise TypeError(f"{split_reference(reference)[1]} is not callable")
+        return found
 
 
 def load_object(key: str, reference: str) -> Any:
@@ -91,14 +94,6 @@ def load_module(key: str, path: str) -> ModuleType:
         return _import_file(Path(path))
 
 
-def import_callable(reference: str) -> Callable[..., Any]:
-    """What `load` returns. Raises whatever its import raises, also `SystemExit`."""
-    found = _import_name(reference)
-    if not callable(found):
-        raise TypeError(f"{split_reference(reference)[1]} is not callable")
-    return found
-
-
 @contextmanager
 def _one_line_errors(key: str, reference: str) -> Iterator[None]:
     try:
@@ -110,6 +105,8 @@ def _one_line_errors(key: str, reference: str) -> Iterator[None]:
 def _import_name(reference: str) -> Any:
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    if not hasattr(module, name):
+        raise AttributeError(f"{where} has no attribute {name!r}")
     return getattr(module, name)
 
 

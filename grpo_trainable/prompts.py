@@ -6,23 +6,20 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
 from grpo_trainable.tasks import TASKS, JSONValue, Task
+from grpo_trainable.tasks.custom import CustomTask
 
 
 def build_task(config: GRPOConfig) -> Task:
-    """
+    """The task of a trial.
+
     Raises:
-        ValueError: a file of the task is missing, empty or malformed, in one line.
+        ValueError: a file of the task is missing, empty or malformed, or a user's class cannot be
+            made, in one line.
     """
     task = config.task
-    return TASKS[task.name](
-        seed=config.seed,
-        keywords_file=task.keywords_file,
-        keywords_per_prompt=task.keywords_per_prompt,
-        match=task.match,
-        train_file=task.train_file,
-        eval_file=task.eval_file,
-        strict=task.strict,
-    )
+    if task.is_custom:
+        return CustomTask(task.name, dict(task.own), config.seed)
+    return TASKS[task.name](task, config.seed)
 
 
 class Prompts:

@@ -36,6 +36,7 @@ from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayRuntime, driver_pid
+from grpo_trainable.tasks.custom import with_task_settings
 from grpo_trainable.timers import Span, WallClock, now
 from grpo_trainable.trial_actors import TrialActors
 from grpo_trainable.trial_storage import TrialStorage
@@ -323,7 +324,7 @@ def resolved(config: dict[str, Any]) -> GRPOConfig:
     process of a trial.
     """
     started = os.environ.get("TUNE_ORIG_WORKING_DIR", os.getcwd())
-    return GRPOConfig.from_dict(make_absolute(config, started))
+    return with_task_settings(GRPOConfig.from_dict(make_absolute(config, started)), started)
 
 
 class DetailedGRPO(GRPOTrainable):

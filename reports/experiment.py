@@ -97,7 +97,7 @@ def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
         differing = [
             f"{key}={f'{value:.3g}' if isinstance(value, float) else shown(value)}"
             for key, value in flatten(trial.config.to_dict()).items()
-            if key != "seed" and any(other[key] != value for other in same_arm)
+            if key != "seed" and any(other.get(key) != value for other in same_arm)
         ]
         label = f"{trial.config.arm} ({', '.join(differing)})" if differing else trial.config.arm
         labelled.append(replace(trial, arm=label))

@@ -320,12 +320,14 @@ def _settings_section(experiment: ExperimentRecord) -> str:
     for trial in experiment.trials:
         by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
     every = [flat for trials in by_arm.values() for flat in trials]
-    keys = [key for key in every[0] if key not in ("arm", "seed")]
-    shared = {key: every[0][key] for key in keys if all(f[key] == every[0][key] for f in every)}
+    # A user's task has keys of its own, so arms need not have the same.
+    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
+    first = every[0]
+    shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
     defaults = flatten(GRPOConfig().to_dict())
-    changed = [f"{key}={shown(v)}" for key, v in shared.items() if v != defaults[key]]
+    changed = [f"{key}={shown(v)}" for key, v in shared.items() if v != defaults.get(key)]
     different = [
-        (key, *(" | ".join(dict.fromkeys(shown(f[key]) for f in fs)) for fs in by_arm.values()))
+        (key, *(" | ".join(dict.fromkeys(shown(f.get(key)) for f in fs)) for fs in by_arm.values()))
         for key in keys
         if key not in shared
     ]

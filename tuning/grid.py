@@ -17,7 +17,8 @@ def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
     """The trials as a Tune search space: a grid over arm and seed.
 
     A key that differs between arms is sampled from the arm, so that it stands in its own place in
-    params.json and among TensorBoard's hparams; every other key is a constant.
+    params.json and among TensorBoard's hparams; every other key is a constant. Where arms run tasks
+    with different keys, the section `task` is sampled as a whole.
 
     Raises:
         ValueError: the trials are not a full grid of their arms and seeds.
@@ -29,6 +30,8 @@ def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
             f"{len(trials)} trials are no grid of {len(arms)} arms x {len(seeds)} seeds"
         )
     by_arm = {trial.arm: flatten(trial.to_dict()) for trial in trials}
+    if len({frozenset(flat) for flat in by_arm.values()}) > 1:
+        by_arm = {trial.arm: _with_task_whole(trial.to_dict()) for trial in trials}
     space: dict[str, Any] = {}
     for key in by_arm[arms[0]]:
         values = {arm: by_arm[arm][key] for arm in arms}
@@ -39,6 +42,11 @@ def param_space(trials: Sequence[GRPOConfig]) -> dict[str, Any]:
         else:
             set_dotted(space, key, tune.sample_from(_ByArm(values)))
     return space
+
+
+def _with_task_whole(config: Mapping[str, Any]) -> dict[str, Any]:
+    others = {name: value for name, value in config.items() if name != "task"}
+    return {**flatten(others), "task": config["task"]}
 
 
 @dataclass(frozen=True)

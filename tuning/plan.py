@@ -18,6 +18,8 @@ from grpo_trainable import __version__
 from grpo_trainable.atomic import replacing
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import (
+    CHECKS,
+    Check,
     GRPOConfig,
     flatten,
     make_absolute,
@@ -25,6 +27,8 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
+from grpo_trainable.plugins import is_reference
+from grpo_trainable.tasks.custom import keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
@@ -166,7 +170,8 @@ class Plan:
     def _fixed(self) -> dict[str, Any]:
         """Dotted keys that the options fix in every trial, with absolute paths."""
         options = self.options
-        fixed = dict(parse_assignment(text) for text in options.assignments)
+        checks = self._checks()
+        fixed = dict(parse_assignment(text, checks) for text in options.assignments)
         if options.samples is not None and "rounds" in fixed:
             raise UsageError(
                 f"--samples {options.samples} contradicts --set rounds={shown(fixed['rounds'])}"
@@ -183,7 +188,19 @@ class Plan:
         nested: dict[str, Any] = {}
         for key, value in fixed.items():
             set_dotted(nested, key, value)
-        return flatten(make_absolute(nested, os.getcwd()))
+        return flatten(make_absolute(nested, os.getcwd(), checks))
+
+    def _checks(self) -> dict[str, Check]:
+        """Every key that may be fixed: a user's task, fixed or chosen by arms, has its own."""
+        key = "task.name"
+        given = [text for text in self.options.assignments if text.split("=")[0].strip() == key]
+        names = {parse_assignment(text)[1] for text in given} or {
+            arm.get(key, CHECKS[key].default) for arm in self.space.arms.values()
+        }
+        checks: dict[str, Check] = {}
+        for name in names:
+            checks |= keys_with(name) if is_reference(name) else CHECKS
+        return checks
 
     def _seeds(self) -> Sequence[int]:
         if "seed" not in self.fixed:
@@ -218,6 +235,7 @@ class Plan:
 
     def _take_stored_settings(self) -> None:
         """A resumed experiment takes the stored settings; what the user names must not differ."""
+        self._refuse_state_of_others()  # the settings may name Python files, which are loaded
         stored = self.stored
         was_file = SPACE_INPUT in stored.get("inputs", {})
         if self.space.name != stored["space"] or was_file != (self.space_digest is not None):
@@ -246,11 +264,10 @@ class Plan:
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """In the order in which they run."""
-        return in_blocks(
-            self.space.trials(
-                self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
-            )
+        trials = self.space.trials(
+            self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
         )
+        return [with_task_settings(trial, os.getcwd()) for trial in in_blocks(trials)]
 
     def check(self) -> None:
         """Reads what the trials will read, and compares what they need with what is here.
@@ -278,11 +295,10 @@ class Plan:
         check_functions(self.trials)
 
     def _check_state(self) -> None:
-        """What a resume reads is the user's own, and what the trials read is what it was."""
+        """What the trials read is what it was when they started."""
         from grpo_trainable.inputs import InputChanged, input_digests, refuse_changed_inputs
 
         before = self.stored.get("inputs", {})  # none in an experiment of an older version
-        self._refuse_state_of_others()
         try:
             for trial in self._readers():
                 refuse_changed_inputs(trial, input_digests(trial), before)
@@ -315,7 +331,10 @@ class Plan:
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         kept = {**kept, **self.limits}
         if "inputs" not in kept:  # a resume has compared the others already
-            digests = [input_digests(trial) for trial in self._readers()]
+            try:
+                digests = [input_digests(trial) for trial in self._readers()]
+            except ValueError as error:
+                raise UsageError(str(error)) from None
             kept["inputs"] = {key: digest for own in digests for key, digest in own.items()}
             if self.space_digest is not None:
                 kept["inputs"][SPACE_INPUT] = self.space_digest

@@ -14,7 +14,7 @@ import torch
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
-from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, Scorer
+from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
@@ -76,15 +76,7 @@ class Generator:
         self._reference = Reference(config, self._context.device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
-        self._scorer: Scorer = (
-            InlineScorer(task.reward)
-            if config.task.reward is None
-            else ProcessScorer(
-                config.task.reward,
-                deadline_s=config.task.reward_deadline_s,
-                workers=config.resources.reward_workers,
-            )
-        )
+        self._scorer = make_scorer(config, task)
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetches published weights and gives them to the engine, which verifies them.

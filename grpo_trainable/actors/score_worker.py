@@ -1,4 +1,7 @@
-"""The process that runs a user's reward function: `python -m … SPEC LIFELINE_FD`.
+"""The process that runs a user's reward: `python -m … REFERENCE LIFELINE_FD [TASK]`.
+
+REFERENCE names a function `f(response, ground_truth)`. With TASK, which is JSON with `settings` and
+`seed`, it names the class of a task, whose `reward` is asked.
 
 JSON lines on standard input and output, never pickle. First comes `{"ready": true}`, or
 `{"error": …}` and the end when the function cannot be imported. Then each request, `{"response",
@@ -15,40 +18,13 @@ import json
 import os
 import select
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TextIO
 
-from grpo_trainable.plugins import import_callable, one_line
-
-FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
-
-
-def as_reply(result: Any) -> dict[str, float]:
-    """What a reward function returned, as a reply.
-
-    A plain number is the reward. A mapping has `reward`; its `format_reward` is 1 and its
-    `answer_reward` is the reward unless given. TypeError or ValueError for anything else, NaN and
-    infinities included.
-    """
-    scores = result if isinstance(result, Mapping) else {"reward": result}
-    if "reward" not in scores:
-        raise ValueError(f"returned a dict without reward: keys {sorted(map(str, scores))}")
-    reward = _finite("reward", scores["reward"])
-    return {
-        "reward": reward,
-        "format_reward": _finite("format_reward", scores.get("format_reward", 1.0)),
-        "answer_reward": _finite("answer_reward", scores.get("answer_reward", reward)),
-    }
-
-
-def _finite(name: str, value: Any) -> float:
-    # Not float() alone: it would take the text "1".
-    if not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not abs(number) <= FLOAT32_MAX:
-        raise ValueError(f"{name} must be a finite float32, got {number}")
-    return number
+from grpo_trainable.plugins import load, one_line
+from grpo_trainable.tasks import as_score
+from grpo_trainable.tasks.custom import CustomTask
 
 
 def die_with_parent(lifeline_fd: int) -> None:
@@ -72,7 +48,19 @@ def take_standard_streams() -> tuple[TextIO, TextIO]:
     return requests, replies
 
 
-def main(spec: str, lifeline_fd: int) -> None:
+def reward_function(reference: str, task: str | None) -> Callable[[str, Any], Any]:
+    """What is asked for rewards.
+
+    Raises:
+        ValueError: it cannot be had, in one line.
+    """
+    if task is None:
+        return load("task.reward", reference)
+    made_of = json.loads(task)
+    return CustomTask(reference, made_of["settings"], made_of["seed"]).reward
+
+
+def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
     die_with_parent(lifeline_fd)
     requests, replies = take_standard_streams()
 
@@ -82,19 +70,19 @@ def main(spec: str, lifeline_fd: int) -> None:
 
     # The user's code runs here, so nothing it raises may end the conversation without a word.
     try:
-        function = import_callable(spec)
-    except BaseException as error:
-        send({"error": one_line(error)})
+        function = reward_function(reference, task)
+    except ValueError as error:
+        send({"error": str(error)})
         return
     send({"ready": True})
     for line in requests:
         request = json.loads(line)
         try:
-            reply = as_reply(function(request["response"], request["ground_truth"]))
+            reply = asdict(as_score(function(request["response"], request["ground_truth"])))
         except (Exception, SystemExit) as error:
             reply = {"error": one_line(error)}
         send(reply)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import IO, Any, Protocol
 
 from grpo_trainable.actors.progress import advance
-from grpo_trainable.plugins import split_reference
-from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest, Task
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,8 @@ class ProcessScorer:
     `reward` is `module:function` or `path/to/file.py:function`, looked up from `directory` (None:
     the current one) and on this process's `sys.path`. The function is `f(response, ground_truth)`
     and returns a number, or a dict with `reward` and optionally `format_reward` and
-    `answer_reward`.
+    `answer_reward`. With `task`, its `settings` and `seed`, `reward` names the class of a task
+    instead, whose method of that name is the function.
 
     Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
     within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
@@ -70,9 +71,15 @@ class ProcessScorer:
     """
 
     def __init__(
-        self, reward: str, *, deadline_s: float, workers: int = 1, directory: str | None = None
+        self,
+        reward: str,
+        *,
+        deadline_s: float,
+        workers: int = 1,
+        directory: str | None = None,
+        task: Mapping[str, Any] | None = None,
     ) -> None:
-        self._start = functools.partial(_Worker, reward, directory)
+        self._start = functools.partial(_Worker, reward, directory, task)
         self._deadline_s = deadline_s
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._changing = threading.Lock()  # of the two that follow
@@ -149,12 +156,38 @@ class ProcessScorer:
         return worker
 
 
-def check_reward_spec(reward: str, *, directory: str | None = None) -> None:
+def make_scorer(config: GRPOConfig, task: Task) -> Scorer:
+    """The scorer of a trial: our own rewards here, a user's in processes of their own.
+
+    Raises:
+        ValueError: a user's reward cannot be had, in one line.
+    """
+    if not config.task.has_custom_reward:
+        return InlineScorer(task.reward)
+    reward, made_of = custom_reward(config)
+    return ProcessScorer(
+        reward,
+        deadline_s=config.task.reward_deadline_s,
+        workers=config.resources.reward_workers,
+        task=made_of,
+    )
+
+
+def custom_reward(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
+    """What a `ProcessScorer` of a trial is told as `reward` and `task`."""
+    if config.task.reward is not None:
+        return config.task.reward, None
+    return config.task.name, {"settings": dict(config.task.own), "seed": config.seed}
+
+
+def check_reward(
+    reward: str, task: Mapping[str, Any] | None = None, *, directory: str | None = None
+) -> None:
     """ValueError naming `reward` and the reason when `ProcessScorer` could not start on it.
 
     Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
     """
-    worker = _Worker(reward, directory)
+    worker = _Worker(reward, directory, task)
     try:
         worker.wait_until_ready()
     finally:
@@ -164,18 +197,15 @@ def check_reward_spec(reward: str, *, directory: str | None = None) -> None:
 class _Worker:
     """One `score_worker` process and the conversation with it."""
 
-    def __init__(self, spec: str, directory: str | None) -> None:
-        self._spec = spec
-        try:
-            split_reference(spec)
-        except ValueError as error:
-            raise ValueError(f"task.reward={spec}: {error}") from None
+    def __init__(self, reward: str, directory: str | None, task: Mapping[str, Any] | None) -> None:
+        self._name = f"task.{'reward' if task is None else 'name'}={reward}"
+        program = [sys.executable, "-m", "grpo_trainable.actors.score_worker", reward]
         # The worker ends when our end of this pipe closes, even if we are killed.
         lifeline, our_end = os.pipe()
         self._lifeline = os.fdopen(our_end, "wb", buffering=0)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_trainable.actors.score_worker", spec, str(lifeline)],
+                [*program, str(lifeline), *([] if task is None else [json.dumps(task)])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -197,7 +227,7 @@ class _Worker:
         self._killed = self._stopped = False
 
     def wait_until_ready(self) -> None:
-        """ValueError naming the spec when the function cannot be imported."""
+        """ValueError naming the reward when it cannot be had."""
         try:
             reply = self._converse(b"", START_DEADLINE_S)
         except TimeoutError:
@@ -208,8 +238,8 @@ class _Worker:
             if "error" not in reply:
                 return
             self.kill()
-            reason = f"cannot be imported: {reply['error']}"
-        raise ValueError(f"task.reward={self._spec}: {reason}")
+            raise ValueError(reply["error"])
+        raise ValueError(f"{self._name}: {reason}")
 
     def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         """The reply; when none comes TimeoutError, or EOFError saying how the process died."""

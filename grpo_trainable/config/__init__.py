@@ -16,13 +16,22 @@ from grpo_trainable.config.plain import (
     without_retired,
 )
 from grpo_trainable.config.rules import of_other_placement, unmet
-from grpo_trainable.config.schema import CHECKS, LossSettings, OptimSettings, fresh_wanted
+from grpo_trainable.config.schema import (
+    CHECKS,
+    CommonTaskSettings,
+    LossSettings,
+    OptimSettings,
+    TaskSettings,
+    fresh_wanted,
+)
 from grpo_trainable.config.trial import GRPOConfig, threads
 from grpo_trainable.config.values import (
     Check,
     ConfigError,
+    checks_of,
     choice,
     choice_or_reference,
+    converted,
     flag,
     integer,
     number,
@@ -36,12 +45,16 @@ from grpo_trainable.config.values import (
 __all__ = [
     "CHECKS",
     "Check",
+    "CommonTaskSettings",
     "ConfigError",
     "GRPOConfig",
     "LossSettings",
     "OptimSettings",
+    "TaskSettings",
+    "checks_of",
     "choice",
     "choice_or_reference",
+    "converted",
     "flag",
     "flatten",
     "fresh_wanted",

@@ -157,7 +157,7 @@ def _reward(config: GRPOConfig) -> Iterator[Rule]:
     # A generator that waits for a reward must not pass for one that hangs itself.
     enough_s = 2 * config.task.reward_deadline_s
     yield (
-        config.task.reward is not None and enough_s > config.resources.deadline_s,
+        config.task.has_custom_reward and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
         f"must be >= {enough_s:g}, twice task.reward_deadline_s={config.task.reward_deadline_s:g}",
     )

@@ -31,7 +31,7 @@ def page() -> str:
 def _sections() -> Iterator[str]:
     yield _table("The top level", "What is usually searched.", "")
     for name, section in SECTIONS.items():
-        yield _table(f"`{name}`", section.__doc__, name)
+        yield _table(f"`{name}`", " ".join(section.__doc__.split()), name)
 
 
 def _table(title: str, about: str, section: str) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
-from grpo_trainable.config.values import ConfigError, shown
+from grpo_trainable.config.values import Check, ConfigError, shown
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`("optim.lr", 0.001)` from `optim.lr=1e-3`, as `--set` takes it.
+def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
+    """`("optim.lr", 0.001)` from `optim.lr=1e-3`, as `--set` takes it, of the keys in `checks`.
 
     The value is read as JSON where the key is no text; `none` and `null` are None where the key
     may be None. Whether the value is valid is `GRPOConfig.from_dict`'s to say.
@@ -22,11 +22,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ConfigError(f"{shown(text)}: must be KEY=VALUE, for example optim.lr=1e-4")
     if key in SECTIONS:
-        names = ", ".join(name for name in CHECKS if name.startswith(f"{key}."))
+        names = ", ".join(name for name in checks if name.startswith(f"{key}."))
         raise ConfigError(f"{key}={shown(raw)}: is a section; set one of {names}")
-    if key not in CHECKS:
-        raise unknown_key(key)
-    check = CHECKS[key]
+    if key not in checks:
+        raise unknown_key(key, checks)
+    check = checks[key]
     if raw.lower() in ("none", "null") and (check.optional or not check.is_text):
         return key, None
     if check.is_text and not raw.startswith('"'):
@@ -82,8 +82,13 @@ def without_retired(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_absolute(config: Mapping[str, Any], base_dir: str | os.PathLike[str]) -> dict[str, Any]:
-    """A copy whose paths are absolute, relative ones meaning `base_dir`.
+def make_absolute(
+    config: Mapping[str, Any],
+    base_dir: str | os.PathLike[str],
+    checks: Mapping[str, Check] = CHECKS,
+) -> dict[str, Any]:
+    """A copy whose paths are absolute, relative ones meaning `base_dir`. `checks` says which keys
+    hold paths or name Python files.
 
     Call it on the driver: Tune moves a trial's process to a directory of its own.
     """
@@ -91,7 +96,7 @@ def make_absolute(config: Mapping[str, Any], base_dir: str | os.PathLike[str]) -
     def settled(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        check = CHECKS.get(key)
+        check = checks.get(key)
         # What is not text or empty is left as it is, for `from_dict` to refuse by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
@@ -107,14 +112,14 @@ def make_absolute(config: Mapping[str, Any], base_dir: str | os.PathLike[str]) -
     return {name: settled(name, value) for name, value in config.items()}
 
 
-def unknown_key(key: str) -> ConfigError:
-    """The error for a key that does not exist, with the nearest that do."""
+def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
+    """The error for a key that does not exist, with the nearest in `checks`."""
     section, _, leaf = key.rpartition(".")
     by_leaf: dict[str, list[str]] = {}
-    for name in CHECKS:
+    for name in checks:
         by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
     siblings = {
-        name.rpartition(".")[2]: [name] for name in CHECKS if name.startswith(f"{section}.")
+        name.rpartition(".")[2]: [name] for name in checks if name.startswith(f"{section}.")
     }
     sections = {} if section else {name: [name] for name in SECTIONS}
 

@@ -48,14 +48,6 @@ def _at_least(key: str, minimum: int) -> Condition:
     return Condition(keys=(key,), needs=f"{key} >= {minimum}", holds=lambda v: v >= minimum)
 
 
-def _any_given(*keys: str) -> Condition:
-    return Condition(
-        keys=keys,
-        needs=" or ".join(keys),
-        holds=lambda *values: any(value is not None for value in values),
-    )
-
-
 def _none_given(*keys: str) -> Condition:
     return Condition(
         keys=keys,
@@ -67,8 +59,13 @@ def _none_given(*keys: str) -> Condition:
 _COLOCATED = _is("placement", "colocated")
 _DISAGGREGATED = _is("placement", "disaggregated")
 _REPLAY = _at_least("buffer_capacity", 2)
+_KEYWORD_TASK = _is("task.name", "keyword")
 _NO_PROMPT_FILES = _none_given("task.train_file", "task.eval_file")
-_USERS_REWARD = _any_given("task.reward")
+_CUSTOM_REWARD = Condition(
+    keys=("task.reward", "task.name"),
+    needs="task.reward or a task of your own",
+    holds=lambda reward, name: reward is not None or is_reference(name),
+)
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
@@ -84,13 +81,23 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "buffer.max_age": (_REPLAY,),
     "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
     "model.preset": (_none_given("model.path"),),
-    "task.keywords_file": (_NO_PROMPT_FILES,),
-    "task.keywords_per_prompt": (_NO_PROMPT_FILES,),
-    "task.match": (_none_given("task.reward"),),
-    # The task's own reward neither hangs nor fails.
-    "task.reward_deadline_s": (_USERS_REWARD,),
-    "task.max_error_rate": (_USERS_REWARD,),
-    "task.strict": (_any_given("task.reward", "task.train_file", "task.eval_file"),),
+    "task.keywords_file": (_KEYWORD_TASK, _NO_PROMPT_FILES),
+    "task.keywords_per_prompt": (_KEYWORD_TASK, _NO_PROMPT_FILES),
+    "task.match": (_KEYWORD_TASK, _none_given("task.reward")),
+    "task.train_file": (_KEYWORD_TASK,),
+    "task.eval_file": (_KEYWORD_TASK,),
+    # The keyword task's own reward neither hangs nor fails.
+    "task.reward_deadline_s": (_CUSTOM_REWARD,),
+    "task.max_error_rate": (_CUSTOM_REWARD,),
+    "task.strict": (
+        Condition(
+            keys=("task.reward", "task.train_file", "task.eval_file", "task.name"),
+            needs="task.reward, task.train_file, task.eval_file or a task of your own",
+            holds=lambda *given: (
+                any(value is not None for value in given[:-1]) or is_reference(given[-1])
+            ),
+        ),
+    ),
     "loss.advantage_eps": (_is_or_users("loss.advantage", "group_std", "batch"),),
     "loss.clip": (
         _is_or_users(
@@ -117,8 +124,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.learner_cpus": (_DISAGGREGATED,),
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),
-    "resources.reward_workers": (_USERS_REWARD,),
-    "resources.reward_cpus": (_USERS_REWARD,),
+    "resources.reward_workers": (_CUSTOM_REWARD,),
+    "resources.reward_cpus": (_CUSTOM_REWARD,),
     "resources.worker_gpus": (_COLOCATED,),
 }
 
@@ -130,7 +137,7 @@ ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport", "transport_dtype"),
-        *("model.path", "task.name", "task.train_file", "task.eval_file", "task.reward"),
+        *("model.path", "task.name", "task.reward"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),
         *("loss.type", "loss.advantage", "loss.aggregation"),

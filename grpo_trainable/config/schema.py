@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from grpo_trainable.config.values import (
     Check,
     Settings,
+    checks_of,
     choice,
     choice_or_reference,
     flag,
@@ -26,6 +27,7 @@ from grpo_trainable.config.values import (
     text,
 )
 from grpo_trainable.engines import ENGINES
+from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
 
 
@@ -46,28 +48,13 @@ class ModelSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(Settings):
-    """Where prompts come from and how responses are scored."""
+class CommonTaskSettings(Settings):
+    """The settings that every task has."""
 
     SECTION: ClassVar[str] = "task"
 
-    name: str = choice(("keyword",), "The task, which makes the prompts and scores responses.")
-    keywords_file: str | None = path(
-        None, "A UTF-8 file with one keyword a line; none: the shipped nouns."
-    )
-    keywords_per_prompt: int = integer(1, "How many keywords a prompt asks for at once.", minimum=1)
-    match: str = choice(
-        ("word", "substring"),
-        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
-    )
-    train_file: str | None = path(
-        None,
-        "A JSONL file of training prompts with prompt, and keywords or answer; without eval_file a "
-        "fifth of it is held out.",
-    )
-    eval_file: str | None = path(
-        None,
-        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+    name: str = choice_or_reference(
+        ("keyword",), "The task, which makes prompts and scores responses.", what="Class"
     )
     reward: str | None = reference(
         None,
@@ -88,6 +75,58 @@ class TaskSettings(Settings):
         "Whether the first failed reward ends the trial, and a malformed line of a prompt file is "
         "an error.",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeywordSettings(Settings):
+    """The settings of the keyword task alone."""
+
+    SECTION: ClassVar[str] = "task"
+
+    keywords_file: str | None = path(
+        None, "A UTF-8 file with one keyword a line; none: the shipped nouns."
+    )
+    keywords_per_prompt: int = integer(1, "How many keywords a prompt asks for at once.", minimum=1)
+    match: str = choice(
+        ("word", "substring"),
+        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
+    )
+    train_file: str | None = path(
+        None,
+        "A JSONL file of training prompts with prompt, and keywords or answer; without eval_file a "
+        "fifth of it is held out.",
+    )
+    eval_file: str | None = path(
+        None,
+        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings(KeywordSettings, CommonTaskSettings):
+    """Where prompts come from and how responses are scored. A task of your own adds the settings
+    that it declares."""
+
+    # What is given for the settings that a user's task declares: (name, value). The task's class
+    # says which there are and what they accept, and only a process that runs the task loads it.
+    own: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the task is a user's class."""
+        return is_reference(self.name)
+
+    @property
+    def has_custom_reward(self) -> bool:
+        """Whether code of the user's scores the responses: a function, or a task's."""
+        return self.reward is not None or self.is_custom
+
+    def to_dict(self) -> dict[str, Any]:
+        settings = super().to_dict()
+        own = dict(settings.pop("own"))
+        if not self.is_custom:
+            return settings
+        return {key: settings[key] for key in checks_of(CommonTaskSettings)} | own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,15 +417,6 @@ class TrialSettings(Settings):
 
 DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(TrialSettings)}
 SECTIONS: dict[str, Any] = {name: value for name, value in DEFAULTS.items() if is_dataclass(value)}
-
-
-def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
-    """Key → what it accepts, of a dataclass whose fields are kinds of values."""
-    return {
-        prefix + item.name: item.metadata["check"]
-        for item in fields(settings)
-        if "check" in item.metadata
-    }
 
 
 # Every key, dotted.

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from grpo_trainable.config.contradictions import contradictions
 from grpo_trainable.config.plain import unknown_key, without_retired
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
-from grpo_trainable.config.schema import CHECKS, DEFAULTS, TrialSettings
-from grpo_trainable.config.values import ConfigError, section_expected, shown
+from grpo_trainable.config.schema import (
+    CHECKS,
+    DEFAULTS,
+    CommonTaskSettings,
+    TaskSettings,
+    TrialSettings,
+)
+from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
+from grpo_trainable.plugins import is_reference
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
@@ -75,16 +83,6 @@ class GRPOConfig(TrialSettings):
                 raise unknown_key(str(name))
             values[name] = _section(name, value) if is_dataclass(DEFAULTS[name]) else value
         return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-able data, every key present; `from_dict` gives an equal config back."""
-
-        def plain(value: Any) -> Any:
-            if is_dataclass(value):
-                return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-            return list(value) if isinstance(value, tuple) else value
-
-        return plain(self)
 
     @property
     def prompts_per_round(self) -> int:
@@ -206,8 +204,39 @@ def _section(name: str, value: Any) -> Any:
     default = DEFAULTS[name]
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
+    if name == "task" and _is_custom(value.get("name")):
+        return _custom_task(value)
     settings = without_retired({name: value})[name]
     for leaf in settings:
         if f"{name}.{leaf}" not in CHECKS:
             raise unknown_key(f"{name}.{leaf}")
     return type(default)(**settings)
+
+
+def _is_custom(name: Any) -> bool:
+    return isinstance(name, str) and is_reference(name)
+
+
+def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
+    """The section of a user's task: what is not common to all tasks is its own."""
+    common = checks_of(CommonTaskSettings)
+    own = {str(name): value for name, value in given.items() if name not in common}
+    for name, value in own.items():
+        if not name.isidentifier():
+            raise unknown_key(f"task.{name}")
+        own[name] = _frozen(f"task.{name}", value)
+    settings = {name: value for name, value in given.items() if name in common}
+    return TaskSettings(**settings, own=tuple(sorted(own.items())))
+
+
+def _frozen(key: str, value: Any) -> Any:
+    """Plain data, lists as tuples, and numbers of other libraries as Python's."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(key, item) for item in value)
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    raise ConfigError(f"{key}={shown(value)}: must be text, a number, true, false, none or a list")

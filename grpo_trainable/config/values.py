@@ -257,10 +257,29 @@ class Settings:
             elif type(value) is not type(item.default):
                 raise ConfigError(f"{item.name}={shown(value)}: {section_expected(item.default)}")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able data, every key present; `from_dict` gives an equal config back."""
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.to_dict()
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def checks_of(settings: Any, prefix: str = "") -> dict[str, Check]:
+    """Key → what it accepts, of a dataclass whose fields are kinds of values."""
+    return {
+        prefix + item.name: item.metadata["check"]
+        for item in fields(settings)
+        if "check" in item.metadata
+    }
+
 
 def section_expected(section: Any) -> str:
     """What an error says where `section` should be."""
-    return "must be a mapping with keys from " + ", ".join(item.name for item in fields(section))
+    return "must be a mapping with keys from " + ", ".join(checks_of(section))
 
 
 def shown(value: Any) -> str:

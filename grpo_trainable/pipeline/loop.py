@@ -341,7 +341,7 @@ class Pipeline:
         self._stopped = state["stopped"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
-        same_work = without_retired(state["work"]) == self._work()
+        same_work = without_retired(state["work"]) == without_retired(self._work())
         self._collector.load_state(state, groups, same_work=same_work)
 
     def _work(self) -> dict[str, Any]:

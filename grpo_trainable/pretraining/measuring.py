@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from grpo_trainable.config import TaskSettings
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
@@ -117,7 +118,7 @@ def measure(
     ]
 
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
-    task = KeywordTask(seed=seed)
+    task = KeywordTask(TaskSettings(), seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))
     prompts = [example.prompt for example in examples]
     stories = sample(model, tokenizer, prompts, RESPONSES_PER_KEYWORD, seed + 1)

@@ -1,6 +1,14 @@
-"""Tasks: text in, score out. `TASKS` holds what `task.name` can be. Imports no torch."""
+"""Tasks: text in, score out. `TASKS` holds the built-in ones. Imports no torch."""
 
-from grpo_trainable.tasks.base import Example, JSONValue, RewardError, Score, ScoreRequest, Task
+from grpo_trainable.tasks.base import (
+    Example,
+    JSONValue,
+    RewardError,
+    Score,
+    ScoreRequest,
+    Task,
+    as_score,
+)
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
     keyword_inclusion_reward_fn,
@@ -19,6 +27,7 @@ __all__ = [
     "Score",
     "ScoreRequest",
     "Task",
+    "as_score",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "split_of",

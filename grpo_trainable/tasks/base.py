@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, TypeAlias
+
+FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
@@ -39,11 +41,44 @@ class RewardError:
     message: str
 
 
-class Task(Protocol):
-    def train_example(self, cursor: int) -> Example:
-        """The `cursor`-th training example, 0 and up without end.
+def as_score(result: Any) -> Score:
+    """The score that a user's reward returned: a `Score`, a number, or a mapping with `reward`.
 
-        A pure function of the task's seed and `cursor`, so a resumed run needs only the cursor.
+    Unless given, the format reward is 1 and the answer reward is the reward.
+
+    Raises:
+        TypeError, ValueError, OverflowError: it is anything else, or no finite float32.
+    """
+    if isinstance(result, Score):
+        result = asdict(result)
+    scores = result if isinstance(result, Mapping) else {"reward": result}
+    if "reward" not in scores:
+        raise ValueError(f"returned a dict without reward: keys {sorted(map(str, scores))}")
+    reward = _finite("reward", scores["reward"])
+    return Score(
+        reward=reward,
+        format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
+        answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
+    )
+
+
+def _finite(name: str, value: Any) -> float:
+    # Not float() alone: it would take the text "1".
+    if not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    number = float(value)
+    if not abs(number) <= FLOAT32_MAX:
+        raise ValueError(f"{name} must be a finite float32, got {number}")
+    return number
+
+
+class Task(Protocol):
+    """What a task offers. Its class is called with its settings, if it has any, and the seed."""
+
+    def train_example(self, prompt_index: int) -> Example:
+        """Training example number `prompt_index`, from 0 on without end.
+
+        A pure function of the task's seed and the index, so a resumed run needs only the index.
         """
         ...
 

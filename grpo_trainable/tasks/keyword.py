@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeGuard
 
+from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,9 @@ def word_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> fl
     text = _plain(response)
     return float(all(_word_pattern(keyword).search(text) for keyword in _as_keywords(keywords)))
 
+
+# What `task.match` can be.
+_INCLUSION = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_reward_fn}
 
 _TYPEWRITER = str.maketrans(
     {"\N{RIGHT SINGLE QUOTATION MARK}": "'", "\N{HYPHEN}": "-", "\N{NON-BREAKING HYPHEN}": "-"}
@@ -194,8 +198,8 @@ class _Words:
     words: Sequence[str]
     per_prompt: int
 
-    def example(self, key: str, cursor: int) -> Example:
-        epoch, place = divmod(cursor, len(self.words) // self.per_prompt)
+    def example(self, key: str, prompt_index: int) -> Example:
+        epoch, place = divmod(prompt_index, len(self.words) // self.per_prompt)
         order = _permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
@@ -208,8 +212,8 @@ class _Rows:
 
     rows: Sequence[Example]
 
-    def example(self, key: str, cursor: int) -> Example:
-        epoch, place = divmod(cursor, len(self.rows))
+    def example(self, key: str, prompt_index: int) -> Example:
+        epoch, place = divmod(prompt_index, len(self.rows))
         return self.rows[_permutation(key, epoch, len(self.rows))[place]]
 
 
@@ -220,45 +224,29 @@ class KeywordTask:
     """Prompts from a word file (`keywords_file`, None: the shipped nouns) or from JSONL files.
 
     Words are split into train and held-out by `split_of`. `train_file` and `eval_file` are used as
-    they are; either one alone is split by a hash of the prompt. `match` is `word` or `substring`.
-    `strict` refuses a bad JSONL line instead of skipping it. Every mistake in arguments or files
-    is a ValueError of one line.
+    they are; either one alone is split by a hash of the prompt. `strict` refuses a bad JSONL line
+    instead of skipping it.
+
+    Raises:
+        ValueError: a file is missing, empty or malformed, in one line.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        keywords_file: str | None = None,
-        keywords_per_prompt: int = 1,
-        match: str = "word",
-        train_file: str | None = None,
-        eval_file: str | None = None,
-        strict: bool = False,
-    ) -> None:
-        rewards = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_reward_fn}
-        if match not in rewards:
-            raise ValueError(f"task.match={match}: must be one of {', '.join(rewards)}")
-        self._inclusion = rewards[match]
+    def __init__(self, settings: TaskSettings, seed: int) -> None:
+        self._inclusion = _INCLUSION[settings.match]
         self._seed = seed
+        train_file, eval_file = settings.train_file, settings.eval_file
         if train_file is None and eval_file is None:
-            self._train, self._heldout = _split_words(
-                NOUNS_FILE if keywords_file is None else keywords_file, keywords_per_prompt
-            )
-        elif keywords_file is not None:
-            raise ValueError(
-                f"task.keywords_file={keywords_file}: must be none with task.train_file or "
-                "task.eval_file"
-            )
+            path = settings.keywords_file or NOUNS_FILE
+            self._train, self._heldout = _split_words(path, settings.keywords_per_prompt)
         else:
-            self._train, self._heldout = _split_rows(train_file, eval_file, strict=strict)
+            self._train, self._heldout = _split_rows(train_file, eval_file, strict=settings.strict)
 
-    def train_example(self, cursor: int) -> Example:
-        """The `cursor`-th training example; each pass over the prompts has its own order.
+    def train_example(self, prompt_index: int) -> Example:
+        """The `prompt_index`-th training example; each pass over the prompts has its own order.
 
-        A pure function of (seed, cursor).
+        A pure function of (seed, prompt_index).
         """
-        return self._train.example(f"train {self._seed}", cursor)
+        return self._train.example(f"train {self._seed}", prompt_index)
 
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out examples, the same for every seed; fewer are the first of more.
@@ -266,7 +254,7 @@ class KeywordTask:
         When more are asked for than there are, the held-out words or rows come round again: in
         new combinations with several keywords a prompt, else as the same prompts.
         """
-        return [self._heldout.example("eval", cursor) for cursor in range(count)]
+        return [self._heldout.example("eval", prompt_index) for prompt_index in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """1 when every keyword of `ground_truth` (a list, or one text) is there, else 0.
@@ -279,8 +267,6 @@ class KeywordTask:
 
 
 def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
-    if per_prompt < 1:
-        raise ValueError(f"task.keywords_per_prompt={per_prompt}: must be an integer >= 1")
     words = read_keywords(path)
     train = [word for word in words if split_of(word) == "train"]
     heldout = [word for word in words if split_of(word) == "heldout"]

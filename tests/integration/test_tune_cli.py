@@ -448,3 +448,66 @@ def test_a_wrong_loss_of_the_users_is_one_line_before_ray_starts(tmp_path):
 def failures(experiment: Path) -> int:
     (errors,) = experiment.glob("*/error.txt")
     return max(map(int, re.findall(r"Failure # (\d+)", errors.read_text())))
+
+
+TASK = """
+import random
+from dataclasses import dataclass
+
+from grpo_trainable.config import text
+from grpo_trainable.tasks import Example, keyword_prompt
+
+
+class Letters:
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        letters: str = text("e")
+
+    def __init__(self, settings, seed):
+        self.letters, self.seed = settings.letters, seed
+
+    def train_example(self, prompt_index):
+        word = random.Random(f"{self.seed} {prompt_index}").choice(["cat", "drum", "fox"])
+        return Example(keyword_prompt([word]), word)
+
+    def eval_examples(self, count):
+        return [Example(keyword_prompt(["hen"]), "hen")] * count
+
+    def reward(self, response, ground_truth):
+        if "fox" in ground_truth:
+            raise RuntimeError("no foxes")
+        return sum(letter in self.letters for letter in response) / max(1, len(response))
+"""
+
+
+def test_a_task_from_outside_the_repository_trains_and_its_file_is_guarded(tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    argv = ["--space", "async_vs_sync", "--name", "letters", "--set", "arm=async_k1", *SMALL]
+    own = ["--set", "task.name=mine.py:Letters", "--set", "task.letters=aeiou"]
+    allowed = ["--set", "task.max_error_rate=0.9", "--iterations", "3"]
+
+    done = run(*argv, *own, *allowed, storage=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "report: " in done.stdout
+    (trial,) = trial_directories(tmp_path / "letters")
+    params = json.loads((trial / "params.json").read_text())
+    assert params["task"]["name"] == f"{tmp_path}/mine.py:Letters"
+    assert params["task"]["letters"] == "aeiou"
+    assert "keywords_file" not in params["task"]
+    parts = [pq.read_table(path).to_pylist() for path in sorted(trial.glob("rollouts/*.parquet"))]
+    responses = [row for part in parts for row in part]
+    assert len(responses) % 4 == 0
+    for row in responses:
+        vowels = sum(letter in "aeiou" for letter in row["response"])
+        assert row["reward"] == pytest.approx(vowels / max(1, len(row["response"])))
+    # What the task refuses to score is dropped, and counted.
+    last = rows(trial)[-1]
+    assert last["count/reward_errors"] > 0
+    assert not any("fox" in row["prompt"] for row in responses)
+    assert 0 < last["reward/eval_mean"] < 1
+
+    (tmp_path / "mine.py").write_text(TASK + "# changed\n")
+    refused = run("--resume", "must", "--name", "letters", storage=tmp_path)
+    assert refused.returncode == 2
+    assert "mine.py is not what it was when this run started" in refused.stderr

@@ -567,11 +567,13 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(resources__reward_workers=8),
-            "resources.reward_workers=8: not read with task.reward=none; needs task.reward",
+            "resources.reward_workers=8: not read with task.reward=none and task.name=keyword; "
+            "needs task.reward or a task of your own",
         ),
         (
             nested(resources__reward_cpus=1),
-            "resources.reward_cpus=1.0: not read with task.reward=none; needs task.reward",
+            "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword; "
+            "needs task.reward or a task of your own",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
@@ -928,6 +930,54 @@ def test_another_word_is_refused_with_the_nearest_name():
         "loss.type=clipp: must be one of clip, plain, or module:function or file.py:function; "
         "did you mean clip?"
     )
+
+
+# ---- A task of the user's ---------------------------------------------------------------------
+
+SUMS = {"task": {"name": "/my/sums.py:Sums", "largest": 9, "signs": ["+", "-"], "strict": True}}
+
+
+def test_settings_of_a_custom_task_are_kept_as_they_are_given():
+    config = GRPOConfig.from_dict(SUMS)
+    assert config.task.own == (("largest", 9), ("signs", ("+", "-")))
+    assert config.task.strict
+    assert config.to_dict()["task"] == {
+        "name": "/my/sums.py:Sums",
+        "reward": None,
+        "reward_deadline_s": 10.0,
+        "max_error_rate": 0.1,
+        "strict": True,
+        "largest": 9,
+        "signs": ["+", "-"],
+    }
+    assert GRPOConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert hash(config.task) == hash(GRPOConfig.from_dict(SUMS).task)
+
+
+def test_a_custom_task_may_have_a_setting_that_the_keyword_task_has():
+    config = GRPOConfig.from_dict(nested(task__name="my:Task", task__train_file="mine.txt"))
+    assert config.task.own == (("train_file", "mine.txt"),)
+    assert config.task.train_file is None
+
+
+def test_the_keyword_task_has_no_settings_but_its_own():
+    assert error(nested(task__largest=9)).startswith("task.largest: unknown key; ")
+
+
+@pytest.mark.parametrize("value", [object(), {"a": 1}, math.nan, 1j, [object()], b"x"])
+def test_a_setting_of_a_custom_task_is_plain_data(value):
+    line = error({"task": {"name": "my:Task", "setting": value}})
+    assert line.startswith("task.setting=")
+    assert line.endswith(": must be text, a number, true, false, none or a list")
+
+
+def test_numbers_of_other_libraries_are_numbers_for_a_custom_task_too():
+    import numpy as np
+
+    own = {"name": "my:Task", "a": np.int64(2), "b": np.float32(0.5)}
+    config = GRPOConfig.from_dict({"task": own})
+    assert [type(value) for _, value in config.task.own] == [int, float]
+    json.dumps(config.to_dict())
 
 
 # ---- Plain dicts -----------------------------------------------------------------------------

@@ -102,3 +102,28 @@ def test_a_run_of_before_there_were_digests_goes_on():
 
 def test_a_reward_without_a_file_is_left_out():
     assert "task.reward" not in input_files(config(task={"reward": "sys:intern"}))
+
+
+def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
+    (tmp_path / "words.txt").write_text("apple\n")
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from grpo_trainable.config import integer, path\n"
+        "class Mine:\n"
+        "    @dataclass(frozen=True)\n"
+        "    class Settings:\n"
+        "        words: str | None = path(None)\n"
+        "        folder: str | None = path(None)\n"
+        "        other: str | None = path(None)\n"
+        "        size: int = integer(1, minimum=1)\n"
+    )
+    task = {"name": f"{tmp_path}/mine.py:Mine", "words": f"{tmp_path}/words.txt", "size": 3}
+    reads = config(task={**task, "folder": str(tmp_path)})
+
+    files = {key: path for key, path in input_files(reads).items() if key.startswith("task.")}
+    assert files == {"task.name": tmp_path / "mine.py", "task.words": tmp_path / "words.txt"}
+
+    before = input_digests(reads)
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# changed\n")
+    with pytest.raises(InputChanged, match=r"^task\.name: .*mine\.py is not what it was"):
+        refuse_changed_inputs(reads, input_digests(reads), before)

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks import (
     TASKS,
     Example,
@@ -91,15 +92,19 @@ def test_whole_word_matching(response, keyword, reward):
     assert word_inclusion_reward_fn(response, keyword) == reward
 
 
+def keyword_task(*, seed: int, **settings) -> KeywordTask:
+    return KeywordTask(TaskSettings(**settings), seed)
+
+
 def test_match_chooses_between_words_and_substrings(words_file):
-    by_word = KeywordTask(seed=0, keywords_file=words_file)
-    by_substring = KeywordTask(seed=0, keywords_file=words_file, match="substring")
+    by_word = keyword_task(seed=0, keywords_file=words_file)
+    by_substring = keyword_task(seed=0, keywords_file=words_file, match="substring")
     assert by_word.reward("when", ["hen"]) == Score(0.0, 1.0, 0.0)
     assert by_substring.reward("when", ["hen"]) == Score(1.0, 1.0, 1.0)
 
 
 def test_every_keyword_must_be_there(words_file):
-    task = KeywordTask(seed=0, keywords_file=words_file)
+    task = keyword_task(seed=0, keywords_file=words_file)
     assert task.reward("a cat and a dog", ["dog", "cat"]).reward == 1.0
     assert task.reward("a cat and a cow", ["dog", "cat"]).reward == 0.0
 
@@ -124,15 +129,15 @@ def test_about_a_quarter_of_the_words_is_held_out():
 
 
 def test_evaluation_never_sees_a_trained_keyword(words_file):
-    task = KeywordTask(seed=3, keywords_file=words_file)
-    trained = {task.train_example(cursor).ground_truth[0] for cursor in range(200)}
+    task = keyword_task(seed=3, keywords_file=words_file)
+    trained = {task.train_example(prompt_index).ground_truth[0] for prompt_index in range(200)}
     evaluated = {example.ground_truth[0] for example in task.eval_examples(50)}
     assert trained == set(TRAIN)
     assert evaluated == set(HELD_OUT)
 
 
 def test_each_epoch_uses_every_word_once_in_an_order_of_its_own(words_file):
-    task = KeywordTask(seed=0, keywords_file=words_file)
+    task = keyword_task(seed=0, keywords_file=words_file)
     size = len(TRAIN)
     epochs = [
         [task.train_example(epoch * size + i).ground_truth[0] for i in range(size)]
@@ -142,32 +147,32 @@ def test_each_epoch_uses_every_word_once_in_an_order_of_its_own(words_file):
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_a_training_example_depends_only_on_seed_and_cursor(words_file):
-    forwards = [KeywordTask(seed=7, keywords_file=words_file).train_example(i) for i in range(100)]
-    task = KeywordTask(seed=7, keywords_file=words_file)
+def test_a_training_example_depends_only_on_seed_and_prompt_index(words_file):
+    forwards = [keyword_task(seed=7, keywords_file=words_file).train_example(i) for i in range(100)]
+    task = keyword_task(seed=7, keywords_file=words_file)
     assert [task.train_example(i) for i in reversed(range(100))] == forwards[::-1]
-    other = KeywordTask(seed=8, keywords_file=words_file)
+    other = keyword_task(seed=8, keywords_file=words_file)
     assert [other.train_example(i) for i in range(100)] != forwards
 
 
 def test_evaluation_is_the_same_for_every_seed_and_a_prefix_of_a_longer_one(words_file):
-    first = KeywordTask(seed=0, keywords_file=words_file).eval_examples(12)
-    second = KeywordTask(seed=1, keywords_file=words_file).eval_examples(30)
+    first = keyword_task(seed=0, keywords_file=words_file).eval_examples(12)
+    second = keyword_task(seed=1, keywords_file=words_file).eval_examples(30)
     assert first == second[:12]
     distinct = {example.prompt for example in second[: len(HELD_OUT)]}
     assert len(distinct) == len(HELD_OUT)
 
 
 def test_several_keywords_a_prompt_are_distinct_and_make_new_combinations(words_file):
-    task = KeywordTask(seed=0, keywords_file=words_file, keywords_per_prompt=3)
-    examples = [task.train_example(cursor) for cursor in range(100)]
+    task = keyword_task(seed=0, keywords_file=words_file, keywords_per_prompt=3)
+    examples = [task.train_example(prompt_index) for prompt_index in range(100)]
     assert all(len(set(example.ground_truth)) == 3 for example in examples)
     assert examples[0].prompt == keyword_prompt(examples[0].ground_truth)
     assert len({example.prompt for example in examples}) > 90
 
 
 def test_the_shipped_nouns_are_the_default():
-    task = TASKS["keyword"](seed=0)
+    task = TASKS["keyword"](TaskSettings(), 0)
     (keyword,) = task.train_example(0).ground_truth
     assert split_of(keyword) == "train"
     assert len({example.prompt for example in task.eval_examples(128)}) == 128
@@ -195,7 +200,7 @@ def test_a_bad_keyword_file_is_an_error_of_one_line_that_names_it(tmp_path, cont
     path = tmp_path / "words.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"task.keywords_file={path}: ")) as error:
-        KeywordTask(seed=0, keywords_file=str(path))
+        keyword_task(seed=0, keywords_file=str(path))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -204,7 +209,7 @@ def test_a_missing_file_is_an_error_that_names_key_and_path(tmp_path):
     path = str(tmp_path / "none")
     for key in ("keywords_file", "train_file", "eval_file"):
         with pytest.raises(ValueError, match=re.escape(f"task.{key}={path}: cannot be read")):
-            KeywordTask(seed=0, **{key: path})
+            keyword_task(seed=0, **{key: path})
 
 
 @pytest.mark.parametrize(
@@ -213,27 +218,26 @@ def test_a_missing_file_is_an_error_that_names_key_and_path(tmp_path):
         ({"match": "regex"}, "task.match=regex: must be one of word, substring"),
         ({"keywords_per_prompt": 0}, "task.keywords_per_prompt=0: must be"),
         ({"keywords_per_prompt": 30}, "too few words"),
-        ({"train_file": "x.jsonl"}, "must be none with task.train_file"),
     ],
 )
 def test_bad_arguments_are_errors_that_name_the_key(words_file, arguments, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        KeywordTask(seed=0, keywords_file=words_file, **arguments)
+        keyword_task(seed=0, keywords_file=words_file, **arguments)
 
 
 def test_one_jsonl_file_is_split_by_prompt_and_two_are_used_whole(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(200))
-    alone = KeywordTask(seed=0, train_file=path)
+    alone = keyword_task(seed=0, train_file=path)
     trained = {alone.train_example(i).prompt for i in range(200)}
     evaluated = {example.prompt for example in alone.eval_examples(200)}
     assert trained.isdisjoint(evaluated)
     assert len(trained | evaluated) == 200
     assert 25 < len(evaluated) < 55
-    as_eval = KeywordTask(seed=0, eval_file=path)
+    as_eval = keyword_task(seed=0, eval_file=path)
     assert {example.prompt for example in as_eval.eval_examples(200)} == evaluated
 
     other = write_jsonl(tmp_path / "b.jsonl", [{"prompt": "One\n", "answer": "one"}])
-    both = KeywordTask(seed=0, train_file=path, eval_file=other)
+    both = keyword_task(seed=0, train_file=path, eval_file=other)
     assert len({both.train_example(i).prompt for i in range(200)}) == 200
     assert both.eval_examples(2) == [Example("One\n", "one")] * 2
 
@@ -243,7 +247,7 @@ def test_rows_give_keywords_or_else_the_answer_as_ground_truth(tmp_path):
         tmp_path / "train.jsonl", [{"prompt": "No newline", "answer": "x", "keywords": ["a", "b"]}]
     )
     held_out = write_jsonl(tmp_path / "eval.jsonl", [{"prompt": "Newline\n", "answer": "apple"}])
-    task = KeywordTask(seed=0, train_file=train, eval_file=held_out)
+    task = keyword_task(seed=0, train_file=train, eval_file=held_out)
     assert task.train_example(5) == Example("No newline\n", ["a", "b"])
     (example,) = task.eval_examples(1)
     assert example == Example("Newline\n", "apple")
@@ -269,22 +273,22 @@ BAD_LINES = {
 def test_a_bad_line_is_skipped_with_a_warning_or_refused_when_strict(tmp_path, caplog, line):
     path = write_jsonl(tmp_path / "a.jsonl", [*stories(50), "", line])
     with caplog.at_level(logging.WARNING):
-        task = KeywordTask(seed=0, train_file=path)
+        task = keyword_task(seed=0, train_file=path)
     assert f"{path}: line 52: {BAD_LINES[line]}" in caplog.text
     assert len({task.train_example(i).prompt for i in range(100)} & {"p\n", " \n"}) == 0
     with pytest.raises(ValueError, match=f"line 52: {re.escape(BAD_LINES[line])}"):
-        KeywordTask(seed=0, train_file=path, strict=True)
+        keyword_task(seed=0, train_file=path, strict=True)
 
 
 def test_a_line_that_is_not_utf8_is_a_bad_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "p", "answer": "x"}\n{"prompt": "caf\xe9"}\n')
     with pytest.raises(ValueError, match="line 2: not UTF-8"):
-        KeywordTask(seed=0, train_file=str(path), strict=True)
+        keyword_task(seed=0, train_file=str(path), strict=True)
 
 
 @pytest.mark.parametrize(("rows", "message"), [([], "no valid line"), (stories(1), "too few")])
 def test_too_few_rows_are_an_error(tmp_path, rows, message):
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     with pytest.raises(ValueError, match=message):
-        KeywordTask(seed=0, eval_file=path)
+        keyword_task(seed=0, eval_file=path)

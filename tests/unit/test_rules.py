@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, set_dotted
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, TaskSettings, set_dotted
 from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
 
 APART = {"placement": "disaggregated"}
@@ -55,15 +55,26 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "task.reward=none",
         {"task.train_file": "/t"},
     ),
-    "task.reward_deadline_s": (5.0, {}, "task.reward=none", "task.reward", REWARD),
-    "task.max_error_rate": (0.5, {}, "task.reward=none", "task.reward", REWARD),
-    "resources.reward_workers": (2, {}, "task.reward=none", "task.reward", REWARD),
-    "resources.reward_cpus": (1.0, {}, "task.reward=none", "task.reward", REWARD),
+    **{
+        key: (
+            value,
+            {},
+            "task.reward=none and task.name=keyword",
+            "task.reward or a task of your own",
+            REWARD,
+        )
+        for key, value in (
+            ("task.reward_deadline_s", 5.0),
+            ("task.max_error_rate", 0.5),
+            ("resources.reward_workers", 2),
+            ("resources.reward_cpus", 1.0),
+        )
+    },
     "task.strict": (
         True,
         {},
-        "task.reward=none and task.train_file=none and task.eval_file=none",
-        "task.reward or task.train_file or task.eval_file",
+        "task.reward=none and task.train_file=none and task.eval_file=none and task.name=keyword",
+        "task.reward, task.train_file, task.eval_file or a task of your own",
         {"task.eval_file": "/e"},
     ),
     "loss.advantage_eps": (
@@ -138,6 +149,10 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
 }
 
 
+# A user's task has keys of its own under `task`, so from plain data these cannot reach it.
+KEYWORD_TASK_ONLY = {"task.train_file", "task.eval_file"}
+
+
 def config_of(*settings: dict[str, Any]) -> GRPOConfig:
     data: dict[str, Any] = {}
     for dotted in settings:
@@ -149,10 +164,10 @@ def config_of(*settings: dict[str, Any]) -> GRPOConfig:
 def test_every_key_is_always_read_or_has_a_row() -> None:
     assert READ_WITH.keys() | ALWAYS_READ == CHECKS.keys()
     assert not READ_WITH.keys() & ALWAYS_READ
-    assert CASES.keys() == READ_WITH.keys()
+    assert CASES.keys() == READ_WITH.keys() - KEYWORD_TASK_ONLY
 
 
-@pytest.mark.parametrize("key", READ_WITH)
+@pytest.mark.parametrize("key", CASES)
 def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> None:
     value, unread, blamed, needs, _ = CASES[key]
     with pytest.raises(ConfigError) as caught:
@@ -163,7 +178,7 @@ def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> N
     assert "\n" not in line
 
 
-@pytest.mark.parametrize("key", READ_WITH)
+@pytest.mark.parametrize("key", CASES)
 def test_where_it_is_read_it_is_accepted(key: str) -> None:
     value, _, _, _, read = CASES[key]
     config = config_of(read, {key: value})
@@ -171,7 +186,7 @@ def test_where_it_is_read_it_is_accepted(key: str) -> None:
     assert not unmet(key, config)
 
 
-@pytest.mark.parametrize("key", READ_WITH)
+@pytest.mark.parametrize("key", CASES)
 def test_a_default_is_never_refused(key: str) -> None:
     _, unread, _, _, _ = CASES[key]
     config = config_of(unread, {key: CHECKS[key].default})
@@ -192,3 +207,18 @@ def test_several_conditions_are_named_together() -> None:
         "buffer.fresh_fraction=0.25: not read with buffer_capacity=1 and buffer_sampling=recency; "
         "needs buffer_capacity >= 2 and buffer_sampling=mixed"
     )
+
+
+@pytest.mark.parametrize("key", sorted(KEYWORD_TASK_ONLY))
+def test_files_of_the_keyword_task_are_not_read_by_another(key: str) -> None:
+    name = key.removeprefix("task.")
+    with pytest.raises(
+        ConfigError, match=r"not read with task\.name=my:Task; needs task\.name=key"
+    ):
+        GRPOConfig(task=TaskSettings(name="my:Task", **{name: "/t"}))
+
+
+@pytest.mark.parametrize("key", ["task.reward_deadline_s", "task.strict", "resources.reward_cpus"])
+def test_a_task_of_the_users_is_scored_by_a_reward_of_the_users(key: str) -> None:
+    value = CASES[key][0]
+    assert config_of({"task.name": "my:Task", key: value})[key] == value

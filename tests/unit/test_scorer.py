@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.actors.progress import steps_done
-from grpo_trainable.actors.score_worker import as_reply
-from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, check_reward_spec
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, check_reward
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest, as_score
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -325,10 +324,10 @@ def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
     (tmp_path / "json.py").write_text(
         "from neighbour import VALUE\ndef f(response, ground_truth): return VALUE"
     )
-    check_reward_spec(f"{tmp_path / 'json.py'}:f")
+    check_reward(f"{tmp_path / 'json.py'}:f")
     (tmp_path / "reward.py").write_text((tmp_path / "json.py").read_text())
     (tmp_path / "json.py").unlink()
-    check_reward_spec("reward.py:f", directory=str(tmp_path))
+    check_reward("reward.py:f", directory=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -344,7 +343,7 @@ def test_a_file_is_found_from_the_directory_and_finds_its_neighbours(tmp_path):
     ],
 )
 def test_a_function_that_cannot_be_had_is_a_value_error_of_one_line(reward, reason):
-    for attempt in (check_reward_spec, lambda spec: ProcessScorer(spec, deadline_s=1.0)):
+    for attempt in (check_reward, lambda spec: ProcessScorer(spec, deadline_s=1.0)):
         with pytest.raises(ValueError, match=rf"^task\.reward={reward}: ") as error:
             attempt(reward)
         assert reason in str(error.value)
@@ -364,7 +363,7 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
     path = tmp_path / "bad.py"
     path.write_text(source)
     with pytest.raises(ValueError, match=r"^task\.reward=") as error:
-        check_reward_spec(f"{path}:f")
+        check_reward(f"{path}:f")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -379,8 +378,8 @@ class Zero:
 
 @pytest.mark.parametrize(("result", "reward"), [(1, 1.0), (True, 1.0), (-2.5, -2.5), (Zero(), 0.0)])
 def test_whatever_is_a_number_is_a_reward(result, reward):
-    expected = {"reward": reward, "format_reward": 1.0, "answer_reward": reward}
-    assert as_reply(result) == as_reply({"reward": result}) == expected
+    expected = Score(reward=reward, format_reward=1.0, answer_reward=reward)
+    assert as_score(result) == as_score({"reward": result}) == expected
 
 
 @pytest.mark.parametrize(
@@ -391,4 +390,4 @@ def test_whatever_is_a_number_is_a_reward(result, reward):
 def test_whatever_is_no_finite_float32_is_refused(result):
     for value in (result, {"reward": result}, {"reward": 1.0, "answer_reward": result}):
         with pytest.raises((TypeError, ValueError, OverflowError)):
-            as_reply(value)
+            as_score(value)

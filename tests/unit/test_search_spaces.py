@@ -74,6 +74,15 @@ def test_tune_resolves_the_param_space_to_the_same_configs():
     assert {repr(GRPOConfig.from_dict(config)) for config in resolved} == set(map(repr, trials))
 
 
+def test_tune_resolves_arms_that_run_different_tasks_to_the_same_configs():
+    own = {"task": {"name": "my:Task", "size": 3}}
+    trials = [GRPOConfig.from_dict({"arm": "ours"}), GRPOConfig.from_dict({"arm": "mine", **own})]
+
+    resolved = [config for _, config in generate_variants(param_space(trials))]
+
+    assert [GRPOConfig.from_dict(config) for config in resolved] == trials
+
+
 def test_a_fixed_key_replaces_what_the_arm_says_in_every_trial():
     assert {t.rounds for t in SPACE.trials({"rounds": 5}, [0])} == {5}
 

@@ -442,3 +442,96 @@ def test_relative_paths_mean_the_callers_directory(command, tmp_path):
 
     config = json.loads(out.splitlines()[1])
     assert config["task"]["keywords_file"] == str(tmp_path / "words.txt")
+
+
+# ---- A task of the user's ----------------------------------------------------------------------
+
+TASK = """
+from dataclasses import dataclass
+from pathlib import Path
+from grpo_trainable.config import integer, path, text
+from grpo_trainable.tasks import Example
+
+Path(__file__).with_name("imported").touch()
+
+class Mine:
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        letter: str = text("a")
+        size: int = integer(1, minimum=1)
+        words: str | None = path(None)
+
+    def __init__(self, settings, seed):
+        if settings.size == 13:
+            raise RuntimeError("no luck")
+
+    def train_example(self, prompt_index):
+        return Example("Write\\n", prompt_index)
+
+    def eval_examples(self, count):
+        return [Example("Write\\n", 0)] * count
+
+    def reward(self, response, ground_truth):
+        return 1.0
+"""
+MINE = ("--set", "arm=sync", "--set", "task.name=mine.py:Mine")
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(TASK)
+    return tmp_path / "mine.py"
+
+
+def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_path):
+    own = ("--set", "task.letter=7", "--set", "task.words=words.txt", "--set", "task.strict=true")
+    _, out, _ = command(*SPACE, "--dry-run", *own, *MINE)
+
+    task = json.loads(out.splitlines()[1])["task"]
+    assert task == {
+        "name": f"{mine}:Mine",
+        "reward": None,
+        "reward_deadline_s": 10.0,
+        "max_error_rate": 0.1,
+        "strict": True,
+        "letter": "7",
+        "size": 1,
+        "words": str(tmp_path / "words.txt"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("task.size=0", ["task.size=0: must be an integer >= 1"]),
+        ("task.leter=b", ["task.leter: unknown key; did you mean task.letter?"]),
+        ("task.keywords_file=w", ["task.keywords_file: unknown key; "]),
+        ("task.size=13", ["mine.py:Mine: cannot be made: RuntimeError: no luck"]),
+        ("task.words=nowhere", ["task.words: ", "nowhere cannot be read"]),
+        ("task.name=mine.py:Yours", ["task.name=mine.py:Yours: cannot be imported", "'Yours'"]),
+        ("task.name=yours.py:Mine", ["task.name=yours.py:Mine", "FileNotFoundError: no file"]),
+        ("task.name=os:getcwd", ["task.name=os:getcwd: must be a class, got a builtin_function"]),
+        ("task.name=mine", ["task.name=mine: must be one of keyword, or module:Class or file.py:"]),
+    ],
+)
+def test_a_wrong_task_or_setting_is_one_line_and_status_2(command, mine, setting, words):
+    refused(command(*SPACE, *MINE, "--set", setting), *words)
+
+
+def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
+    own = ("--set", "task.name=mine.py:Mine", "--set", "task.size=3")
+    first = started(*own)
+    assert started(resume=True).trials == first.trials
+
+    mine.write_text(TASK.replace("1.0", "0.0"))
+    refused(command("--resume", "--name", "mine"), "task.name", str(mine), "put the file back")
+
+
+def test_a_resume_loads_no_class_that_state_of_others_may_have_named(started, command, mine):
+    path = started("--set", "task.name=mine.py:Mine").directory / EXPERIMENT_FILE
+    mine.with_name("imported").unlink()
+    mine.write_text(TASK + "# loaded anew\n")
+    path.chmod(0o666)
+
+    refused(command("--resume", "--name", "mine"), f"{path} can be written by others")
+    assert not mine.with_name("imported").exists()

@@ -1,0 +1,164 @@
+"""A task of the user's, `task.name=file.py:Class`: loaded, given its settings, its answers checked.
+
+Every mistake in it is a `PluginError` or a `ConfigError` of one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from grpo_trainable.config import (
+    CHECKS,
+    Check,
+    CommonTaskSettings,
+    GRPOConfig,
+    checks_of,
+    converted,
+    make_absolute,
+    unknown_key,
+)
+from grpo_trainable.plugins import PluginError, load, one_line
+from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
+
+COMMON = checks_of(CommonTaskSettings, "task.")
+
+
+def declared_settings(name: str) -> dict[str, Check]:
+    """The settings that the class declares in `Settings`: `task.<setting>` -> what it accepts.
+
+    Raises:
+        PluginError: the class cannot be loaded, or its settings are not declared as they should be.
+    """
+    settings = _settings_class(name)
+    return {} if settings is None else checks_of(settings, "task.")
+
+
+def keys_with(name: str) -> dict[str, Check]:
+    """Every key of a trial that runs this task, with what it accepts."""
+    others = {key: check for key, check in CHECKS.items() if not key.startswith("task.")}
+    return others | COMMON | declared_settings(name)
+
+
+def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting that the class declares, checked: as `given`, or its default.
+
+    Raises:
+        ConfigError: the class declares no such setting, or a value is invalid.
+    """
+    declared = declared_settings(name)
+    for setting in given:
+        if f"task.{setting}" not in declared:
+            raise unknown_key(f"task.{setting}", keys_with(name))
+    return {
+        (setting := key.removeprefix("task.")): converted(
+            key, given.get(setting, check.default), check
+        )
+        for key, check in declared.items()
+    }
+
+
+def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:
+    """`config` with every setting that a user's task declares: checked, as given or its default,
+    paths absolute, relative ones meaning `base_dir`. It loads the class.
+
+    Raises:
+        ConfigError: the class declares no such setting, or a value is invalid.
+        PluginError: the class cannot be loaded.
+    """
+    task = config.task
+    if not task.is_custom:
+        return config
+    settings = {"task": complete_settings(task.name, dict(task.own))}
+    own = make_absolute(settings, base_dir, declared_settings(task.name))["task"]
+    return replace(config, task=replace(task, own=tuple(sorted(own.items()))))
+
+
+class CustomTask:
+    """The user's class behind the interface of a task."""
+
+    def __init__(self, name: str, given: Mapping[str, Any], seed: int) -> None:
+        settings_class = _settings_class(name)
+        settings = complete_settings(name, given)
+        self._name = name
+        with self._blamed("cannot be made"):
+            arguments = [] if settings_class is None else [settings_class(**settings)]
+            self._task: Any = _task_class(name)(*arguments, seed)
+        for method in ("train_example", "eval_examples", "reward"):
+            if not callable(getattr(self._task, method, None)):
+                raise self._error(f"has no method {method}")
+        if self.train_example(0) != self.train_example(0):
+            raise self._error(
+                "train_example(0) gave two different examples: an example must follow from the "
+                "seed and its index alone"
+            )
+
+    def train_example(self, prompt_index: int) -> Example:
+        call = f"train_example({prompt_index})"
+        with self._blamed(call):
+            example = self._task.train_example(prompt_index)
+        return self._checked(call, example)
+
+    def eval_examples(self, count: int) -> list[Example]:
+        call = f"eval_examples({count})"
+        with self._blamed(call):
+            examples = list(self._task.eval_examples(count))
+        if len(examples) != count:
+            raise self._error(f"{call} gave {len(examples)} examples")
+        return [self._checked(call, example) for example in examples]
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """What the class says of a response; its exceptions are for the caller to tell."""
+        return as_score(self._task.reward(response, ground_truth))
+
+    def _checked(self, call: str, example: Any) -> Example:
+        if not isinstance(example, Example):
+            kind = type(example).__name__
+            raise self._error(
+                f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
+            )
+        if not isinstance(example.prompt, str) or not example.prompt.strip():
+            raise self._error(f"{call} gave an example whose prompt is not text, or is empty")
+        with self._blamed(f"{call} gave a ground_truth that is not JSON"):
+            json.dumps(example.ground_truth, allow_nan=False)
+        return example
+
+    @contextlib.contextmanager
+    def _blamed(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            raise self._error(f"{what}: {one_line(error)}") from error
+
+    def _error(self, reason: str) -> PluginError:
+        return PluginError(f"task.name={self._name}: {reason}")
+
+
+def _task_class(name: str) -> type:
+    found = load("task.name", name)
+    if not isinstance(found, type):
+        raise PluginError(f"task.name={name}: must be a class, got a {type(found).__name__}")
+    return found
+
+
+def _settings_class(name: str) -> Any:
+    """The dataclass in which the class declares its settings; None when it declares none."""
+    settings = getattr(_task_class(name), "Settings", None)
+    if settings is None:
+        return None
+    if not isinstance(settings, type) or not is_dataclass(settings):
+        raise PluginError(f"task.name={name}: Settings must be a dataclass")
+    for item in fields(settings):
+        if "check" not in item.metadata:
+            raise PluginError(
+                f"task.name={name}: the setting {item.name} must say what it accepts, for example "
+                f"{item.name}: int = integer(1, minimum=0), from grpo_trainable.config"
+            )
+        if f"task.{item.name}" in COMMON:
+            raise PluginError(
+                f"task.name={name}: every task has a setting {item.name}; call yours another name"
+            )
+    return settings
