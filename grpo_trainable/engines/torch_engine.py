@@ -1,4 +1,4 @@
-"""Our own engine: batched sampling with a preallocated KV cache."""
+"""The built-in engine: batched sampling with a preallocated KV cache."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from grpo_trainable.rollout import (
     SamplingLimits,
 )
 
-# Rows that have ended are dropped from the batch once fewer than this share is left: copying the
-# cache costs about as much as two tokens.
+# Rows that have ended are dropped from the batch once a smaller share than this still runs. Copying
+# the cache costs about as much as two tokens.
 COMPACT_BELOW = 0.75
 
 
@@ -66,8 +66,10 @@ class TorchEngine:
         return self._round
 
     def load(self, weights: PolicyWeights) -> None:
-        """Samples with the snapshot from now on, without a copy where it lies in the right memory:
-        it has to stay as it is until the next is loaded.
+        """Samples with the snapshot from now on.
+
+        It is not copied where it lies in the right memory, so it must stay as it is until the next
+        one is loaded.
 
         Raises:
             RuntimeError: what stands in the model afterwards has another checksum.
@@ -88,7 +90,7 @@ class TorchEngine:
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """One unscored group a request.
+        """Samples one unscored group for each request.
 
         Each distinct prompt runs through the model once, whatever its group size. Prompts may
         differ in length: they are padded on the right and the padded columns are masked, so that
@@ -246,7 +248,7 @@ class _Batch:
         return left == 0
 
     def groups(self) -> list[RolloutGroup]:
-        """One group a request, on the CPU, cut to its own longest response."""
+        """Returns a group for each request, on the CPU, cut to its own longest response."""
         groups, start = [], 0
         sampled = len(self.versions)
         mask = self.mask[:, :sampled].cpu()

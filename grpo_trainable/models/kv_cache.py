@@ -39,7 +39,7 @@ class KVCache:
         self._num_heads, self._head_dim = num_heads, head_dim
         size = 2 * rows * num_heads * columns * head_dim
         self._storage = torch.empty(num_layers, size, device=device)
-        self.bias = torch.zeros(rows, 1, 1, 0, device=device)  # 0 for a token, -inf for none
+        self.bias = torch.zeros(rows, 1, 1, 0, device=device)  # 0 where a token is, -inf elsewhere
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -124,7 +124,7 @@ def decode(
     written = slice(column, column + count)
     cache.bias[..., written] = 0.0
     bias = cache.bias
-    if count > 1:  # a token sees those before it and itself
+    if count > 1:  # a token sees itself and the tokens before it
         later = torch.full((count, count), -torch.inf, device=bias.device).triu(1)
         bias = bias.repeat(1, 1, count, 1)  # (B, 1, T, C)
         bias[..., written] = later

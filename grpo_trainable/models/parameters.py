@@ -48,9 +48,10 @@ def adopt_parameters(
 
 
 def _match(parameters: dict[str, Tensor], tensors: dict[str, Tensor], source: str) -> None:
-    """
+    """Compares names and shapes.
+
     Raises:
-        ValueError: names or shapes are not the same.
+        ValueError: they are not the same.
     """
     if parameters.keys() != tensors.keys():
         odd = sorted(parameters.keys() ^ tensors.keys())

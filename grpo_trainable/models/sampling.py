@@ -23,7 +23,7 @@ def uniforms(seed: int, stream: str, prompt_index: int, response: int, count: in
         )
     key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
     bits = np.random.Philox(key=np.array([seed, key], dtype=np.uint64)).random_raw(count)
-    # 24 bits: every value is exact in float32 and below 1.
+    # With 24 bits every value is exact in float32 and below 1.
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens under a policy: what the learner differentiates.
+"""Log-probs of given tokens under a policy, which the learner differentiates.
 
 B rows, S positions, T positions that count, D d_model, V vocabulary.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from grpo_trainable.models.transformer import TransformerLM
 
-# Rows of logits turned into probabilities at a time: 64 x 4096 float32 fit a core's second-level
-# cache.
+# Rows of logits that are turned into probabilities at a time: 64 x 4096 float32 fit the
+# second-level cache of a core.
 CHUNK = 64
 
 
@@ -32,7 +32,7 @@ class _HeadLogProbs(torch.autograd.Function):
         forbidden: tuple[Tensor, int] | None,
     ) -> tuple[Tensor, Tensor]:
         count = len(hidden_TD)
-        # In one product: by chunks it would read all weights for each.
+        # One product serves all rows: in chunks each would read all weights.
         probs_TV = hidden_TD @ weight_VD.t()
         log_probs_T = hidden_TD.new_empty(count)
         entropy_T = hidden_TD.new_empty(count)
@@ -48,7 +48,7 @@ class _HeadLogProbs(torch.autograd.Function):
             log_total = total.log()
             log_probs_T[rows] = chosen - log_total
             probs.div_(total[:, None])
-            # -sum p log p; xlogy would be exact for p = 0, a clamp costs less.
+            # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
             entropy_T[rows] = log_total - torch.linalg.vecdot(
                 probs, logits.clamp_(min=torch.finfo(logits.dtype).min)
             )

@@ -38,7 +38,7 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """At most `vocab_size` tokens: the 256 bytes, two special ones, the merges of `texts`."""
+        """Trains at most `vocab_size` tokens: 256 bytes, two special ones, merges of `texts`."""
         if vocab_size < 258:
             raise ValueError(f"vocab_size={vocab_size}: must be >= 258 (256 bytes, 2 special)")
         backend = tokenizers.Tokenizer(models.BPE())
@@ -60,9 +60,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """
+        """Reads a tokenizer that `save` has written.
+
         Raises:
-            ValueError: the file cannot be read or is no tokenizer of ours, in one line.
+            ValueError: the file cannot be read or is not such a tokenizer, in one line.
         """
         try:
             return cls(tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))

@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def matmul_parameters(self) -> int:
-        """Weights that every token is multiplied with in the body (head not counted)."""
+        """How many weights of the body every token is multiplied with; the head is not counted."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ PRESETS = {
     "small": ModelConfig(
         vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688
     ),
-    # Stanford CS336's course model (spec.md §4).
+    # The model of Stanford's course CS336.
     "course": ModelConfig(
         vocab_size=50257,
         context_length=256,
@@ -91,7 +91,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """What `rotate` takes, each (context_length, head_dim) float32: (cos, cos) and (-sin, sin)."""
+    """The tables (cos, cos) and (-sin, sin) for `rotate`, each (context_length, head_dim)."""
     half = config.head_dim // 2
     frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
@@ -170,7 +170,7 @@ class TransformerLM(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        # Registered as a ModuleList, typed by what it holds.
+        # It is registered as a ModuleList and typed by its content.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.blocks = cast("list[Block]", blocks)
         self.final_norm = RMSNorm(config.d_model)
@@ -195,7 +195,7 @@ class TransformerLM(nn.Module):
                 )
 
     def _store_by_column(self) -> None:
-        """Transposes how the matrices are stored; as tensors they stay what they are.
+        """Stores the matrices by column; as tensors they stay the same.
 
         A product of a few dozen rows with weights that have to come from memory is then up to a
         sixth faster, and training takes as long. A tied head stays by row: its rows are looked up
@@ -207,11 +207,11 @@ class TransformerLM(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """(V, D)"""
+        """The weights of the output head, (V, D)."""
         return self.head.weight
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """(B, S) ids -> (B, S, D), normalised and ready for the head.
+        """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
 
         Raises:
             ValueError: S is longer than the context.
@@ -228,5 +228,5 @@ class TransformerLM(nn.Module):
         return self.final_norm(x_BSD)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """(B, S) ids -> logits (B, S, V)."""
+        """Logits (B, S, V) of ids (B, S)."""
         return self.head(self.hidden_states(input_ids))

@@ -105,9 +105,10 @@ def split_corpus(documents: Sequence[Document], seed: int) -> tuple[list[Documen
 def check_prompts(
     tokenizer: Tokenizer, documents: dict[str, Document], context_length: int
 ) -> None:
-    """
+    """Checks that every prompt leaves room for a response.
+
     Raises:
-        ValueError: a prompt leaves no room for a response; names its file and line.
+        ValueError: one does not; names its file and line.
     """
     for place, document in documents.items():
         length = len(tokenizer.encode(document.prompt))

@@ -1,4 +1,4 @@
-"""What every transport shares. `grpo_trainable/weight_transfer.py` has the interface itself."""
+"""Parts that transports share. `grpo_trainable/weight_transfer.py` has their interface."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grpo_trainable.calls import DeliveryFailed
 
 
 class TransportError(DeliveryFailed):
-    """Weights cannot travel this way; the message names the transport and what is missing."""
+    """Raised where weights cannot travel; the message names the transport and what is missing."""
 
 
 def read_only_is_fine() -> None:

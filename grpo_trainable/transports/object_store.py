@@ -18,9 +18,10 @@ from grpo_trainable.transports.base import TransportError, read_only_is_fine
 
 
 def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
-    """
+    """The object behind `ref`.
+
     Raises:
-        TransportError: it is not there in time, or never will be.
+        TransportError: it does not arrive in time, or never will.
     """
     try:
         return ray.get(ref, timeout=deadline_s)
@@ -29,7 +30,7 @@ def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
             f"transport={transport}: weights did not arrive within "
             f"resources.deadline_s={deadline_s:g} s"
         ) from error
-    except (RayError, RuntimeError, ValueError) as error:  # Direct Transport raises plain ones
+    except (RayError, RuntimeError, ValueError) as error:  # Direct Transport raises plain errors
         reason = " ".join(str(error).split())[:200]
         raise TransportError(f"transport={transport}: weights are lost ({reason})") from error
 
@@ -48,7 +49,7 @@ class StoredWeights:
 
 
 class ObjectStoreSender:
-    """Puts the weights as a dict of numpy arrays: the put is the copy, and Ray maps it.
+    """Puts the weights as a dict of numpy arrays: the put makes the copy, which Ray maps.
 
     Torch tensors take three to five times as long.
     """

@@ -75,7 +75,7 @@ class Packed:
     layout: Layout
 
     def unpacked(self, buffer: Tensor) -> PolicyWeights:
-        """`buffer`: the (size,) uint8 that the snapshot was packed into, or a copy."""
+        """The snapshot in `buffer`, the (size,) uint8 that it was packed into or a copy."""
         return PolicyWeights(
             version=self.version,
             round=self.round,
@@ -88,7 +88,7 @@ class Slot(Protocol):
     """Memory for one snapshot, laid out for the tensors it was made for."""
 
     layout: Layout
-    round: int | None  # of the snapshot in it; None when nobody may read it any more
+    round: int | None  # that of its snapshot; None when nobody may read it any more
 
 
 class Slots(Generic[S]):

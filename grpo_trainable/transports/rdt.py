@@ -46,7 +46,7 @@ class _Buffer:
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
         self.layout = layout
         self.round: int | None = None
-        # Zeros, so that the system provides all pages now.
+        # Zeros make the system provide all pages now.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
         self.ref: Any = None  # where receivers that fetch find it
@@ -120,7 +120,8 @@ class _TwoSidedSender(_PackingSender):
     """Sends a buffer as the value of `staged`; the handle says only how the buffer is packed."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
-        """
+        """Fills a free buffer, once Ray has let go of its last content.
+
         Raises:
             TransportError: Ray still holds what was in the buffer.
         """
@@ -183,7 +184,7 @@ class CudaIpcReceiver:
 
     def __init__(self, deadline_s: float, device: str = "cuda") -> None:
         self.deadline_s = deadline_s
-        self._buffers: dict[Any, Tensor] = {}  # by reference
+        self._buffers: dict[Any, Tensor] = {}  # reference -> the buffer that was opened
 
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
         buffer = self._buffers.get(handle.ref)
@@ -229,7 +230,8 @@ class Group:
     """Learner and generators as one collective group, used by the process that made it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
-        """
+        """Makes the group of all actors.
+
         Raises:
             TransportError: an actor is gone, or the backend does not start in time.
         """

@@ -24,7 +24,7 @@ from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 
-HEADER = struct.Struct("=16sq")  # the slot's token; which publication is in it, or WRITING
+HEADER = struct.Struct("=16sq")  # the token of the slot, and the publication in it or WRITING
 HEADER_BYTES = 4096
 WRITING = -1
 
@@ -73,14 +73,15 @@ class _Slot:
 
 
 class ShmSender:
-    """Packs snapshots into memory of its own that others may map."""
+    """Packs snapshots into memory of its own, which others may map."""
 
     def __init__(self) -> None:
         self.slots = Slots(_Slot)
         self._publication = 0
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> SharedWeights:
-        """
+        """Packs a snapshot into a free slot.
+
         Raises:
             TransportError: the system gives no memory.
         """
@@ -111,10 +112,11 @@ class ShmReceiver:
 
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
         """Needs neither: what a handle names is there already, and the engine moves it."""
-        self._maps: dict[bytes, mmap.mmap] = {}  # by token
+        self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
     def fetch(self, handle: SharedWeights, received: Any = None) -> PolicyWeights:
-        """
+        """Maps the snapshot behind the handle.
+
         Raises:
             TransportError: the sender is gone, or has written something else there meanwhile.
         """
@@ -161,5 +163,5 @@ def _open(handle: SharedWeights) -> mmap.mmap:
 
 
 def _bytes(memory: mmap.mmap) -> Tensor:
-    """(bytes,) uint8"""
+    """The memory as a tensor, (bytes,) uint8."""
     return torch.frombuffer(memory, dtype=torch.uint8)
