@@ -165,7 +165,7 @@ def _named_errors(directory: Path) -> Iterator[None]:
         yield
     except (SafetensorError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"{directory}: none of our checkpoints ({type(error).__name__}: {error})"
+            f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
         ) from error
 
 
