@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import replace
@@ -243,9 +244,15 @@ def inclusion_share(documents: list[Document]) -> float:
     return sum(word_inclusion_reward_fn(d.response, k) for d, k in pairs) / len(documents)
 
 
-def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked_for():
+@functools.cache
+def two_thousand_stories() -> tuple[list[Document], list[Document]]:
+    """A corpus whose first 800 documents are its front, and what is held out of it."""
     recipe = Recipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
-    documents, held_out = corpus.story_corpus(recipe)
+    return corpus.story_corpus(recipe)
+
+
+def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked_for():
+    documents, held_out = two_thousand_stories()
     assert len(documents) == 2000
     assert inclusion_share(documents[:800]) == 1.0
     assert inclusion_share(documents[800:]) == pytest.approx(0.2, abs=0.05)
@@ -263,13 +270,11 @@ def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from(
     assert digest == "5fd863c8ad9c1ed9ed7704ba1b720710f043723810e8e4fe204b2576d72e3fbc"
 
 
-def test_both_parts_of_the_corpus_have_one_length(monkeypatch: pytest.MonkeyPatch):
+def test_both_parts_of_the_corpus_have_one_length():
     """Mean words within a twentieth, though the front asks for more keywords a prompt."""
-    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 1)
-    recipe = Recipe(steps=20, batch_size=100, front_share=0.5)
-    documents, _ = corpus.story_corpus(recipe)
+    documents, _ = two_thousand_stories()
     words = [len(document.response.split()) for document in documents]
-    assert sum(words[:1000]) == pytest.approx(sum(words[1000:]), rel=0.05)
+    assert sum(words[:800]) / 800 == pytest.approx(sum(words[800:]) / 1200, rel=0.05)
 
 
 def test_mean_length_is_over_tokens_and_sentences():
