@@ -29,7 +29,7 @@ docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict
 
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/unit $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/generation.py $(ARGS)
