@@ -114,8 +114,8 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
         running.step()
         told[name] = untimed(running.step())
         running.stop()
-    assert [path.name for path in weights.iterdir()]  # the directory of the learner's process
-    assert list(weights.glob("*/*.weights")) == []  # removed at the end
+    assert weights.is_dir()  # the learner's process wrote there
+    assert list(weights.iterdir()) == []  # and removed its directory at the end
     first, *others = told.values()
     assert len(others) >= 3
     assert all(other == first for other in others)
