@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -92,18 +92,34 @@ def input_digests(config: GRPOConfig) -> dict[str, str]:
     return digests
 
 
+def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
+    """`input_digests` of several trials together: where a key makes them read different files, each
+    but the first stands under the key and its path.
+
+    Raises:
+        ValueError: a file cannot be read, in one line that names it.
+    """
+    together: dict[str, str] = {}
+    for config in configs:
+        files = input_files(config)
+        for key, digest in input_digests(config).items():
+            if together.setdefault(key, digest) != digest:
+                together[f"{key} {files[key]}"] = digest
+    return together
+
+
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Compares what `input_digests` says `now` with what it said `before`; a key that only one of
-    them has is not compared.
+    """Compares what `input_digests` says `now` with what it, or `digests_of_all`, said `before`; a
+    key that only one of them has is not compared.
 
     Raises:
         InputChanged: a file has another content.
     """
     files = input_files(config)
-    for key in now.keys() & before.keys():
-        if now[key] != before[key]:
+    for key, digest in now.items():
+        if before.get(f"{key} {files[key]}", before.get(key, digest)) != digest:
             shipped = ASSETS in files[key].parents
             old = "install the version of grpo-trainable" if shipped else "put the file back"
             raise InputChanged(

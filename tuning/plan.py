@@ -326,16 +326,15 @@ class Plan:
     def prepare_directory(self) -> None:
         """Writes down what the experiment is started with. A resume does so as well, which shows
         before Ray starts that the directory can be written to."""
-        from grpo_trainable.inputs import input_digests
+        from grpo_trainable.inputs import digests_of_all
 
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         kept = {**kept, **self.limits}
         if "inputs" not in kept:  # a resume has compared the others already
             try:
-                digests = [input_digests(trial) for trial in self._readers()]
+                kept["inputs"] = digests_of_all(self._readers())
             except ValueError as error:
                 raise UsageError(str(error)) from None
-            kept["inputs"] = {key: digest for own in digests for key, digest in own.items()}
             if self.space_digest is not None:
                 kept["inputs"][SPACE_INPUT] = self.space_digest
         try:

@@ -19,7 +19,7 @@ from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.actors.user_functions import advantage_function, loss_function
-from grpo_trainable.algo import loss_denominator, objective
+from grpo_trainable.algo import compute_objective, loss_denominator
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -98,7 +98,7 @@ class Learner:
             eps=config.loss.advantage_eps,
         )
         self._objective = partial(
-            objective,
+            compute_objective,
             loss=loss_function(config.loss.type, self._context.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,

@@ -80,7 +80,8 @@ class UserLoss:
         self._try(device)
 
     def __call__(self, *batch: Tensor, **clip: float) -> tuple[Tensor, Tensor]:
-        """
+        """Calls the function; where it returns the loss alone, nothing counts as clipped.
+
         Raises:
             PluginError: the function raised, or returned something else than a loss per token.
         """
@@ -136,7 +137,8 @@ class UserAdvantage:
 
     @torch.no_grad()
     def __call__(self, rewards: Tensor, *, eps: float) -> Tensor:
-        """
+        """Calls the function, without a gradient.
+
         Raises:
             PluginError: the function raised, or returned something else than an advantage a reward.
         """

@@ -17,7 +17,7 @@ from grpo_trainable.algo.masking import (
     masked_sum,
     zero_off_mask,
 )
-from grpo_trainable.algo.objective import objective
+from grpo_trainable.algo.objective import compute_objective
 from grpo_trainable.algo.ratios import (
     LOG_RATIO_MAX,
     bounded_log_ratio,
@@ -42,6 +42,7 @@ __all__ = [
     "compute_group_normalized_rewards",
     "compute_grpo_clip_loss",
     "compute_naive_policy_gradient_loss",
+    "compute_objective",
     "compute_policy_gradient_loss",
     "grpo_microbatch_train_step",
     "importance_weight",
@@ -53,7 +54,6 @@ __all__ = [
     "masked_normalize",
     "masked_row_mean",
     "masked_sum",
-    "objective",
     "sequence_kl",
     "sequence_ratio",
     "token_ratio",

@@ -18,7 +18,7 @@ from grpo_trainable.algo.losses import TokenLoss
 from grpo_trainable.algo.ratios import importance_weight
 
 
-def objective(
+def compute_objective(
     log_probs: Tensor,
     old_log_probs: Tensor,
     behaviour_log_probs: Tensor,

@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from grpo_trainable.algo import AGGREGATIONS, KL_ESTIMATORS, LOSSES, loss_denominator, objective
+from grpo_trainable.algo import (
+    AGGREGATIONS,
+    KL_ESTIMATORS,
+    LOSSES,
+    compute_objective,
+    loss_denominator,
+)
 
 CLIP_LOW, CLIP_HIGH, CAP, BETA, MAX_TOKENS = 0.2, 0.28, 1.1, 0.3, 7
 
@@ -148,7 +154,7 @@ def by_hand(batch: Batch, settings: Settings) -> tuple[float, list[list[float]],
 def configured(settings: Settings) -> Any:
     mask = BATCH.mask
     return partial(
-        objective,
+        compute_objective,
         loss=LOSSES[settings.loss],
         clip_low=CLIP_LOW,
         clip_high=CLIP_HIGH,

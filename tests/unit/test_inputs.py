@@ -11,6 +11,7 @@ import pytest
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.inputs import (
     InputChanged,
+    digests_of_all,
     input_digests,
     input_files,
     refuse_changed_inputs,
@@ -98,6 +99,20 @@ def test_another_version_of_what_ships_is_refused_with_what_to_install():
 
 def test_a_run_of_before_there_were_digests_goes_on():
     refuse_changed_inputs(config(), input_digests(config()), {})
+
+
+def test_arms_with_losses_in_different_files_are_each_compared_with_their_own(tmp_path):
+    arms = []
+    for name in ("first.py", "second.py"):
+        (tmp_path / name).write_text(f"def loss(): ...  # {name}\n")
+        arms.append(config(loss={"type": f"{tmp_path / name}:loss"}))
+    before = digests_of_all([config(), *arms])
+    for arm in (config(), *arms):
+        refuse_changed_inputs(arm, input_digests(arm), before)
+    (tmp_path / "second.py").write_text("def loss(): return 0\n")
+    refuse_changed_inputs(arms[0], input_digests(arms[0]), before)
+    with pytest.raises(InputChanged, match=r"loss\.type: .*second\.py is not what it was"):
+        refuse_changed_inputs(arms[1], input_digests(arms[1]), before)
 
 
 def test_a_reward_without_a_file_is_left_out():

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import ScoredBatch
-from grpo_trainable.algo import KL_ESTIMATORS, LOSSES, objective
+from grpo_trainable.algo import KL_ESTIMATORS, LOSSES, compute_objective
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
@@ -448,7 +448,7 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
     policy = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
     # The first step's policy is the one before the round: with a cap every ratio is 1.
     old = behaviour if cap is None else policy
-    expected, clipped = objective(
+    expected, clipped = compute_objective(
         policy,
         old,
         behaviour,
