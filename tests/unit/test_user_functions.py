@@ -181,6 +181,7 @@ def test_a_wrong_advantage_is_refused_in_one_line_when_it_is_loaded(written, sou
     assert "\n" not in message
 
 
+@pytest.mark.filterwarnings("ignore:std")  # torch says so of one reward, as it should
 def test_an_advantage_is_tried_on_groups_of_the_size_it_will_see(written):
     source = ADVANTAGE + "    return rewards / (rewards.std(-1, keepdim=True) + eps)"
     assert advantage_function(written(source), 2)
