@@ -39,7 +39,13 @@ def test_algorithms_page_has_every_value_of_every_choice(key, value):
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(re.findall(r"`((?:losses|advantages|aggregation|kl|ratios)\.\w+)`", ALGORITHMS))),
+    sorted(
+        set(
+            re.findall(
+                r"`((?:objective|losses|advantages|aggregation|kl|ratios)\.\w+)`", ALGORITHMS
+            )
+        )
+    ),
 )
 def test_algorithms_page_names_functions_that_exist(name):
     module, function = name.split(".")
