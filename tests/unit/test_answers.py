@@ -213,13 +213,18 @@ def test_a_question_needs_no_space_of_its_name(tmp_path):
     ],
     ids=range(9),
 )
-def test_a_damaged_question_is_named_and_does_not_stop_the_report(tmp_path, changes):
-    directory = asking(tmp_path / "own", NORM, [0.5, 0.25], **changes)
-    (problem,) = read_experiment(directory).problems
+def test_a_damaged_question_is_named(tmp_path, changes):
+    experiment = read_experiment(asking(tmp_path / "own", NORM, [0.5, 0.25], **changes))
+    (problem,) = experiment.problems
     assert problem.startswith("experiment.json: question: ")
+    assert len(experiment.trials) == 2
+
+
+def test_a_damaged_question_does_not_stop_the_report(tmp_path):
+    directory = asking(tmp_path / "own", NORM, [0.5, 0.25], columns=3)
     heard: list[str] = []
     assert ">gradient norm<" not in write_report(directory, heard.append).read_text()
-    assert heard == [problem]
+    assert heard == read_experiment(directory).problems
 
 
 def test_every_reduction_and_every_derived_figure_can_be_measured():

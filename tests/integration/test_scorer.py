@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.actors.progress import steps_done
-from grpo_trainable.actors.scorer import InlineScorer, ProcessScorer, check_reward
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest, as_score
+from grpo_trainable.actors.scorer import ProcessScorer, check_reward
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -95,13 +95,6 @@ def wait_until_gone(pids, timeout_s=5.0):
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(is_running, pids))
-
-
-def test_inline_scorer_answers_in_order():
-    scorer = InlineScorer(lambda response, truth: Score(float(len(response)), 1.0, float(truth)))
-    answers = scorer.score([ScoreRequest("abc", 1), ScoreRequest("", 2)])
-    assert answers == [Score(3.0, 1.0, 1.0), Score(0.0, 1.0, 2.0)]
-    scorer.close()
 
 
 def test_a_number_is_the_reward_and_a_dict_may_say_more(scorer):
@@ -366,28 +359,3 @@ def test_a_failing_import_is_a_value_error_with_its_reason(tmp_path, source, rea
         check_reward(f"{path}:f")
     assert reason in str(error.value)
     assert "\n" not in str(error.value)
-
-
-# ---- What a reward may be --------------------------------------------------------------------
-
-
-class Zero:
-    def __float__(self):
-        return 0.0
-
-
-@pytest.mark.parametrize(("result", "reward"), [(1, 1.0), (True, 1.0), (-2.5, -2.5), (Zero(), 0.0)])
-def test_whatever_is_a_number_is_a_reward(result, reward):
-    expected = Score(reward=reward, format_reward=1.0, answer_reward=reward)
-    assert as_score(result) == as_score({"reward": result}) == expected
-
-
-@pytest.mark.parametrize(
-    "result",
-    [None, "1", [1.0], 1j, float("inf"), -float("inf"), float("nan"), 1e39, 10**400, {}],
-    ids=repr,
-)
-def test_whatever_is_no_finite_float32_is_refused(result):
-    for value in (result, {"reward": result}, {"reward": 1.0, "answer_reward": result}):
-        with pytest.raises((TypeError, ValueError, OverflowError)):
-            as_score(value)

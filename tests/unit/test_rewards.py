@@ -1,0 +1,35 @@
+"""What a reward may be, and a scorer without a process."""
+
+import pytest
+
+from grpo_trainable.actors.scorer import InlineScorer
+from grpo_trainable.tasks import Score, ScoreRequest, as_score
+
+
+def test_inline_scorer_answers_in_order():
+    scorer = InlineScorer(lambda response, truth: Score(float(len(response)), 1.0, float(truth)))
+    answers = scorer.score([ScoreRequest("abc", 1), ScoreRequest("", 2)])
+    assert answers == [Score(3.0, 1.0, 1.0), Score(0.0, 1.0, 2.0)]
+    scorer.close()
+
+
+class Zero:
+    def __float__(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(("result", "reward"), [(1, 1.0), (True, 1.0), (-2.5, -2.5), (Zero(), 0.0)])
+def test_whatever_is_a_number_is_a_reward(result, reward):
+    expected = Score(reward=reward, format_reward=1.0, answer_reward=reward)
+    assert as_score(result) == as_score({"reward": result}) == expected
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, "1", [1.0], 1j, float("inf"), -float("inf"), float("nan"), 1e39, 10**400, {}],
+    ids=repr,
+)
+def test_whatever_is_no_finite_float32_is_refused(result):
+    for value in (result, {"reward": result}, {"reward": 1.0, "answer_reward": result}):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            as_score(value)
