@@ -91,7 +91,8 @@ def acknowledged(entries: list[dict[str, Any]]) -> set[tuple[str, str, str | Non
 def acknowledge(before: str, after: str, reason: str) -> None:
     """Notes every product file that differs between two commits as equal."""
     first, last = map(commit_of, (before, after))
-    names = list(filter(is_product, git("diff", "--name-only", "--no-renames", first, last).splitlines()))
+    differing = git("diff", "--name-only", "--no-renames", first, last).splitlines()
+    names = list(filter(is_product, differing))
     old, new = (blobs_at(commit, names) for commit in (first, last))
     # A file that is gone (moved, divided) is followed by nothing.
     pairs = {name: [old[name], new.get(name)] for name in names if name in old}
