@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,15 @@ def written_by_the_page(page: str, title: str, directory: Path) -> Path:
     path = directory / title
     path.write_text(rest.partition("```\n")[0], encoding="utf-8")
     return path
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
+    """What `condition` gives once that is true."""
+    end = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+    return found
 
 
 def actor_processes() -> dict[int, str]:

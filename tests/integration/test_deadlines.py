@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.calls import Actor
@@ -93,9 +94,11 @@ def test_hang_is_noticed_in_time_beside_an_actor_that_answers(ray_session: None,
 def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
     ray_session: None, tmp_path: Path
 ) -> None:
-    reward = tmp_path / "slow_reward.py"
+    reward, began = tmp_path / "slow_reward.py", tmp_path / "began"
     reward.write_text(
-        "import time\ndef reward(response, ground_truth):\n    time.sleep(0.5)\n    return 1.0\n"
+        "import time\nfrom pathlib import Path\n"
+        "def reward(response, ground_truth):\n"
+        f"    Path({str(began)!r}).touch()\n    time.sleep(0.5)\n    return 1.0\n"
     )
     config = GRPOConfig.from_dict(
         {
@@ -110,6 +113,7 @@ def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
         watch = Watch(RayRuntime(), DEADLINE_S)
         sampled = watch.result(generator.submit("rollout", "generate", requests))
         scoring = generator.submit("reward", "score", sampled)
+        wait_for(began.exists, 60)
         following = watch.result(generator.submit("rollout", "generate", requests))
         scored = watch.result(scoring)
     assert [group.rewards.tolist() for group in scored.groups] == [[1.0] * 4] * 4
@@ -117,5 +121,4 @@ def test_slow_reward_is_no_hang_and_the_next_unit_is_sampled_beside_it(
     # Two side by side for half a second each: longer than the deadline, shorter than one by one.
     assert DEADLINE_S < reward_span.seconds < 16 * 0.5
     (sampling,) = (span for span in following.spans if span.stage == "rollout")
-    # Which of the two threads starts first is the system's choice.
-    assert sampling.end < reward_span.end
+    assert reward_span.start < sampling.start < sampling.end < reward_span.end

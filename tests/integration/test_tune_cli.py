@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from conftest import wait_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_trainable.checkpointing import checkpoint_round
@@ -391,14 +392,6 @@ def test_damaged_checkpoints_give_way_to_the_newest_whole_one(tmp_path):
     results = rows(trial)
     assert [row["training_iteration"] for row in results] == list(range(1, 31))
     assert results[4]["iterations_since_restore"] == 1
-
-
-def wait_for(condition, timeout_s: float):
-    end = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
-    return found
 
 
 def test_a_trial_that_fails_is_named_and_the_status_is_1(tmp_path):
