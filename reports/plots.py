@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from reports.canvas import HEIGHT, Plot, Section, panel_rows
 from reports.charts import (
@@ -163,9 +163,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
     ]
 
 
-def _ratio_bars(
-    comparison: Comparison, contrasts: Mapping[str, Contrast]
-) -> dict[str, Bar | str]:
+def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
     found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
         found[comparison.baseline] = Bar(1.0, 1.0, 1.0)

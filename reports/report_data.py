@@ -147,9 +147,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "status": trial.status,
         "samples_per_s": trial.samples_per_s,
         # Of all rounds, disturbed ones included: no figure to compare arms by.
-        "disturbed_samples_per_s": None
-        if own is None or own.comparable
-        else own.samples_per_s,
+        "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,
         "disturbed_share": None if own is None else own.others,

@@ -103,11 +103,7 @@ def _files_table(experiment: ExperimentRecord) -> str:
     """The user's own files by name and digest, so that two reports can be told apart by them."""
     files = own_files(experiment)
     if not files:
-        return (
-            "<p>No file of your own was read.</p>\n"
-            if are_noted(experiment)
-            else ""
-        )
+        return "<p>No file of your own was read.</p>\n" if are_noted(experiment) else ""
     rows = [(file.setting, file.name, file.short) for file in files]
     header = ("setting", "file", f"SHA-256, first {SHORT} digits")
     return f"<h3>Your own files, as they were at the start</h3>\n{html_table(header, rows)}\n"

@@ -181,7 +181,7 @@ def test_a_default_that_was_not_recorded_is_not_guessed(tmp_path, described):
     said = changed_settings(tmp_path / "old", **described)
     assert said.endswith(
         "Settings of a task of your own, whose defaults were not recorded: task.largest=9; "
-        'task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;].'
+        "task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;]."
     )
 
 
