@@ -46,7 +46,7 @@ def adopt(path: Path) -> str:
         if (why := why_not(measurement)) is not None:
             raise UsageError(f"--adopt {f'{path} {part}'.rstrip()}: {why}")
     filled = {part: with_product(measurement) for part, measurement in lacking.items()}
-    result = filled[""] if "" in filled else {**result, **filled}
+    result = filled.get("", {**result, **filled})
     with replacing(path) as file:
         file.write(f"{json.dumps(result, indent=2)}\n".encode())
     files = sum(len(measurement["product"]) for measurement in filled.values())

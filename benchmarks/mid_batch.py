@@ -163,7 +163,7 @@ def main() -> None:
     for row in rows:
         print(
             f"{row['preset']}: a chunk takes {row['unit_s']:.3f} s, a load {row['load_s']:.4f} s, "
-            f"a look {row['look_s'] * 1e6:.2f} µs (a chunk of looks: {row['looking_share']:.4%})"
+            f"a look {row['look_s'] * 1e6:.2f} µs (a chunk's looks: {row['looking_share']:.4%})"
         )
         for kind, extra in row["extra"].items():
             print(
