@@ -237,7 +237,8 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
     what a figure needs to be checked, and to be known as out of date."""
     import torch
 
-    product = blobs(product_files(Path(sys.argv[0])))
+    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    product = blobs(product_files(script.as_posix()))
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": git("rev-parse", "HEAD").strip(),

@@ -99,8 +99,8 @@ def memory(args: argparse.Namespace) -> dict:
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS
         indices = range(first, first + measure.PROMPTS)
-        unit = worker.generate([prompts.request("train", index) for index in indices])
-        worker.update([unit.groups])
+        chunk = worker.generate([prompts.request("train", index) for index in indices])
+        worker.update([chunk.groups])
     worker.close()
     return measure.resident_mb()
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
 from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
@@ -92,26 +93,37 @@ def input_digests(config: GRPOConfig) -> dict[str, str]:
     return digests
 
 
-def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
-    """`input_digests` of several trials together: where a key makes them read different files, each
-    but the first stands under the key and its path.
+class Input(NamedTuple):
+    path: Path
+    sha256: str
+
+    @property
+    def ships(self) -> bool:
+        """Whether it comes with the package; others are the user's own."""
+        return ASSETS in self.path.parents
+
+
+def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
+    """What several trials read together, by config key: where a key makes them read different
+    files, each but the first stands under the key and its path.
 
     Raises:
         ValueError: a file cannot be read, in one line that names it.
     """
-    together: dict[str, str] = {}
+    together: dict[str, Input] = {}
     for config in configs:
         files = input_files(config)
         for key, digest in input_digests(config).items():
-            if together.setdefault(key, digest) != digest:
-                together[f"{key} {files[key]}"] = digest
+            found = Input(files[key], digest)
+            if together.setdefault(key, found).sha256 != digest:
+                together[f"{key} {files[key]}"] = found
     return together
 
 
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Compares what `input_digests` says `now` with what it, or `digests_of_all`, said `before`; a
+    """Compares what `input_digests` says `now` with what it, or `inputs_of_all`, said `before`; a
     key that only one of them has is not compared.
 
     Raises:
@@ -120,8 +132,8 @@ def refuse_changed_inputs(
     files = input_files(config)
     for key, digest in now.items():
         if before.get(f"{key} {files[key]}", before.get(key, digest)) != digest:
-            shipped = ASSETS in files[key].parents
-            old = "install the version of grpo-trainable" if shipped else "put the file back"
+            ships = Input(files[key], digest).ships
+            old = "install the version of grpo-trainable" if ships else "put the file back"
             raise InputChanged(
                 f"{key}: {files[key]} is not what it was when this run started; {old} that it "
                 "started with, or start a new run"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, number
+from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from tuning.checks import at_once
 from tuning.directories import WRITABLE_BY_OTHERS
@@ -169,11 +170,11 @@ def plan_of(args: argparse.Namespace) -> Plan:
 def print_spaces() -> None:
     width = max(map(len, SPACES))
     for space in SPACES.values():
-        print(f"{space.name:<{width}}  {space.question} ({len(space.arms)} arms)")
+        print(f"{space.name:<{width}}  {space.question} ({plural(len(space.arms), 'arm')})")
 
 
 def print_trials(plan: Plan) -> None:
-    print(f"# {plan.space.name}: {len(plan.trials)} trials")
+    print(f"# {plan.space.name}: {plural(len(plan.trials), 'trial')}")
     for arm, why in plan.not_available.items():
         print(f"# not available here: {arm} ({why})")
     for trial in plan.trials:
@@ -201,7 +202,7 @@ def opening(plan: Plan, available: Mapping[str, float]) -> list[str]:
     """What is said before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
-        f"{len(plan.trials)} trials, kept in {plan.directory}",
+        f"{plural(len(plan.trials), 'trial')}, kept in {plan.directory}",
         *(f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()),
     ]
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1

@@ -28,7 +28,7 @@ from grpo_trainable.config import (
     shown,
 )
 from grpo_trainable.plugins import is_reference
-from grpo_trainable.tasks.custom import keys_with, with_task_settings
+from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
@@ -230,8 +230,15 @@ class Plan:
             "scheduler": self.options.scheduler,
             "samples": self.options.samples,
             "not_available": self.not_available,
+            "task_defaults": self._task_defaults(),
             "grpo_trainable": __version__,
         }
+
+    def _task_defaults(self) -> dict[str, dict[str, Any]]:
+        """Task of the user's -> the default of each setting that it declares: a report says which
+        settings are not the defaults, and loads no code of anybody's."""
+        names = {trial.task.name for trial in self.trials if trial.task.is_custom}
+        return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
 
     def _take_stored_settings(self) -> None:
         """A resumed experiment takes the stored settings; what the user names must not differ."""
@@ -326,17 +333,20 @@ class Plan:
     def prepare_directory(self) -> None:
         """Writes down what the experiment is started with. A resume does so as well, which shows
         before Ray starts that the directory can be written to."""
-        from grpo_trainable.inputs import digests_of_all
+        from grpo_trainable.inputs import inputs_of_all
 
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
         kept = {**kept, **self.limits}
         if "inputs" not in kept:  # a resume has compared the others already
             try:
-                kept["inputs"] = digests_of_all(self._readers())
+                read = inputs_of_all(self._readers())
             except ValueError as error:
                 raise UsageError(str(error)) from None
+            kept["inputs"] = {key: file.sha256 for key, file in read.items()}
+            kept["own_files"] = {k: str(file.path) for k, file in read.items() if not file.ships}
             if self.space_digest is not None:
                 kept["inputs"][SPACE_INPUT] = self.space_digest
+                kept["own_files"][SPACE_INPUT] = self.space_source
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             content = json.dumps(kept, indent=1) + "\n"

@@ -18,6 +18,7 @@ from grpo_trainable.config import (
     GRPOConfig,
     checks_of,
     converted,
+    flatten,
     make_absolute,
     unknown_key,
 )
@@ -59,6 +60,18 @@ def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         )
         for key, check in declared.items()
     }
+
+
+def default_settings(name: str, base_dir: str) -> dict[str, Any]:
+    """Each setting that the class declares, with its default: `task.<setting>` -> value. Relative
+    paths mean `base_dir`.
+
+    Raises:
+        PluginError: the class cannot be loaded, or its settings are not declared as they should be.
+    """
+    declared = declared_settings(name)
+    defaults = {key.removeprefix("task."): check.default for key, check in declared.items()}
+    return flatten(make_absolute({"task": defaults}, base_dir, declared))
 
 
 def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:

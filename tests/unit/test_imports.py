@@ -36,6 +36,7 @@ FOUNDATION = {
     "stages",
     "atomic",
     "command_line",
+    "wording",
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}

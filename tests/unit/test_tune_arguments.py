@@ -281,6 +281,46 @@ def of_a_file(tmp_path, monkeypatch):
 
 RESUME = ("--resume", "--name", "mine")
 
+TASK_FILE = """\
+from dataclasses import dataclass
+from grpo_trainable.config import integer, path
+from grpo_trainable.tasks import Example
+
+class Sums:
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        largest: int = integer(9, minimum=1)
+        words: str | None = path("words.txt")
+
+    def __init__(self, settings, seed):
+        pass
+
+    def train_example(self, prompt_index):
+        return Example("1 + 1 =", "2")
+
+    def eval_examples(self, count):
+        return [Example("1 + 1 =", "2")] * count
+
+    def reward(self, response, ground_truth):
+        return float(response == ground_truth)
+"""
+
+
+def test_the_users_files_and_the_defaults_of_their_task_are_stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.py").write_text(TASK_FILE)
+    (tmp_path / "words.txt").write_text("one\n")
+    settings = ["--set", "task.name=sums.py:Sums", "--set", "task.largest=7"]
+    where = ["--name", "sums", "--storage", str(tmp_path / "storage")]
+    plan = tune.plan_of(tune.parse_arguments([*SPACE, *settings, *where]))
+    plan.prepare_directory()
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    words = str(tmp_path / "words.txt")
+    task = f"{tmp_path}/sums.py:Sums"
+    assert stored["task_defaults"] == {task: {"task.largest": 9, "task.words": words}}
+    assert stored["own_files"] == {"task.name": f"{tmp_path}/sums.py", "task.words": words}
+    assert stored["own_files"].keys() < stored["inputs"].keys()
+
 
 def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_file, tmp_path):
     stored = json.loads((tmp_path / "storage" / "mine" / EXPERIMENT_FILE).read_text())
@@ -289,6 +329,13 @@ def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_fi
     assert stored["question"]["arms"] == ["slow", "fast"]
     assert stored["question"]["columns"][0]["metric"] == "optim/grad_norm"
     assert stored["inputs"]["space"] == hashlib.sha256(SPACE_FILE.encode()).hexdigest()
+    assert stored["own_files"] == {"space": str(of_a_file)}
+    assert stored["task_defaults"] == {}
+
+
+def test_one_trial_is_counted_in_the_singular(command):
+    _, out, _ = command(*SPACE, "--set", "arm=sync", "--dry-run")
+    assert out.startswith("# async_vs_sync: 1 trial\n")
 
 
 def test_a_resume_finds_the_space_again_from_any_directory(of_a_file, command, monkeypatch):
