@@ -58,6 +58,11 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
     return read
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 trial`, `8 trials`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def command(name: str) -> list[str]:
     """The words that start the command line `name` in the way the present one was started: by its
     entry point, or as a file of the repository."""
