@@ -111,9 +111,9 @@ def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
     if not hasattr(module, name):
         offered = [text for text, value in _own_names(module) if fits(value)]
         near = difflib.get_close_matches(name, offered, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        others = f"; it has {', '.join(offered[:MOST_NAMED])}" if offered else ""
-        raise AttributeError(f"{where} has no attribute {name!r}{hint}{others}")
+        hint = f"did you mean {near[0]}? " if near else ""
+        others = f"; {hint}it has {', '.join(offered[:MOST_NAMED])}" if offered else ""
+        raise AttributeError(f"{where} has no attribute {name!r}{others}")
     return getattr(module, name)
 
 

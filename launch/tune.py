@@ -210,7 +210,8 @@ def print_trials(plan: Plan, form: str) -> None:
             print(note, file=sys.stderr)
         return
     print(f"{plan.space.name}: {plan.space.question}")
-    print(f"{counted(len(plan.trials), 'trial')}, in the order in which they run:\n")
+    order = ", in the order in which they run" if len(plan.trials) > 1 else ""
+    print(f"{counted(len(plan.trials), 'trial')}{order}:\n")
     print(preview(plan.trials))
     print(*("", *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")

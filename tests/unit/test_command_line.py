@@ -18,6 +18,7 @@ from grpo_trainable.command_line import (
     Parser,
     UsageError,
     command,
+    counted,
     number,
     program,
     run,
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "script",
     [
-        ["launch/tune.py", "--space", "async_vs_sync", "--dry-run"],
+        ["launch/tune.py", "--settings"],
         ["launch/tune.py", "--list"],
         ["launch/report.py", "--help"],
     ],
@@ -117,3 +118,7 @@ def test_options_are_never_abbreviated():
     parser.add_argument("--samples")
     with pytest.raises(UsageError, match=r"--sampl.*--help"):
         parser.parse_args(["--sampl", "3"])
+
+
+def test_one_thing_is_not_counted_in_the_plural():
+    assert [counted(n, "trial") for n in (0, 1, 2)] == ["0 trials", "1 trial", "2 trials"]
