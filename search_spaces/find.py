@@ -54,7 +54,7 @@ def source_file(text: str) -> str | None:
     return text if text.endswith(".py") else source_of(text)
 
 
-def directory(text: str) -> str:
+def directory_of(text: str) -> str:
     """The directory that relative paths in the arms of a space mean."""
     file = source_file(text)
     return os.path.dirname(os.path.abspath(file)) if file is not None else os.getcwd()
@@ -87,5 +87,5 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
             raise ConfigError(
                 f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
             )
-    base_dir = directory(text)
+    base_dir = directory_of(text)
     return replace(found, arms={arm: make_absolute(found.arms[arm], base_dir) for arm in found.arms})

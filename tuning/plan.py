@@ -34,7 +34,7 @@ from grpo_trainable.tasks.custom import keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
-from search_spaces.find import absolute, directory, find_space, source_file
+from search_spaces.find import absolute, directory_of, find_space, source_file
 from tuning.checks import (
     check_population,
     check_resources,
@@ -301,7 +301,7 @@ class Plan:
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
         """The trial with every setting of its task."""
         with self._naming_arm(trial):
-            return with_task_settings(trial, os.getcwd(), given_in=directory(self.space_source))
+            return with_task_settings(trial, os.getcwd(), given_in=directory_of(self.space_source))
 
     @contextmanager
     def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
