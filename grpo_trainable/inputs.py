@@ -1,5 +1,5 @@
-"""What a trial reads besides its config, by SHA-256: all trials of an experiment, and a resumed one,
-must read the same."""
+"""What a trial reads besides its config, by SHA-256. All trials of an experiment, and a resumed
+one, must read the same."""
 
 from __future__ import annotations
 

@@ -350,10 +350,10 @@ def _command(pid: int) -> str:
 
 
 def shown_command(pid: int) -> str:
-    """The first words of a process's command line, such as `python3 -m pip`: at most three, of paths
-    the last part, of options no value that may be secret.
+    """The first words of a process's command line, such as `python3 -m pip`.
 
-    Its name where the first word is of another form; empty when it has ended.
+    At most three; of paths the last part, and of options no value that may be secret. It is the
+    process's name where the first word is of another form, and empty when the process has ended.
     """
     words = _command(pid).split("\0")[:3]
     # An address is shown nowhere: it may hold a token.

@@ -94,8 +94,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "one arm only; may be given many times; --settings lists the keys. A relative path means the "
-        "current directory",
+        "one arm only; may be given many times; --settings lists the keys. A relative path means "
+        "the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
@@ -174,16 +174,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="WORD",
-        help="show the keys of --set with default, range and meaning, all of them or those with WORD "
-        "in it, and end",
+        help="show the keys of --set with default, range and meaning, all or those with WORD in "
+        "name or meaning, and end",
     )
     add(
         "--dry-run",
         nargs="?",
         const="table",
         choices=("table", "json"),
-        help="check all that can be checked without Ray, show the trials and end: as a table of what "
-        "they differ in (the bare option), or each trial's whole config as a line of JSON",
+        help="check all that can be checked without Ray, show the trials and end: as a table of "
+        "what they differ in (the bare option), or each one's whole config as a line of JSON",
     )
     defaults = asdict(Options())
     del defaults["assignments"]  # for which argparse needs a list

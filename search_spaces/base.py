@@ -147,11 +147,13 @@ def at_equal_samples(
     if samples % common:
         below, above = samples // common * common, -(-samples // common) * common
         rounds = sorted({trial.responses_per_round for trial in trials})
-        seeds = f"; for {samples} seeds of each arm use --num-samples" if samples < rounds[0] else ""
+        seeds = (
+            f"; for {samples} seeds of each arm use --num-samples" if samples < rounds[0] else ""
+        )
         raise ConfigError(
-            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, and "
-            f"each needs whole rounds; valid next to it: {f'{below} and ' if below else ''}{above}"
-            f"{seeds}"
+            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, "
+            "and each needs whole rounds; valid next to it: "
+            f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
     between = math.ceil(samples / evaluations / common) * common

@@ -88,4 +88,6 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
                 f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
             )
     base_dir = directory_of(text)
-    return replace(found, arms={arm: make_absolute(found.arms[arm], base_dir) for arm in found.arms})
+    return replace(
+        found, arms={arm: make_absolute(found.arms[arm], base_dir) for arm in found.arms}
+    )

@@ -19,6 +19,7 @@ from torch import Tensor
 from grpo_trainable.algo import ADVANTAGES, LOSSES, Advantage, TokenLoss, masked_sum
 from grpo_trainable.plugins import PluginError, load, one_line, source_of
 
+
 def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
     """The loss that `loss.type` names; a user's own has been tried on `device`.
 

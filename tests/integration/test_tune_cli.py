@@ -448,7 +448,9 @@ def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(tmp_
     words.write_text(NOUNS_FILE.read_text())
     done = run("--resume", "--name", "edited", storage=tmp_path)
     assert done.returncode == 0, done.stderr
-    trained = [[row["training_iteration"] for row in rows(t)] for t in trial_directories(experiment)]
+    trained = [
+        [row["training_iteration"] for row in rows(t)] for t in trial_directories(experiment)
+    ]
     assert trained == [[1, 2, 3, 4]] * 2
 
 

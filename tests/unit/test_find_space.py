@@ -70,7 +70,7 @@ def test_the_absolute_name_works_from_every_directory(mine, monkeypatch):
             "mine.py",
             "several search spaces; choose mine.py:OTHER or mine.py:MINE",
         ),
-        (("", ""), "mine.py:YOURS", "no attribute 'YOURS'; it has MINE"),
+        (("", ""), "mine.py:YOURS", "no attribute 'YOURS'; it has LAG, MINE"),
         (("", ""), "mine.py:SPEED", "must be a search_spaces.base.SearchSpace, got a Column"),
         (("", ""), "yours.py", "FileNotFoundError"),
         (("", ""), "min", "did you mean lag?"),

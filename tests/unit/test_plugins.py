@@ -109,11 +109,11 @@ def test_a_wrong_name_is_answered_with_those_that_would_do(tmp_path):
     with pytest.raises(PluginError) as caught:
         load("loss.type", f"{file}:cliped")
     assert str(caught.value).endswith("'cliped'; did you mean clipped? it has clipped, Ratio")
-    with pytest.raises(PluginError, match="'sqrt'; it has clipped, Ratio$"):
+    with pytest.raises(PluginError, match=r"'sqrt'; it has clipped, Ratio$"):
         load("loss.type", f"{file}:sqrt")
-    with pytest.raises(PluginError, match="'limits'; did you mean limit\\? it has limit$"):
+    with pytest.raises(PluginError, match=r"'limits'; did you mean limit\? it has limit$"):
         load_instance("transport", f"{file}:limits", int)
-    with pytest.raises(PluginError, match="has no attribute 'limits'$"):
+    with pytest.raises(PluginError, match=r"has no attribute 'limits'$"):
         load_instance("transport", f"{file}:limits", Path)
 
 

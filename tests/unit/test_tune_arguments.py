@@ -87,7 +87,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
         ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
-        ([*SPACE, "--samples", "3"], ["valid next to it: 512; for 3 seeds of each arm use --num-samples"]),
+        (
+            [*SPACE, "--samples", "3"],
+            ["valid next to it: 512; for 3 seeds of each arm use --num-samples"],
+        ),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
         ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
         ([*SPACE, "--scheduler", "pbt"], ["--scheduler pbt", "--set arm="]),

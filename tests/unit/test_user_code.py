@@ -40,7 +40,11 @@ def test_an_engine_is_imported_in_a_process_of_its_own(checked, tmp_path):
 @pytest.mark.parametrize(
     ("source", "name", "reason"),
     [
-        ("raise RuntimeError('no\\nserver')", "Mine", "cannot be imported: RuntimeError: no server"),
+        (
+            "raise RuntimeError('no\\nserver')",
+            "Mine",
+            "cannot be imported: RuntimeError: no server",
+        ),
         (ENGINE, "Mind", "no attribute 'Mind'; did you mean Mine? it has Mine"),
         ("import os\nos._exit(3)", "Mine", "ended the process with status 3"),
     ],
