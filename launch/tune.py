@@ -115,8 +115,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--num-samples",
         metavar="SEEDS",
         type=number(int, 1),
-        help="how many trials an arm has: its seeds (1), Tune's samples of the search space. Not "
-        "--samples, which is how long a trial is",
+        help="how many seeds each arm runs with (1). Not --samples, which is how long a trial is",
     )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")

@@ -148,7 +148,9 @@ def at_equal_samples(
         below, above = samples // common * common, -(-samples // common) * common
         rounds = sorted({trial.responses_per_round for trial in trials})
         seeds = (
-            f"; for {samples} seeds of each arm use --num-samples" if samples < rounds[0] else ""
+            f"; {samples} seeds of each arm are --num-samples {samples}"
+            if samples < rounds[0]
+            else ""
         )
         raise ConfigError(
             f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, "

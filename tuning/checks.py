@@ -111,7 +111,7 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-    return trial.model, trial.task, trial.rollout, trial.eval, trial.seed, _prompts(trial)
+    return trial.model, trial.task, trial.rollout, trial.eval.prompts, trial.seed, _prompts(trial)
 
 
 def _code(trial: GRPOConfig) -> Hashable:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from grpo_trainable.command_line import align
 from grpo_trainable.config import GRPOConfig, flatten
 
 LABELS = ("arm", "seed")  # always in the table
@@ -14,8 +15,6 @@ WIDTH = 100
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
     """A table with a line for each trial, in their order, and below it what all have in common."""
-    from reports.summary import align
-
     flat = [flatten(trial.to_dict()) for trial in trials]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     shared = {key: flat[0][key] for key in keys if _is_shared(key, flat)}

@@ -89,7 +89,7 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
         (
             [*SPACE, "--samples", "3"],
-            ["valid next to it: 512; for 3 seeds of each arm use --num-samples"],
+            ["valid next to it: 512; 3 seeds of each arm are --num-samples 3"],
         ),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
         ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
