@@ -1,21 +1,20 @@
-"""What a trial reads besides its config, by SHA-256: a resumed run must read the same again."""
+"""What a trial reads besides its config, by SHA-256. All trials of an experiment, and a resumed
+one, must read the same."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
+from grpo_trainable.digests import digest_of
 from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
-CHUNK_BYTES = 1 << 20
 ASSETS = NOUNS_FILE.parent
 
 
@@ -41,9 +40,10 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
+    """Files with a user's code come first, before any of it is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
+    yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
     random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
     for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
         yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
@@ -74,22 +74,22 @@ def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
         yield key, source
 
 
-def input_digests(config: GRPOConfig) -> dict[str, str]:
+def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -> dict[str, str]:
     """Config key -> SHA-256 of its file.
+
+    With `before`, which is what this function or `inputs_of_all` said earlier, each file is
+    compared as soon as it is read; one that only one of them has is not compared. A user's files
+    with code come first, so a task's is compared before it is imported.
 
     Raises:
         ValueError: a file cannot be read, in one line that names it.
+        InputChanged: a file has another content than `before`.
     """
     digests = {}
-    for key, path in input_files(config).items():
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.sha256()
-                for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
-                    digest.update(chunk)
-                digests[key] = digest.hexdigest()
-        except OSError as error:
-            raise ValueError(f"{key}: {path} cannot be read ({error.strerror})") from None
+    for key, path in _input_files(config):
+        path = Path(path)
+        digests[key] = digest_of(key, path)
+        refuse_changed(key, path, digests[key], before or {})
     return digests
 
 
@@ -112,12 +112,17 @@ def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
     """
     together: dict[str, Input] = {}
     for config in configs:
-        files = input_files(config)
-        for key, digest in input_digests(config).items():
-            found = Input(files[key], digest)
-            if together.setdefault(key, found).sha256 != digest:
-                together[f"{key} {files[key]}"] = found
+        add_inputs(together, config)
     return together
+
+
+def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
+    """Adds one more trial to what `inputs_of_all` says of several."""
+    files = input_files(config)
+    for key, digest in input_digests(config).items():
+        found = Input(files[key], digest)
+        if together.setdefault(key, found).sha256 != digest:
+            together[f"{key} {files[key]}"] = found
 
 
 def refuse_changed_inputs(
@@ -131,10 +136,20 @@ def refuse_changed_inputs(
     """
     files = input_files(config)
     for key, digest in now.items():
-        if before.get(f"{key} {files[key]}", before.get(key, digest)) != digest:
-            ships = Input(files[key], digest).ships
-            old = "install the version of grpo-trainable" if ships else "put the file back"
-            raise InputChanged(
-                f"{key}: {files[key]} is not what it was when this run started; {old} that it "
-                "started with, or start a new run"
-            )
+        refuse_changed(key, files[key], digest, before)
+
+
+def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:
+    """Compares the digest of one file with what `input_digests` or `inputs_of_all` said `before`.
+
+    Raises:
+        InputChanged: it has another content.
+    """
+    if before.get(f"{key} {path}", before.get(key, digest)) == digest:
+        return
+    ships = Input(path, digest).ships
+    old = "install the version of grpo-trainable" if ships else "put the file back"
+    raise InputChanged(
+        f"{key}: {path} is not what it was when this run started; {old} that it started with, or "
+        "start a new run"
+    )

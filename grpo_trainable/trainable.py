@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,15 @@ class GRPOTrainable(tune.Trainable):
         """A bundle for the trial's own process and one for each actor."""
         return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], inputs: Mapping[str, str] | None = None) -> None:
+        """`inputs`: what `inputs_of_all` said of the trials when the experiment started. The files
+        that this trial reads must still be so; None compares nothing. Hand it over by
+        `tune.with_parameters`.
+
+        Raises:
+            InputChanged: a file that the trial reads has changed.
+        """
+        self._inputs_at_start = inputs
         self._warm_up_s: float | None = None  # None: the actors are not warm yet
         self.grpo = resolved(config)
         self._runtime = RayRuntime()
@@ -78,9 +87,9 @@ class GRPOTrainable(tune.Trainable):
     def _begin(self) -> None:
         """Puts the trial at round 0, over actors that have done nothing yet."""
         config, choice = self.grpo, self._actors.choice
+        self._inputs = input_digests(config, self._inputs_at_start)
         self._tokenizer = read_tokenizer(config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
-        self._inputs = input_digests(config)
         self._learners = self._actors.learner_group()
         self.pipeline = Pipeline(
             config,
@@ -117,6 +126,7 @@ class GRPOTrainable(tune.Trainable):
 
     def _replace_generator(self, name: str) -> Actor:
         self._lost_actor = True
+        input_digests(self.grpo, self._inputs)  # the new actor reads the files again
         return self._actors.replace(name)
 
     def step(self) -> dict[str, Any]:
@@ -370,6 +380,11 @@ class DetailedGRPO(GRPOTrainable):
         return {DETAILS: details}
 
 
-def register() -> None:
-    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks."""
-    register_trainable(NAME, DetailedGRPO)
+def register(inputs: Mapping[str, str] | None = None) -> None:
+    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
+
+    `inputs`: what `inputs.inputs_of_all` says of the trials. A trial that would then read a file
+    with another content fails and names it; without them each trial reads what it finds.
+    """
+    guarded = DetailedGRPO if inputs is None else tune.with_parameters(DetailedGRPO, inputs=inputs)
+    register_trainable(NAME, guarded)

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_trainable.command_line import align
 from grpo_trainable.wording import plural
 from reports import changes
 from reports.changes import Change
@@ -302,14 +303,3 @@ def ends(before: Sequence[float | None], after: Sequence[float | None], form: st
     """Both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
     first, last = show(before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as text in columns; the first is aligned to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

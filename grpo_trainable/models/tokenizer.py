@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -66,7 +67,7 @@ class Tokenizer:
             ValueError: the file cannot be read or is not such a tokenizer, in one line.
         """
         try:
-            return cls(tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+            return cls(_parsed(Path(path).read_text(encoding="utf-8")))
         except OSError as error:
             raise ValueError(f"{path}: cannot read the tokenizer ({error.strerror})") from error
         # The Rust library raises a bare Exception for JSON that it does not understand.
@@ -88,3 +89,10 @@ class Tokenizer:
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(content: str) -> tokenizers.Tokenizer:
+    """Parsed once in a process, in which several roles read the same file; encoding and decoding
+    leave it as it is."""
+    return tokenizers.Tokenizer.from_str(content)

@@ -74,9 +74,12 @@ def default_settings(name: str, base_dir: str) -> dict[str, Any]:
     return flatten(make_absolute({"task": defaults}, base_dir, declared))
 
 
-def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:
+def with_task_settings(
+    config: GRPOConfig, base_dir: str, *, given_in: str | None = None
+) -> GRPOConfig:
     """`config` with every setting that a user's task declares: checked, as given or its default,
-    paths absolute, relative ones meaning `base_dir`. It loads the class.
+    paths absolute. A relative default means `base_dir`; one that the config gives means `given_in`,
+    or else `base_dir` too. It loads the class.
 
     Raises:
         ConfigError: the class declares no such setting, or a value is invalid.
@@ -85,8 +88,10 @@ def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:
     task = config.task
     if not task.is_custom:
         return config
-    settings = {"task": complete_settings(task.name, dict(task.own))}
-    own = make_absolute(settings, base_dir, declared_settings(task.name))["task"]
+    declared = declared_settings(task.name)
+    given = make_absolute({"task": dict(task.own)}, given_in or base_dir, declared)["task"]
+    settings = {"task": complete_settings(task.name, given)}
+    own = make_absolute(settings, base_dir, declared)["task"]
     return replace(config, task=replace(task, own=tuple(sorted(own.items()))))
 
 

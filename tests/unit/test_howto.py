@@ -1,4 +1,4 @@
-"""The pages of docs/howto/ are executed, and every command line in README and docs is tried dry.
+"""The pages of docs/howto/ are executed, and every command line in README and docs is planned.
 
 What a page may hold:
 
@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def commands(block: Block) -> list[list[str]]:
     return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def try_command(words: list[str]) -> None:
+def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None:
     """Our own commands must exist and be valid; others are the reader's."""
     program, *arguments = words
     if program == "python" and arguments and arguments[0].endswith(".py"):
@@ -80,7 +81,14 @@ def try_command(words: list[str]) -> None:
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
     # Going on with an experiment needs one.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
-        assert tune.main([*arguments, "--dry-run"]) == 0
+        try_tune(arguments)
+
+
+def planned(arguments: list[str]) -> None:
+    """Its settings are valid; the files that it names need not be there."""
+    args = tune.parse_arguments(arguments)
+    if not args.list and args.settings is None:
+        tune.plan_of(args)
 
 
 def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -90,6 +98,11 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
     module = types.ModuleType("howto_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     before = set(sys.modules)
+
+    def checked(arguments: list[str]) -> None:
+        storage = ["--storage", str(directory / "storage")]
+        assert tune.main([*arguments, *storage, "--dry-run"]) == 0
+
     try:
         for block in blocks(page):
             if block.title is not None:
@@ -100,7 +113,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
                 exec(code, module.__dict__)
             elif block.language == "bash" and block.run:
                 for words in commands(block):
-                    try_command(words)
+                    try_command(words, checked)
     finally:
         for added in set(sys.modules) - before:
             origin = getattr(sys.modules[added], "__file__", None)
@@ -123,7 +136,7 @@ def test_command_lines_of_every_other_page_are_valid(path, monkeypatch, tmp_path
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.language == "bash" and block.run:
             for words in commands(block):
-                try_command(words)
+                try_command(words, planned)
 
 
 # ---- The harness itself ----------------------------------------------------------------------

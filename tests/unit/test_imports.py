@@ -30,6 +30,7 @@ FOUNDATION = {
     "config",
     "rollout",
     "checksums",
+    "digests",
     "algo",
     "models",
     "tasks",
@@ -69,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trainable", "trial_actors", "trial_storage"}
-STANDARD_LIBRARY_ONLY = {"plugins", "config"}
+STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 
