@@ -39,7 +39,8 @@ def local_directory(path: str) -> Path:
     """
     if Path(path).is_dir() or not HUB_ID.fullmatch(path):
         return Path(path)
-    refuse_missing_library(path, "huggingface_hub")
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ValueError(f"{path}: no such directory; a model on the Hugging Face hub: {INSTALL}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
