@@ -146,6 +146,11 @@ def refuse_unusable(directory: Path) -> None:
             f"{directory}: the installed transformers has no architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
         )
+    if (directory / "adapter_config.json").exists():
+        raise ValueError(
+            f"{directory}: adapter_config.json makes these adapters of another model; merge them and "
+            "save the whole"
+        )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized, which cannot be trained")
     weight_files(directory)
