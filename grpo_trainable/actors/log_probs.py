@@ -79,12 +79,6 @@ class Reference:
         """`policy`: the policy before any training, where it is on the device already."""
         if policy is None:
             policy = build_policy(config.model, config.seed)[0].to(device)
-| None = None
-    ) -> None:
-        """`policy`: the policy before any training, where it is on the device already."""
-        if policy is None:
-            policy = build_policy(config.model, config.seed)[0].to(device)
-        tokenizer = read_tokenizer(config.model.path)
         self.model = policy.requires_grad_(False)
         self._device = device
         self._pad_id = tokenizer.pad_id

@@ -207,7 +207,10 @@ def _with_adapters(policy: Policy, model: PolicySettings, seed: int) -> Policy:
 
 def _refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
     """ValueError where a policy of ours is asked for what only those of transformers can do."""
-    asked = {"model.dtype": model.dtype != "float32", "model.lora_rank": model.lora_rank is not None}
+    asked = {
+        "model.dtype": model.dtype != "float32",
+        "model.lora_rank": model.lora_rank is not None,
+    }
     for key, is_asked in asked.items():
         if is_asked:
             raise ValueError(f"{directory}: {key} is for Hugging Face models, and this is none")
