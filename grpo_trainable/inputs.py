@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
 from grpo_trainable.digests import digest_of
-from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
+from grpo_trainable.models.store import policy_files
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -44,9 +44,8 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
-    random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
-    for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
-        yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+    for name, path in policy_files(config.model).items():
+        yield f"model.path/{name}", path
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:

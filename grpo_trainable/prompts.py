@@ -50,7 +50,7 @@ class Prompts:
         return Request(
             stream=stream,
             prompt_index=prompt_index,
-            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, prompt_index))),
+            prompt_ids=tuple(self._tokenizer.encode_prompt(self.text(stream, prompt_index))),
             group_size=self._group_size[stream],
             limits=self._limits[stream],
         )

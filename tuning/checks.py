@@ -61,11 +61,11 @@ def check_transport(trial: GRPOConfig) -> None:
 def check_inputs(trial: GRPOConfig) -> None:
     """Reads what a trial will read: model, tokenizer, task files and reward function."""
     from grpo_trainable.actors.scorer import check_reward, custom_reward
-    from grpo_trainable.models.store import build_policy
+    from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        model, tokenizer = build_policy(trial.model.preset, trial.model.path, trial.seed)
+        shape, tokenizer = check_policy(trial.model, trial.seed)
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
@@ -78,7 +78,7 @@ def check_inputs(trial: GRPOConfig) -> None:
     for stream, count in asked.items():
         for index in range(count):
             length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), model.config.context_length)
+            _check_length(trial, length, prompts.text(stream, index), shape.context_length)
 
 
 def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:

@@ -68,12 +68,13 @@ class Generator:
         self._loaded: list[Loaded] = []
         self._engine_name = config.engine
         self._tokenizer = read_tokenizer(config.model.path)
-        self._vocab_size = policy_shape(config.model.preset, config.model.path).vocab_size
+        self._vocab_size = policy_shape(config.model).vocab_size
         self.engine = build_engine(
             EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)
         )
         here = config.reference_role == "generator"
-        self._reference = Reference(config, self._context.device) if here else None
+        device = self._context.device
+        self._reference = Reference(config, self._tokenizer, device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer = make_scorer(config, task)

@@ -119,7 +119,9 @@ class TorchEngine:
 def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     """The engine of a trial, with the policy that its config names."""
     config, tokenizer = setup.config, setup.tokenizer
-    model, _ = build_policy(config.model.preset, config.model.path, config.seed)
+    model, _ = build_policy(config.model, config.seed)
+    if not isinstance(model, TransformerLM):
+        raise ValueError("it samples with this package's own transformer, which the model is not")
     return TorchEngine(
         model.to(setup.device),
         eos_id=tokenizer.eos_id,

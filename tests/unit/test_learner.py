@@ -145,6 +145,26 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
 
 
+def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch_tokens": 50}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    assert batch.input_ids.shape == (3, 16)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    assert all(batch.input_ids.numel() <= 50 for batch in seen)
+    assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
+
+
 # ---- Weights on their way ----------------------------------------------------------------------
 
 
@@ -751,7 +771,7 @@ def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None
     everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
     ids = torch.cat((torch.zeros(len(everything), 1, dtype=torch.int64), everything), dim=1)
     mask = torch.ones(len(ids), length, dtype=torch.bool)
-    law = {"temperature": 0.9, "min_new_tokens": 1, "eos_id": 0}
+    law = {"temperature": 0.9, "min_new_tokens": 1, "end_ids": (0,)}
     with torch.no_grad():
         log_p, log_q = (
             response_log_probs(model, ids[:, :-1], ids[:, 1:], mask, **law)[0].double()
