@@ -19,6 +19,7 @@ from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
+from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import policy_shape, read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
@@ -179,7 +180,9 @@ class Generator:
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
         groups = self.engine.generate(requests, between_tokens)
-        check_groups(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        strings, vocab_size = requests[0].limits.stop_strings, self._vocab_size
+        stops = stops_of(strings, self._tokenizer, vocab_size, torch.device("cpu"))
+        check_groups(self._engine_name, self.engine, requests, groups, vocab_size, stops)
         return groups
 
     def between_tokens(self) -> None:

@@ -40,6 +40,7 @@ from grpo_trainable.config.values import (
     reference,
     shown,
     text,
+    texts,
 )
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "set_dotted",
     "shown",
     "text",
+    "texts",
     "threads",
     "unknown_key",
     "unmet",

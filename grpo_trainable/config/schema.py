@@ -25,6 +25,7 @@ from grpo_trainable.config.values import (
     path,
     reference,
     text,
+    texts,
 )
 from grpo_trainable.engines import ENGINES
 from grpo_trainable.plugins import is_reference
@@ -129,6 +130,12 @@ class TaskSettings(KeywordSettings, CommonTaskSettings):
         return {key: settings[key] for key in checks_of(CommonTaskSettings)} | own
 
 
+def _is_stop(text: str) -> bool:
+    # Text that decoding can give: U+FFFD stands for bytes that are no text, and half a surrogate
+    # pair for nothing.
+    return bool(text) and not re.search("[\ufffd\ud800-\udfff]", text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Settings):
     """How responses to train on are sampled."""
@@ -145,6 +152,14 @@ class RolloutSettings(Settings):
     group_size: int = integer(4, "Responses sampled for each prompt.", minimum=1)
     min_new_tokens: int = integer(1, "Tokens of a response before which it cannot end.", minimum=1)
     max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)
+    stop: tuple[str, ...] | None = texts(
+        None,
+        "Strings after which a response ends, and which stay in it: one, or a JSON list. One that "
+        "is a special token of the tokenizer stands for that token. none: those that the task asks "
+        "for.",
+        expected="a text that is not empty, or a JSON list of such texts",
+        valid=_is_stop,
+    )
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )

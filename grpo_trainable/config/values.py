@@ -191,6 +191,27 @@ def text(
     return _text(default, meaning, expected, valid, "text")
 
 
+def texts(
+    default: Sequence[str] | None,
+    meaning: str = "",
+    *,
+    expected: str = "a list of texts",
+    valid: Callable[[str], bool] = lambda text: True,
+) -> Any:
+    """A list of texts for each of which `valid` holds; one text stands for a list of it."""
+
+    def convert(value: Any) -> tuple[str, ...]:
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
+            raise TypeError
+        if not all(map(valid, listed)):
+            raise ValueError
+        return tuple(listed)
+
+    stored = None if default is None else tuple(default)
+    return _checked(stored, meaning, expected, convert, type="list of texts")
+
+
 def _text(
     default: str | None,
     meaning: str,

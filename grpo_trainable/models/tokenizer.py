@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from grpo_trainable.models.token_bytes import token_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -21,6 +24,7 @@ class Tokenizer:
     """
 
     eos_id: int
+    end_ids: tuple[int, ...]  # any of them ends a text; end-of-text is the first
     pad_id: int
     vocab_size: int
 
@@ -34,6 +38,7 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._backend = backend
         self.eos_id, self.pad_id = eos_id, pad_id
+        self.end_ids = (eos_id,)
         self.vocab_size = backend.get_vocab_size()
 
     @classmethod
@@ -88,3 +93,18 @@ class Tokenizer:
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token stands for, by id; none for a special token.
+
+        Raises:
+            ValueError: it is no tokenizer whose tokens have bytes of their own.
+        """
+        return token_bytes(self._backend)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Spelling -> id of the tokens that are only ever added by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}

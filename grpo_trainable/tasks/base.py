@@ -75,6 +75,12 @@ def _finite(name: str, value: Any) -> float:
 class Task(Protocol):
     """What a task offers. Its class is called with its settings, if it has any, and the seed."""
 
+    @property
+    def stop(self) -> Sequence[str]:
+        """Strings after which a response is complete, unless `rollout.stop` says others. A task of
+        the user's may leave it out."""
+        ...
+
     def train_example(self, prompt_index: int) -> Example:
         """Training example number `prompt_index`, from 0 on without end.
 

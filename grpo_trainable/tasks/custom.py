@@ -19,6 +19,7 @@ from grpo_trainable.config import (
     checks_of,
     converted,
     make_absolute,
+    shown,
     unknown_key,
 )
 from grpo_trainable.plugins import PluginError, load, one_line
@@ -90,6 +91,7 @@ class CustomTask:
         for method in ("train_example", "eval_examples", "reward"):
             if not callable(getattr(self._task, method, None)):
                 raise self._error(f"has no method {method}")
+        self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
                 "train_example(0) gave two different examples: an example must follow from the "
@@ -113,6 +115,15 @@ class CustomTask:
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """What the class says of a response; its exceptions are for the caller to tell."""
         return as_score(self._task.reward(response, ground_truth))
+
+    def _stop_strings(self) -> tuple[str, ...]:
+        with self._blamed("stop"):
+            given = getattr(self._task, "stop", ())
+        check = CHECKS["rollout.stop"]
+        try:
+            return check.convert(given)
+        except (TypeError, ValueError):
+            raise self._error(f"stop is {shown(given)}, must be a list of texts") from None
 
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):

@@ -231,6 +231,8 @@ class KeywordTask:
         ValueError: a file is missing, empty or malformed, in one line.
     """
 
+    stop: tuple[str, ...] = ()  # a story ends where the policy ends it
+
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
         self._seed = seed
