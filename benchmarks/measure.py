@@ -66,7 +66,7 @@ def sample_requests(seed: int) -> list[Request]:
         min_new_tokens=1,
         max_new_tokens=NEW_TOKENS,
         temperature=0.8,
-        stop_ids=(),  # every response has its length
+        end_ids=(),  # every response has its length
     )
     return [
         Request(

@@ -58,7 +58,7 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     tensors = {name: t.clone() for name, t in unique_parameters(engine.model).items()}  # type: ignore[attr-defined]
     weights = PolicyWeights(version=1, round=1, checksum=storage_checksum(tensors), tensors=tensors)
     limits = SamplingLimits(
-        min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8, stop_ids=(0,)
+        min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8, end_ids=(0,)
     )
     requests = [
         Request(

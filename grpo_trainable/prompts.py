@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
-from grpo_trainable.stops import stop_ids, stop_strings
+from grpo_trainable.stops import end_ids, stop_strings
 from grpo_trainable.tasks import TASKS, JSONValue, Task
 from grpo_trainable.tasks.custom import CustomTask
 
@@ -39,7 +39,7 @@ class Prompts:
                 min_new_tokens=rollout.min_new_tokens,
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=temperature,
-                stop_ids=stop_ids(config, tokenizer),
+                end_ids=end_ids(config, tokenizer),
                 stop_strings=stop_strings(config, tokenizer, task),
             )
             for stream, temperature in (
@@ -53,7 +53,7 @@ class Prompts:
         return Request(
             stream=stream,
             prompt_index=prompt_index,
-            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, prompt_index))),
+            prompt_ids=tuple(self._tokenizer.encode_prompt(self.text(stream, prompt_index))),
             group_size=self._group_size[stream],
             limits=self._limits[stream],
         )

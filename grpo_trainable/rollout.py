@@ -19,16 +19,16 @@ from torch import Tensor
 class SamplingLimits:
     """How a response is sampled and where it ends. Temperature 1 is the model's own law.
 
-    It ends after the first token that is one of `stop_ids` or completes one of `stop_strings` in
+    It ends after the first token that is one of `end_ids` or completes one of `stop_strings` in
     its text, and is finished then; otherwise it is cut off after `max_new_tokens`. It cannot end
-    before token number `min_new_tokens`: stop ids are impossible among the tokens before it, and a
+    before token number `min_new_tokens`: end ids are impossible among the tokens before it, and a
     string that one of them completes does not count, then or later.
     """
 
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
-    stop_ids: tuple[int, ...]  # the tokenizer's end ids are among them
+    end_ids: tuple[int, ...]  # the tokenizer's end ids are among them
     stop_strings: tuple[str, ...] = ()  # they stay in the text of the response
 
 
@@ -60,7 +60,7 @@ class RolloutGroup:
     response_mask: Tensor  # (G, R) bool, what ended it included; may have holes
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
-    finished: Tensor  # (G,) bool, ended by a stop id or a stop string rather than by length
+    finished: Tensor  # (G,) bool, ended by an end id or a stop string rather than by length
     token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
     reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where

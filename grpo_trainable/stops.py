@@ -7,7 +7,7 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.tasks import Task
 
 
-def stop_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokenizer's end ids, and the special tokens that `rollout.stop` spells."""
     asked = (tokenizer.special_tokens.get(text) for text in config.rollout.stop or ())
     ids = (*tokenizer.end_ids, *(index for index in asked if index is not None))

@@ -88,7 +88,7 @@ def _check_inputs(trial: GRPOConfig) -> None:
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        model, tokenizer = build_policy(trial.model.preset, trial.model.path, trial.seed)
+        model, tokenizer = build_policy(trial.model, trial.seed)
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
@@ -102,7 +102,7 @@ def _check_inputs(trial: GRPOConfig) -> None:
     for stream, count in asked.items():
         for index in range(count):
             length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), model.config.context_length)
+            _check_length(trial, length, prompts.text(stream, index), model.context_length)
 
 
 def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:

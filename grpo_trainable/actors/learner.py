@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import cast
 
 import numpy as np
@@ -31,8 +32,9 @@ from grpo_trainable.messages import (
     Updated,
 )
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.store import build_trained_policy
 from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_rows, collate
+from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
 
@@ -85,10 +87,10 @@ class Learner:
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
-        model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
+        model, tokenizer = build_trained_policy(config.model, config.seed)
         self.policy = model.to(self._context.device)
-        self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
-        self._log_probs = LogProbs(config, tokenizer.eos_id)
+        self._pad_id, self._end_ids = tokenizer.pad_id, end_ids(config, tokenizer)
+        self._log_probs = LogProbs(config, self._end_ids)
         self._parameters = unique_parameters(self.policy)
         self._reference_checksum = checksum(self._parameters)
         here = config.reference_role == "learner"
@@ -136,8 +138,9 @@ class Learner:
         rollout = self.config.rollout
         rows = min(self.config.optim.microbatch, rollout.prompts * rollout.group_size)
         shape = (rows, prompt_tokens + rollout.max_new_tokens - 1)
-        # Any token but end-of-text, which a response may not begin with.
-        ids = torch.full(shape, int(self._eos_id == 0))
+        # Any token but one that ends a response, with which it may not begin.
+        first = next(token for token in count() if token not in self._end_ids)
+        ids = torch.full(shape, first)
         zeros = torch.zeros(shape)
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[:, prompt_tokens - 1 :] = True

@@ -44,7 +44,39 @@ class ModelSettings(Settings):
         "weights drawn by seed.",
     )
     path: str | None = path(
-        None, "The directory of the policy to start from, as launch/pretrain.py writes it."
+        None,
+        "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
+        "Hugging Face causal language model.",
+    )
+    dtype: str = choice(
+        ("float32", "bfloat16"),
+        "The precision in which the body of the model is held and computed; the optimizer always "
+        "has float32 weights and moments.",
+    )
+    head_fp32: bool = flag(True, "Whether the output head of a bfloat16 model computes in float32.")
+    gradient_checkpointing: bool = flag(
+        False,
+        "Whether the learner computes the activations of each layer again in the backward pass "
+        "instead of keeping them.",
+    )
+    lora_rank: int | None = integer(
+        None,
+        "The rank of LoRA adapters, which are trained in place of the model; none: all of the "
+        "model is trained.",
+        minimum=1,
+    )
+    lora_alpha: float | None = number(
+        None,
+        "The scale of LoRA: the product of its matrices counts lora_alpha / lora_rank times; "
+        "none: twice the rank.",
+        above=0,
+    )
+    lora_targets: str = text(
+        "all-linear",
+        "Which layers have adapters: all-linear, all but the head, or names of modules separated "
+        "by commas.",
+        expected="all-linear or names separated by commas",
+        valid=lambda names: all(name.strip() for name in names.split(",")),
     )
 
 
@@ -232,6 +264,12 @@ class OptimSettings(Settings):
         1.0, "The largest norm of a gradient; a longer one is scaled.", above=0
     )
     microbatch: int = integer(16, "Responses of one forward and backward pass.", minimum=1)
+    microbatch_tokens: int | None = integer(
+        None,
+        "Tokens of one forward and backward pass, prompts and padding included, in place of "
+        "microbatch; a longer row is a pass by itself.",
+        minimum=1,
+    )
     epochs: int = integer(1, "Passes over a rollout batch that is split.", minimum=1)
     schedule: str = choice(
         ("constant", "linear", "cosine"),
@@ -447,8 +485,6 @@ CHECKS: dict[str, Check] = {
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
 RETIRED: dict[str, Any] = {
-    "model.head_fp32": False,
-    "model.dtype": "float32",
     "task.length_penalty": 0.0,
     "rollout.zero_advantage": "keep",
     "rollout.oversample": 1.0,

@@ -134,7 +134,7 @@ def _wrong_ends(
         if end is not None and end + 1 < len(ids):
             yield f"response {row} goes on after token {end + 1}, which ends it"
         if finished != (end is not None):
-            why = "nothing ends" if finished else "a stop id or a stop string ends"
+            why = "nothing ends" if finished else "an end id or a stop string ends"
             yield f"finished is {finished} for response {row}, which {why}"
         if not finished and len(ids) < request.limits.max_new_tokens:
             yield (
@@ -146,9 +146,9 @@ def _wrong_ends(
 def _end(request: Request, ids: Tensor, stops: StopStrings | None) -> int | None:
     """Which of a response's tokens (R,) is the first to end it; None where none does.
 
-    A stop id ends it wherever it stands: it cannot be sampled before `min_new_tokens`.
+    An end id ends it wherever it stands: it cannot be sampled before `min_new_tokens`.
     """
-    stop_ids, start = request.limits.stop_ids, request.limits.min_new_tokens - 1
-    by_id = next((t for t, index in enumerate(ids.tolist()) if index in stop_ids), None)
+    end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
+    by_id = next((t for t, index in enumerate(ids.tolist()) if index in end_ids), None)
     by_string = None if stops is None else stops.first_completed(ids, start)
     return min((t for t in (by_id, by_string) if t is not None), default=None)

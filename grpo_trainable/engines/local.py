@@ -13,6 +13,7 @@ from torch import Tensor
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.engines.rows import Rows
 from grpo_trainable.models.parameters import adopt_parameters
+from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
@@ -64,23 +65,14 @@ class LocalEngine(ABC):
     """
 
     def __init__(
-        self,
-        parameters: dict[str, Tensor],
-        tokenizer: Tokenizer,
-        *,
-        vocab_size: int,
-        context_length: int,
-        seed: int,
-        recompute: bool,
+        self, policy: Policy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """`parameters`: those of the policy by name, live. `recompute`: weights loaded in the
-        middle of a call rebuild the KV cache of the tokens sampled so far (AReaL, arXiv
-        2505.24298). Otherwise the cache stays as the older weights left it (PipelineRL, arXiv
-        2509.19128)."""
-        self._parameters = parameters
+        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of the tokens
+        sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
+        left it (PipelineRL, arXiv 2509.19128)."""
+        self._policy = policy.requires_grad_(False)
+        self._weights = policy.weights()  # live: what is loaded takes their place
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._context_length = context_length
         self._seed = seed
         self._recompute = recompute
         self._loads = 0
@@ -97,7 +89,7 @@ class LocalEngine(ABC):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self._parameters.values())).device
+        return next(iter(self._weights.values())).device
 
     def load(self, weights: PolicyWeights) -> None:
         """Samples with the snapshot from now on.
@@ -109,9 +101,9 @@ class LocalEngine(ABC):
             RuntimeError: what stands in the model afterwards has another checksum.
         """
         source = f"weights version {weights.version}"
-        adopt_parameters(self._parameters, weights.tensors, source=source)
+        adopt_parameters(self._weights, weights.tensors, source=source)
         arrived = storage_checksum(
-            {name: self._parameters[name].to(sent.dtype) for name, sent in weights.tensors.items()}
+            {name: self._weights[name].to(sent.dtype) for name, sent in weights.tensors.items()}
         )
         if arrived != weights.checksum:
             raise RuntimeError(
@@ -135,7 +127,7 @@ class LocalEngine(ABC):
         """
         limits = _common_limits(requests)
         batch = self._prompts(requests, limits)
-        stops = stops_of(limits.stop_strings, self._tokenizer, self._vocab_size, self.device)
+        stops = stops_of(limits.stop_strings, self._tokenizer, self._policy.vocab_size, self.device)
         rows = Rows(
             requests,
             pad_id=self._tokenizer.pad_id,
@@ -169,10 +161,10 @@ class LocalEngine(ABC):
         longest = max(len(request.prompt_ids) for request in requests)
         if not all(request.prompt_ids for request in requests):
             raise ValueError("a prompt has no tokens")
-        if longest + limits.max_new_tokens > self._context_length:
+        if longest + limits.max_new_tokens > self._policy.context_length:
             raise ValueError(
                 f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit "
-                f"the context of {self._context_length}"
+                f"the context of {self._policy.context_length}"
             )
         sizes = torch.tensor([request.group_size for request in requests])
         return PromptBatch(

@@ -37,7 +37,7 @@ class Rows:
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
         self._stops = stops
-        self._stop_ids = torch.tensor(limits.stop_ids, dtype=torch.int64, device=device)
+        self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = [
             uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens)
             for r in requests
@@ -65,7 +65,7 @@ class Rows:
         the row has not ended."""
         logits = logits.div_(self._limits.temperature)
         if t < self._limits.min_new_tokens - 1:
-            logits[:, self._stop_ids] = -torch.inf
+            logits[:, self._end_ids] = -torch.inf
         tokens, log_probs = sample_tokens(logits, self._uniforms[:, t])
         running = ~self._finished[self._rows]
         self._ids[self._rows, t] = tokens.where(running, self._pad_id)
@@ -73,7 +73,7 @@ class Rows:
         self._log_probs[self._rows, t] = log_probs.where(running, 0.0)
         self._versions.append(version)
         self._rounds.append(round_)
-        ended = torch.isin(tokens, self._stop_ids).logical_or_(~running)
+        ended = torch.isin(tokens, self._end_ids).logical_or_(~running)
         if self._stops is not None and t >= self._limits.min_new_tokens - 1:
             self._find_strings(t, self._stops, tokens, ended)
         self._finished[self._rows] = ended

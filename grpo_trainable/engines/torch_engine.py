@@ -9,7 +9,6 @@ from torch import Tensor
 from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.engines.local import LocalEngine, PromptBatch
 from grpo_trainable.models.kv_cache import KVCache, decode, prefill
-from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
@@ -21,15 +20,9 @@ class TorchEngine(LocalEngine):
     def __init__(
         self, model: TransformerLM, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        self.model = model.requires_grad_(False)
-        super().__init__(
-            unique_parameters(model),
-            tokenizer,
-            vocab_size=model.config.vocab_size,
-            context_length=model.config.context_length,
-            seed=seed,
-            recompute=recompute,
-        )
+        """`recompute`: as for `LocalEngine`."""
+        super().__init__(model, tokenizer, seed=seed, recompute=recompute)
+        self.model = model
 
     def _decoder(self, batch: PromptBatch) -> TorchDecoder:
         return TorchDecoder(self.model, batch, self._tokenizer.pad_id)
@@ -38,7 +31,9 @@ class TorchEngine(LocalEngine):
 def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     """The engine of a trial, with the policy that its config names."""
     config, tokenizer = setup.config, setup.tokenizer
-    model, _ = build_policy(config.model.preset, config.model.path, config.seed)
+    model, _ = build_policy(config.model, config.seed)
+    if not isinstance(model, TransformerLM):
+        raise ValueError("it samples with this package's own transformer, which the model is not")
     return TorchEngine(
         model.to(setup.device),
         tokenizer,

@@ -5,12 +5,13 @@ B rows, S positions, T positions that count, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.models.policy import Policy
 
 # Rows of logits that are turned into probabilities at a time: 64 x 4096 float32 fit the
 # second-level cache of a core.
@@ -29,7 +30,7 @@ class _HeadLogProbs(torch.autograd.Function):
         weight_VD: Tensor,
         targets_T: Tensor,
         temperature: float,
-        forbidden: tuple[Tensor, int] | None,
+        forbidden: tuple[Tensor, Sequence[int]] | None,
     ) -> tuple[Tensor, Tensor]:
         count = len(hidden_TD)
         # One product serves all rows: in chunks each would read all weights.
@@ -40,7 +41,8 @@ class _HeadLogProbs(torch.autograd.Function):
             rows = slice(start, min(start + CHUNK, count))
             logits = probs_TV[rows].div_(temperature)
             if forbidden is not None:
-                logits[forbidden[0][rows], forbidden[1]] = -torch.inf
+                for end_id in forbidden[1]:
+                    logits[forbidden[0][rows], end_id] = -torch.inf
             logits.sub_(logits.amax(dim=-1, keepdim=True))
             chosen = logits.gather(1, targets_T[rows, None])[:, 0]
             probs = logits.exp()
@@ -68,18 +70,18 @@ class _HeadLogProbs(torch.autograd.Function):
 
 
 def response_log_probs(
-    model: TransformerLM,
+    model: Policy,
     input_ids: Tensor,
     target_ids: Tensor,
     response_mask: Tensor,
     *,
     temperature: float,
     min_new_tokens: int,
-    eos_id: int,
+    end_ids: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """log p(target | input) and the entropy of p, both (B, S), 0 off the mask, in nats.
 
-    p is the law that responses are sampled from: logits divided by `temperature`, end-of-text
+    p is the law that responses are sampled from: logits divided by `temperature`, `end_ids`
     impossible among a row's first `min_new_tokens` - 1 sampled tokens. Only positions on the mask
     run through the head. The entropy carries no gradient.
     """
@@ -88,7 +90,7 @@ def response_log_probs(
     if min_new_tokens > 1:
         sampled_before = response_mask.cumsum(dim=1) - 1
         early = sampled_before[response_mask] < min_new_tokens - 1
-        forbidden = (early, eos_id)
+        forbidden = (early, end_ids)
     log_probs_T, entropy_T = _HeadLogProbs.apply(
         hidden_TD, model.head_weight, target_ids[response_mask], temperature, forbidden
     )

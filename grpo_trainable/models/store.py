@@ -10,6 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.shape import PolicySettings, PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
 
@@ -74,7 +76,7 @@ def read_config(directory: str | Path) -> ModelConfig:
         raise ValueError(f"{config_file}: not a policy's config ({error})") from error
 
 
-def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerLM, Tokenizer]:
+| None, seed: int) -> tuple[TransformerLM, Tokenizer]:
     """The policy a config names: a directory's, the shipped one, or random weights of a preset.
 
     Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
@@ -96,4 +98,43 @@ def policy_shape(preset: str, path: str | None) -> ModelConfig:
 
 def read_tokenizer(path: str | None) -> Tokenizer:
     """The tokenizer of the policy that `build_policy` builds from the same path."""
+    return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")
+def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
+    """The policy that a config's `model` names, as it is before any training, on the CPU: a
+    directory's, the shipped one, or random weights of a preset. Engines and the reference have it.
+
+    Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
+    the shipped tokenizer.
+
+    Raises:
+        ValueError: the directory cannot be used, in one line that begins with it.
+    """
+    if model.path is not None:
+        return load_policy(model.path)
+    if model.preset == SHIPPED_PRESET:
+        return load_policy(SHIPPED_POLICY)
+    return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
+
+
+def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
+    """The same policy for the learner: with adapters and gradient checkpointing where these are
+    asked for. Its `weights` have the names and shapes of those that `build_policy` gives.
+
+    Raises:
+        ValueError: as `build_policy`.
+    """
+    return build_policy(model, seed)
+
+
+def policy_shape(model: PolicySettings) -> PolicyShape:
+    """The shape of the policy that `build_policy` builds."""
+    if model.path is not None or model.preset == SHIPPED_PRESET:
+        config = read_config(model.path or SHIPPED_POLICY)
+    else:
+        config = PRESETS[model.preset]
+    return PolicyShape(context_length=config.context_length, vocab_size=config.vocab_size)
+
+
+def read_tokenizer(path: str | None) -> Tokenizer:
+    """The tokenizer of the policy in the directory `path`, or of the shipped one."""
     return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")

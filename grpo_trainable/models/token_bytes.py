@@ -15,7 +15,7 @@ _SENTENCE_PIECE = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
+def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[bytes]:
     """The bytes that each token adds to a text, by token id; none for a special token, which
     decoding leaves out, and for an id without a token.
 
@@ -28,7 +28,7 @@ def token_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
     special = {index for index, token in added.items() if token.special}
     tokens = (
         None if index in special else backend.id_to_token(index)
-        for index in range(backend.get_vocab_size())
+        for index in range(vocab_size)
     )
     return [b"" if token is None else read(token) for token in tokens]
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grpo_trainable.models.policy import Policy
+
 RMS_EPS = 1e-5
 
 
@@ -156,7 +158,7 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
-class TransformerLM(nn.Module):
+class TransformerLM(Policy):
     """A causal language model; weights are drawn from `seed` alone.
 
     `hidden_states` and `head_weight` are apart so that a caller projects only the positions it
@@ -169,6 +171,7 @@ class TransformerLM(nn.Module):
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         # It is registered as a ModuleList and typed by its content.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -217,10 +220,8 @@ class TransformerLM(nn.Module):
             ValueError: S is longer than the context.
         """
         length = input_ids.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit the context of {self.config.context_length}"
-            )
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
         cos_SH, sin_SH = self.cos[:length], self.sin[:length]
         x_BSD = self.embedding(input_ids)
         for block in self.blocks:

@@ -25,7 +25,7 @@ SAMPLED_KEYWORDS = 250
 RESPONSES_PER_KEYWORD = 8
 PROMPTS_AT_ONCE = 32
 # Responses end with end-of-text, whose id a tokenizer knows.
-LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8, stop_ids=())
+LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8, end_ids=())
 CARD_SAMPLES = 20
 
 
@@ -51,7 +51,7 @@ def sample(
 ) -> list[list[Response]]:
     """`each` responses to every prompt, under LIMITS."""
     engine = TorchEngine(model, tokenizer, seed=seed)
-    limits = replace(LIMITS, stop_ids=tokenizer.end_ids)
+    limits = replace(LIMITS, end_ids=tokenizer.end_ids)
     requests = [
         Request(
             stream="eval",

@@ -42,7 +42,7 @@ class VirtualRequests:
         self.asked.append((stream, prompt_index))
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(
-            min_new_tokens=1, max_new_tokens=1, temperature=1.0, stop_ids=()
+            min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=()
         )
         return Request(
             stream=stream,

@@ -751,7 +751,7 @@ def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None
     everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
     ids = torch.cat((torch.zeros(len(everything), 1, dtype=torch.int64), everything), dim=1)
     mask = torch.ones(len(ids), length, dtype=torch.bool)
-    law = {"temperature": 0.9, "min_new_tokens": 1, "eos_id": 0}
+    law = {"temperature": 0.9, "min_new_tokens": 1, "end_ids": (0,)}
     with torch.no_grad():
         log_p, log_q = (
             response_log_probs(model, ids[:, :-1], ids[:, 1:], mask, **law)[0].double()

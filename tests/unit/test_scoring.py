@@ -15,7 +15,7 @@ from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.rollout import TrainBatch
 
 VOCAB, EOS, MAX_NEW = 50, 0, 9
-LAW = {"temperature": 0.8, "min_new_tokens": 3, "eos_id": EOS}
+LAW = {"temperature": 0.8, "min_new_tokens": 3, "end_ids": (EOS,)}
 
 
 def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
@@ -56,7 +56,7 @@ def plain(model: TransformerLM, batch: TrainBatch, law: dict) -> tuple[Tensor, T
     logits = model(batch.input_ids) / law["temperature"]
     sampled_before = batch.response_mask.cumsum(dim=1) - batch.response_mask.int()
     early = sampled_before < law["min_new_tokens"] - 1
-    forbidden = early[..., None] & (torch.arange(VOCAB) == law["eos_id"])
+    forbidden = early[..., None] & torch.isin(torch.arange(VOCAB), torch.tensor(law["end_ids"]))
     log_probs = logits.masked_fill(forbidden, -torch.inf).log_softmax(dim=-1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(forbidden, 0.0)).sum(dim=-1)
     return log_probs.gather(-1, batch.target_ids[..., None])[..., 0], entropy
@@ -118,7 +118,7 @@ def test_log_probs_and_entropy_equal_log_softmax(
 ):
     monkeypatch.setattr(scoring, "CHUNK", chunk)
     model = policy()
-    law = {"temperature": temperature, "min_new_tokens": min_new_tokens, "eos_id": EOS}
+    law = {"temperature": temperature, "min_new_tokens": min_new_tokens, "end_ids": (EOS, 49)}
     log_probs, entropy = scored(model, batch, law)
     expected, expected_entropy = plain(model, batch, law)
     mask = batch.response_mask

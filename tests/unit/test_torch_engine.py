@@ -119,7 +119,7 @@ def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: Sam
         batch.response_mask,
         temperature=limits.temperature,
         min_new_tokens=limits.min_new_tokens,
-        eos_id=EOS,
+        end_ids=(EOS,),
     )
     return batch.behaviour_log_probs[batch.response_mask], log_probs[batch.response_mask]
 
