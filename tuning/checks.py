@@ -50,7 +50,7 @@ def check_transports(trials: Sequence[GRPOConfig]) -> None:
 
 def check_engines(trials: Sequence[GRPOConfig]) -> None:
     """Refuses engines of the user's that cannot be loaded."""
-    for engine in {trial.engine for trial in trials} - ENGINES.keys():
+    for engine in {trial.engine for trial in trials} - {"auto", *ENGINES}:
         try:
             load("engine", engine)
         except PluginError as error:
@@ -62,7 +62,10 @@ def check_inputs(trials: Sequence[GRPOConfig]) -> None:
     seen = set()
     for trial in trials:
         prompts = trial.rounds * trial.prompts_per_round
-        inputs = (trial.model, trial.task, trial.rollout, trial.eval, trial.seed, prompts)
+        inputs = (
+            *(trial.engine, trial.model, trial.task, trial.rollout, trial.eval, trial.seed),
+            prompts,
+        )
         if inputs not in seen:
             _check_inputs(trial)
         seen.add(inputs)
@@ -84,6 +87,7 @@ def check_functions(trials: Sequence[GRPOConfig]) -> None:
 
 def _check_inputs(trial: GRPOConfig) -> None:
     from grpo_trainable.actors.scorer import check_reward, custom_reward
+    from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.store import build_policy
     from grpo_trainable.prompts import Prompts, build_task
 
@@ -92,6 +96,7 @@ def _check_inputs(trial: GRPOConfig) -> None:
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
+        chosen_engine(trial)
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.has_custom_reward:
             check_reward(*custom_reward(trial))

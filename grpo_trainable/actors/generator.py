@@ -18,6 +18,7 @@ from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import policy_shape, read_tokenizer
@@ -67,7 +68,7 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        self._engine_name = config.engine
+        self._engine_name = chosen_engine(config).name
         self._tokenizer = read_tokenizer(config.model.path)
         self._vocab_size = policy_shape(config.model).vocab_size
         self.engine = build_engine(

@@ -437,7 +437,10 @@ class TrialSettings(Settings):
         ("recency", "uniform", "fifo", "mixed"), "Which groups of the buffer are drawn."
     )
     engine: str = choice_or_reference(
-        tuple(ENGINES), "What samples the responses; a Class of yours does too.", what="Class"
+        ("auto", *ENGINES),
+        "What samples the responses; auto: torch for policies of this package, hf for Hugging Face "
+        "models; or a Class of yours.",
+        what="Class",
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
