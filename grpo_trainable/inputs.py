@@ -46,6 +46,8 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
     for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
         yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+    if config.model.chat_template not in CHECKS["model.chat_template"].choices:
+        yield "model.chat_template", config.model.chat_template
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
@@ -61,7 +63,8 @@ def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
-        if check.refers_to == "path" and value is not None and not os.path.isdir(value):
+        names_file = check.refers_to == "path" and value not in (None, *check.choices)
+        if names_file and not os.path.isdir(value):
             yield key, value
         elif check.refers_to == "object" and value is not None and is_reference(value):
             yield from _source(key, value)

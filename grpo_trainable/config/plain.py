@@ -100,7 +100,7 @@ def make_absolute(
         # What is not text or empty is left as it is, for `from_dict` to refuse by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
-        if check.refers_to == "path":
+        if check.refers_to == "path" and value not in check.choices:
             return absolute(value)
         file, _, name = value.rpartition(":")
         is_file = check.refers_to == "object" and file.endswith(".py")

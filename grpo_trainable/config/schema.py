@@ -16,6 +16,7 @@ from grpo_trainable.config.values import (
     Settings,
     checks_of,
     choice,
+    choice_or_path,
     choice_or_reference,
     flag,
     gpus,
@@ -47,6 +48,18 @@ class ModelSettings(Settings):
         None,
         "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
         "Hugging Face causal language model.",
+    )
+    chat_template: str = choice_or_path(
+        ("off", "on"),
+        "Whether a prompt becomes a conversation by the chat template that the model was trained "
+        "with, or by a jinja file; off: the policy goes on with the text of the prompt.",
+        what="jinja file",
+    )
+    system: str | None = text(
+        None,
+        "The system message before every prompt that brings none of its own.",
+        expected="text that is not blank",
+        valid=lambda message: bool(message.strip()),
     )
     dtype: str = choice(
         ("float32", "bfloat16"),

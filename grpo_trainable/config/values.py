@@ -17,6 +17,7 @@ import numbers
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from grpo_trainable.plugins import is_reference
@@ -176,6 +177,22 @@ def path(default: str | None, meaning: str = "") -> Any:
         "a non-empty path",
         lambda text: bool(text.strip()) and "\0" not in text,
         "path",
+        refers_to="path",
+    )
+
+
+def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file") -> Any:
+    """One of a few words, the first by default, or the path of a file, whose name has a dot.
+
+    `what` stands for the path in errors.
+    """
+    return _text(
+        words[0],
+        meaning,
+        f"one of {', '.join(words)}, or the path of a {what}",
+        lambda text: text in words or ("\0" not in text and bool(PurePath(text).suffix)),
+        "choice or path",
+        choices=tuple(words),
         refers_to="path",
     )
 

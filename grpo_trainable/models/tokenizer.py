@@ -98,6 +98,14 @@ class Tokenizer:
         beginning-of-text token of Llama."""
         return [*self._prefix, *self.encode(text)]
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._backend.encode_special_tokens = True
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Special tokens and ids outside the vocabulary are left out.
 

@@ -24,6 +24,7 @@ from grpo_trainable.config import (
 )
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
+from grpo_trainable.tasks.messages import mistake_in_prompt
 
 COMMON = checks_of(CommonTaskSettings, "task.")
 
@@ -131,8 +132,9 @@ class CustomTask:
             raise self._error(
                 f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
             )
-        if not isinstance(example.prompt, str) or not example.prompt.strip():
-            raise self._error(f"{call} gave an example whose prompt is not text, or is empty")
+        mistake = mistake_in_prompt(example.prompt)
+        if mistake is not None:
+            raise self._error(f"{call} gave an example whose prompt {mistake}")
         with self._blamed(f"{call} gave a ground_truth that is not JSON"):
             json.dumps(example.ground_truth, allow_nan=False)
         return example
