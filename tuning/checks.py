@@ -88,11 +88,11 @@ def check_functions(trials: Sequence[GRPOConfig]) -> None:
 def _check_inputs(trial: GRPOConfig) -> None:
     from grpo_trainable.actors.scorer import check_reward, custom_reward
     from grpo_trainable.engines.choice import chosen_engine
-    from grpo_trainable.models.store import build_policy
+    from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        model, tokenizer = build_policy(trial.model, trial.seed)
+        shape, tokenizer = check_policy(trial.model, trial.seed)
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
@@ -107,7 +107,7 @@ def _check_inputs(trial: GRPOConfig) -> None:
     for stream, count in asked.items():
         for index in range(count):
             length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), model.context_length)
+            _check_length(trial, length, prompts.text(stream, index), shape.context_length)
 
 
 def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:

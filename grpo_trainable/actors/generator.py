@@ -75,7 +75,8 @@ class Generator:
             EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)
         )
         here = config.reference_role == "generator"
-        self._reference = Reference(config, self._context.device) if here else None
+        device = self._context.device
+        self._reference = Reference(config, self._tokenizer, device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer = make_scorer(config, task)

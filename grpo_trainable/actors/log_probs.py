@@ -13,6 +13,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
 from grpo_trainable.stops import end_ids
 
@@ -40,7 +41,7 @@ class LogProbs:
     def without_gradient(self, model: Policy, batch: TrainBatch) -> Tensor:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim.microbatch):
+        for rows in microbatches(batch, self._config.optim):
             micro = batch.rows(rows)
             log_probs[rows, : micro.input_ids.shape[1]] = self.with_entropy(model, micro)[0]
         return log_probs
@@ -69,9 +70,17 @@ class ScoredBatch:
 class Reference:
     """The policy as built from the config, before any training; never trained."""
 
-    def __init__(self, config: GRPOConfig, device: torch.device) -> None:
-        model, tokenizer = build_policy(config.model, config.seed)
-        self.model = model.to(device).requires_grad_(False)
+    def __init__(
+        self,
+        config: GRPOConfig,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        policy: Policy | None = None,
+    ) -> None:
+        """`policy`: the policy before any training, where it is on the device already."""
+        if policy is None:
+            policy = build_policy(config.model, config.seed)[0].to(device)
+        self.model = policy.requires_grad_(False)
         self._device = device
         self._pad_id = tokenizer.pad_id
         self._log_probs = LogProbs(config, end_ids(config, tokenizer))

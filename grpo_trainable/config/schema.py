@@ -24,6 +24,7 @@ from grpo_trainable.config.values import (
     number,
     pair,
     path,
+    path_or_hub_id,
     reference,
     text,
     texts,
@@ -44,10 +45,10 @@ class ModelSettings(Settings):
         "The shape of the transformer: tiny starts from the shipped policy, the others from random "
         "weights drawn by seed.",
     )
-    path: str | None = path(
+    path: str | None = path_or_hub_id(
         None,
         "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
-        "Hugging Face causal language model.",
+        "Hugging Face causal language model; or the name of one on the hub.",
     )
     chat_template: str = choice_or_path(
         ("off", "on"),

@@ -39,8 +39,8 @@ class Check:
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, where they can be listed
-    # What a value may refer to outside the config: a file or directory, or a Python object.
-    refers_to: Literal["nothing", "path", "object"] = "nothing"
+    # What a value may refer to outside the config: a file or directory, a model, a Python object.
+    refers_to: Literal["nothing", "path", "model", "object"] = "nothing"
 
 
 def _checked(default: Any, meaning: str, expected: str, convert: Callable, **facts: Any) -> Any:
@@ -195,6 +195,23 @@ def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file
         choices=tuple(words),
         refers_to="path",
     )
+
+
+def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
+    """The path of a directory, or else organisation/name of a model on the Hugging Face hub."""
+    return _text(
+        default,
+        meaning,
+        "a non-empty path",
+        lambda text: bool(text.strip()) and "\0" not in text,
+        "path or hub id",
+        refers_to="model",
+    )
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether `text` has the form of a name on the hub; the model need not exist."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
 def text(

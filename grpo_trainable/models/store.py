@@ -1,23 +1,33 @@
-"""A policy on disk: a directory of config.json, policy.safetensors and tokenizer.json."""
+"""A policy on disk: a directory of ours (config.json, policy.safetensors, tokenizer.json) or one of
+transformers. This file alone tells them apart."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from grpo_trainable.models import hf_directory
+from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicySettings, PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
 
+if TYPE_CHECKING:
+    from grpo_trainable.models.hf import HFPolicy
+
 SHIPPED_POLICY = Path(__file__).parent.parent / "assets" / "policy"
 SHIPPED_PRESET = "tiny"
 POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
+
+
+# ---- Of ours -----------------------------------------------------------------------------------
 
 
 def save_policy(
@@ -76,29 +86,9 @@ def read_config(directory: str | Path) -> ModelConfig:
         raise ValueError(f"{config_file}: not a policy's config ({error})") from error
 
 
-| None, seed: int) -> tuple[TransformerLM, Tokenizer]:
-    """The policy a config names: a directory's, the shipped one, or random weights of a preset.
-
-    Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
-    the shipped tokenizer.
-    """
-    if path is not None:
-        return load_policy(path)
-    if preset == SHIPPED_PRESET:
-        return load_policy(SHIPPED_POLICY)
-    return TransformerLM(PRESETS[preset], seed), read_tokenizer(None)
+# ---- Of either kind ----------------------------------------------------------------------------
 
 
-def policy_shape(preset: str, path: str | None) -> ModelConfig:
-    """The shape of the policy that `build_policy` builds."""
-    if path is not None or preset == SHIPPED_PRESET:
-        return read_config(path or SHIPPED_POLICY)
-    return PRESETS[preset]
-
-
-def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of the policy that `build_policy` builds from the same path."""
-    return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     """The policy that a config's `model` names, as it is before any training, on the CPU: a
     directory's, the shipped one, or random weights of a preset. Engines and the reference have it.
@@ -109,11 +99,13 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     Raises:
         ValueError: the directory cannot be used, in one line that begins with it.
     """
-    if model.path is not None:
-        return load_policy(model.path)
-    if model.preset == SHIPPED_PRESET:
-        return load_policy(SHIPPED_POLICY)
-    return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
+    directory = policy_directory(model)
+    if directory is None:
+        return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
+    if is_hugging_face(directory):
+        return _load_hf(model, directory), hf_directory.read_tokenizer(directory)
+    _refuse_settings_of_hugging_face(model, directory)
+    return load_policy(directory)
 
 
 def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
@@ -123,18 +115,99 @@ def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Toke
     Raises:
         ValueError: as `build_policy`.
     """
-    return build_policy(model, seed)
+    policy, tokenizer = build_policy(model, seed)
+    if model.lora_rank is not None:
+        hf_directory.refuse_missing_library(str(model.path), "peft")
+    try:
+        if model.lora_rank is not None:
+            policy = _with_adapters(policy, model, seed)
+        if model.gradient_checkpointing:
+            policy.checkpoint_gradients()
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {error}") from error
+    return policy, tokenizer
+
+
+def check_policy(model: PolicySettings, seed: int) -> tuple[PolicyShape, Tokenizer]:
+    """What a prompt must fit, and its tokenizer, after everything was looked at that can be known
+    about the policy before it is trained; only the weights of a large model stay unread.
+
+    Raises:
+        ValueError: as `build_policy`.
+    """
+    directory = policy_directory(model)
+    if directory is None or not is_hugging_face(directory):
+        _, tokenizer = build_policy(model, seed)
+        return policy_shape(model), tokenizer
+    hf_directory.refuse_unusable(directory)
+    if model.lora_rank is not None:
+        hf_directory.refuse_missing_library(str(directory), "peft")
+    return policy_shape(model), hf_directory.read_tokenizer(directory)
+
+
+def policy_directory(model: PolicySettings) -> Path | None:
+    """Where the policy lies; None where its weights are drawn at random."""
+    if model.path is not None:
+        return local_directory(model.path)
+    return SHIPPED_POLICY if model.preset == SHIPPED_PRESET else None
+
+
+def policy_files(model: PolicySettings) -> dict[str, Path]:
+    """The files that the policy and its tokenizer are read from, by name.
+
+    Raises:
+        ValueError: as `build_policy`.
+    """
+    directory = policy_directory(model)
+    if directory is None:
+        return {"tokenizer.json": SHIPPED_POLICY / "tokenizer.json"}
+    hugging_face = is_hugging_face(directory)
+    names = hf_directory.model_files(directory) if hugging_face else POLICY_FILES
+    return {name: directory / name for name in names}
 
 
 def policy_shape(model: PolicySettings) -> PolicyShape:
     """The shape of the policy that `build_policy` builds."""
-    if model.path is not None or model.preset == SHIPPED_PRESET:
-        config = read_config(model.path or SHIPPED_POLICY)
-    else:
-        config = PRESETS[model.preset]
+    directory = policy_directory(model)
+    if directory is not None and is_hugging_face(directory):
+        return hf_directory.read_shape(directory)
+    config = PRESETS[model.preset] if directory is None else read_config(directory)
     return PolicyShape(context_length=config.context_length, vocab_size=config.vocab_size)
 
 
 def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of the policy in the directory `path`, or of the shipped one."""
-    return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")
+    """The tokenizer of the policy that `model.path` names, or of the shipped one."""
+    directory = SHIPPED_POLICY if path is None else local_directory(path)
+    if is_hugging_face(directory):
+        return hf_directory.read_tokenizer(directory)
+    return Tokenizer.load(directory / "tokenizer.json")
+
+
+def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
+    hf_directory.refuse_missing_library(str(directory), "transformers")
+    from grpo_trainable.models.hf import load_hf_policy
+
+    return load_hf_policy(directory, dtype=model.dtype, head_fp32=model.head_fp32)
+
+
+def _with_adapters(policy: Policy, model: PolicySettings, seed: int) -> Policy:
+    from grpo_trainable.models.hf import HFPolicy
+    from grpo_trainable.models.lora import LoraPolicy
+
+    assert isinstance(policy, HFPolicy), "others have no adapters"
+    assert model.lora_rank is not None
+    return LoraPolicy(
+        policy,
+        rank=model.lora_rank,
+        alpha=model.lora_alpha,
+        targets=model.lora_targets,
+        seed=seed,
+    )
+
+
+def _refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
+    """ValueError where a policy of ours is asked for what only those of transformers can do."""
+    asked = {"model.dtype": model.dtype != "float32", "model.lora_rank": model.lora_rank is not None}
+    for key, is_asked in asked.items():
+        if is_asked:
+            raise ValueError(f"{directory}: {key} is for Hugging Face models, and this is none")

@@ -158,6 +158,13 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
+def _checkpointed(block: Block, *inputs: Tensor) -> Tensor:
+    """The output of a block whose activations are computed again in the backward pass."""
+    from torch.utils.checkpoint import checkpoint  # loads much of torch that is not needed else
+
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
+
+
 class TransformerLM(Policy):
     """A causal language model; weights are drawn from `seed` alone.
 
@@ -183,6 +190,7 @@ class TransformerLM(Policy):
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self._checkpoints_gradients = False
         self._initialise(seed)
         self._store_by_column()
 
@@ -213,6 +221,10 @@ class TransformerLM(Policy):
         """The weights of the output head, (V, D)."""
         return self.head.weight
 
+    def checkpoint_gradients(self) -> None:
+        """From now on each block computes its activations again in the backward pass."""
+        self._checkpoints_gradients = True
+
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
 
@@ -220,12 +232,15 @@ class TransformerLM(Policy):
             ValueError: S is longer than the context.
         """
         length = input_ids.shape[1]
-        if length > self.context_length:
-            raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
+        self.refuse_too_long(length)
         cos_SH, sin_SH = self.cos[:length], self.sin[:length]
         x_BSD = self.embedding(input_ids)
+        again = self._checkpoints_gradients and torch.is_grad_enabled()
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos_SH, sin_SH)
+            if again:
+                x_BSD = _checkpointed(block, x_BSD, cos_SH, sin_SH)
+            else:
+                x_BSD = block(x_BSD, cos_SH, sin_SH)
         return self.final_norm(x_BSD)
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -523,6 +523,11 @@ APART = {"placement": "disaggregated"}
             "k=10: must be <= optim.epochs × rollout.prompts, 8 here: each minibatch needs a group",
         ),
         (
+            nested(optim__microbatch_tokens=59),
+            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a response alone may "
+            "have as many",
+        ),
+        (
             nested(buffer__sample_batches=2),
             "buffer.sample_batches=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
         ),
@@ -620,6 +625,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(k=8, k_mode="fresh_batches"),
         nested(rollout__min_new_tokens=60),
         nested(rollout__unit_prompts=16),
+        nested(optim__microbatch_tokens=60),
         APART | nested(rollout__unit_prompts=8, resources__num_generators=2),
         APART | nested(lag=2, rollout__unit_prompts=16, resources__num_generators=3),
         APART
@@ -675,8 +681,8 @@ def test_settings_in_an_older_checkpoint_equal_these():
 
 
 def test_a_retired_key_cannot_be_set():
-    with pytest.raises(ConfigError, match=r"^model\.dtype: unknown key; "):
-        parse_assignment("model.dtype=float32")
+    with pytest.raises(ConfigError, match=r"^resources\.num_learners: unknown key; "):
+        parse_assignment("resources.num_learners=1")
 
 
 def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
@@ -1031,6 +1037,17 @@ def test_paths_become_absolute_against_the_callers_directory(tmp_path, monkeypat
     assert json.dumps(data) == before
 
 
+def test_a_model_is_a_directory_or_else_a_name_on_the_hub(tmp_path):
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    for given, meant in (
+        ("org/here", str(tmp_path / "org" / "here")),
+        ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"),
+        ("./org/elsewhere", str(tmp_path / "org" / "elsewhere")),
+        ("elsewhere", str(tmp_path / "elsewhere")),
+    ):
+        assert make_absolute(nested(model__path=given), tmp_path) == nested(model__path=meant)
+
+
 def test_what_is_no_path_stays_as_it_is():
     data = {"model": {"path": None}, "task": {"reward": "my.module:score", "train_file": ""}}
     assert make_absolute(data, "/base") == data
@@ -1051,7 +1068,7 @@ def test_a_users_function_is_named_by_the_file_or_the_module_it_is_in(key):
 
 
 def test_path_keys_of_the_config_are_all_made_absolute():
-    paths = {key for key, check in CHECKS.items() if check.type == "path"}
+    paths = {key for key, check in CHECKS.items() if check.type.startswith("path")}
     data: dict = {}
     for key in paths:
         set_dotted(data, key, "here")

@@ -139,7 +139,7 @@ def test_the_reference_stays_what_it_was_when_new_weights_are_loaded() -> None:
     generator.load(learner.publish().handle)
     moved = generator.generate(requests).groups
     assert not moved[0].behaviour_log_probs.equal(first[0].behaviour_log_probs)
-    (again,) = Reference(config, torch.device("cpu")).annotate(moved[:1])
+    (again,) = Reference(config, read_tokenizer(None), torch.device("cpu")).annotate(moved[:1])
     expected = again.reference_log_probs
     assert torch.allclose(moved[0].reference_log_probs, expected, atol=1e-4)
     assert not torch.allclose(moved[0].behaviour_log_probs, expected, atol=1e-2)

@@ -145,6 +145,26 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
 
 
+def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch_tokens": 50}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    assert batch.input_ids.shape == (3, 16)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    assert all(batch.input_ids.numel() <= 50 for batch in seen)
+    assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
+
+
 # ---- Weights on their way ----------------------------------------------------------------------
 
 

@@ -267,3 +267,21 @@ def test_presets_without_shipped_weights_are_drawn_from_the_seed(monkeypatch):
     )
     assert torch.equal(first.head_weight, second.head_weight)
     assert not torch.equal(first.head_weight, other.head_weight)
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_gradient_checkpointing_gives_the_same_bits(tied_head):
+    grads, losses = [], []
+    for checkpointed in (False, True):
+        model = TransformerLM(tiny_config(tied_head=tied_head), seed=1)
+        if checkpointed:
+            model.checkpoint_gradients()
+        ids = torch.arange(12).view(2, 6) % model.vocab_size
+        loss = model(ids).log_softmax(-1)[..., 0].sum()
+        loss.backward()
+        losses.append(loss.detach())
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert torch.equal(*losses)
+    for plain, checkpointed in zip(*grads, strict=True):
+        assert float(plain.norm()) > 0
+        assert torch.equal(plain, checkpointed)
