@@ -45,6 +45,11 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
         yield from _source(key, reference)
     if config.model.chat_template not in CHECKS["model.chat_template"].choices:
         yield "model.chat_template", config.model.chat_template
+    yield from _policy_files(config)
+
+
+
+def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     for name, path in policy_files(config.model).items():
         yield f"model.path/{name}", path
 
@@ -81,8 +86,12 @@ def input_digests(config: GRPOConfig) -> dict[str, str]:
     Raises:
         ValueError: a file cannot be read, in one line that names it.
     """
+    return _digests(input_files(config))
+
+
+def _digests(files: Mapping[str, Path]) -> dict[str, str]:
     digests = {}
-    for key, path in input_files(config).items():
+    for key, path in files.items():
         try:
             with path.open("rb") as file:
                 digest = hashlib.sha256()
@@ -119,7 +128,24 @@ def refuse_changed_inputs(
     Raises:
         InputChanged: a file has another content.
     """
-    files = input_files(config)
+    _refuse_changed(input_files(config), now, before)
+
+
+def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None:
+    """Compares the files of the policy that a trial started from with what `input_digests` said
+    `before`. No code of the user's is imported.
+
+    Raises:
+        InputChanged: a file has another content.
+        ValueError: one cannot be read, in one line.
+    """
+    files = dict(_policy_files(config))
+    _refuse_changed(files, _digests(files), before)
+
+
+def _refuse_changed(
+    files: Mapping[str, Path], now: Mapping[str, str], before: Mapping[str, str]
+) -> None:
     for key, digest in now.items():
         if before.get(f"{key} {files[key]}", before.get(key, digest)) != digest:
             shipped = ASSETS in files[key].parents
