@@ -39,7 +39,8 @@ def local_directory(path: str) -> Path:
     """
     if Path(path).is_dir() or not HUB_ID.fullmatch(path):
         return Path(path)
-    refuse_missing_library(path, "huggingface_hub")
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ValueError(f"{path}: no such directory; a model on the Hugging Face hub: {INSTALL}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -144,6 +145,11 @@ def refuse_unusable(directory: Path) -> None:
         raise ValueError(
             f"{directory}: the installed transformers has no architecture "
             f"model_type={json.dumps(config.get('model_type'))}"
+        )
+    if (directory / "adapter_config.json").exists():
+        raise ValueError(
+            f"{directory}: adapter_config.json makes these adapters of another model; merge them and "
+            "save the whole"
         )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized, which cannot be trained")

@@ -74,6 +74,7 @@ def write_hf_model(
                     parameter.normal_()
     model.save_pretrained(directory)
     tokenizer().save(directory / "tokenizer.json")
-    special = {"eos_token": END_OF_TEXT, "pad_token": PAD}
-    (directory / "tokenizer_config.json").write_text(json.dumps(special))
+    named = {"eos_token": END_OF_TEXT, "pad_token": PAD}
+    named["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (directory / "tokenizer_config.json").write_text(json.dumps(named))
     return str(directory)
