@@ -12,7 +12,7 @@ from conftest import trial_config
 from hf_models import write_hf_model
 
 from grpo_trainable.checkpointing import read_checkpoint
-from grpo_trainable.metrics import TIMED
+from grpo_trainable.metrics import NAMES, TIMED
 
 pytest.importorskip("transformers")
 
@@ -23,19 +23,25 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_hf_model(directory, "qwen2", tied=True, max_position_embeddings=96)
 
 
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A reward that tells the responses of random weights apart."""
+    file = tmp_path_factory.mktemp("reward") / "letters.py"
+    file.write_text("def score(response, truth):\n    return response.count('e') - len(response) / 9\n")
+    return f"{file}:score"
+
+
 def untimed(row: dict[str, Any]) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in row.items()
-        if isinstance(value, float) and not name.startswith(TIMED)
-    }
+    """What a row tells of the training, Tune's own keys left out."""
+    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
 
 
-def hf_config(path: str, *, rollout: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
     sampling = {"prompts": 4, "unit_prompts": 2, "group_size": 4, "max_new_tokens": 16}
     model = {"path": path, **values.pop("model", {})}
+    sampling |= values.pop("rollout", {})
     return trial_config(
-        rollout={**sampling, **(rollout or {})}, model=model, task={"match": "substring"}, **values
+        rollout=sampling, model=model, task={"reward": reward}, **values
     )
 
 
@@ -47,11 +53,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
-    trainable: Callable[[dict[str, Any]], Any], model_path: str, tmp_path: Path, settings: str
+    trainable: Callable[[dict[str, Any]], Any],
+    model_path: str,
+    reward: str,
+    tmp_path: Path,
+    settings: str,
 ) -> None:
     if settings == "adapters":
         pytest.importorskip("peft")
-    config = hf_config(model_path, **SETTINGS[settings])
+    config = hf_config(model_path, reward, **SETTINGS[settings])
     whole = trainable(config)
     rows = [whole.step() for _ in range(2)]
     whole.save_checkpoint(str(tmp_path / "half"))
@@ -74,9 +84,9 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
 
 @pytest.mark.parametrize("weight_update", ["in_flight", "interrupt_recompute"])
 def test_weights_arrive_between_two_tokens(
-    trainable: Callable[[dict[str, Any]], Any], model_path: str, weight_update: str
+    trainable: Callable[[dict[str, Any]], Any], model_path: str, reward: str, weight_update: str
 ) -> None:
-    running = trainable(hf_config(model_path, lag=1, weight_update=weight_update, rounds=6))
+    running = trainable(hf_config(model_path, reward, lag=1, weight_update=weight_update, rounds=6))
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)

@@ -69,11 +69,22 @@ DEFAULTS = {
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
-    "engine": "torch",
+    "engine": "auto",
     "transport": "auto",
     "transport_dtype": "float32",
     "seed": 0,
-    "model": {"preset": "tiny", "path": None},
+    "model": {
+        "preset": "tiny",
+        "path": None,
+        "chat_template": "off",
+        "system": None,
+        "dtype": "float32",
+        "head_fp32": True,
+        "gradient_checkpointing": False,
+        "lora_rank": None,
+        "lora_alpha": None,
+        "lora_targets": "all-linear",
+    },
     "task": {
         "name": "keyword",
         "keywords_file": None,
@@ -92,6 +103,7 @@ DEFAULTS = {
         "group_size": 4,
         "min_new_tokens": 1,
         "max_new_tokens": 60,
+        "stop": None,
         "temperature": 0.8,
     },
     "loss": {
@@ -445,7 +457,7 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: must be one of torch, or module:Class or file.py:Class",
+            "engine=vllm: must be one of auto, torch, hf, or module:Class or file.py:Class",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
