@@ -206,6 +206,9 @@ valid_values = {
     "rollout.unit_prompts": st.none() | st.just(1),
     "rollout.group_size": st.integers(2, 64),
     "rollout.temperature": st.floats(0.01, 10),
+    "rollout.stop": st.none() | st.lists(st.sampled_from(["</answer>", "\n\n", "é"])).map(tuple),
+    "model.chat_template": st.sampled_from(["off", "on", "/mine.jinja"]),
+    "model.system": st.none() | st.just("Be brief."),
     "loss.clip": st.floats(0.01, 0.99),
     "loss.clip_high": st.none() | st.floats(0.01, 10),
     "loss.advantage": st.sampled_from(["group_std", "group_mean", "rloo", "batch"]),
@@ -312,6 +315,19 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(optim__lr=math.inf), "optim.lr=Infinity: must be a number >= 0"),
         (nested(optim__lr=False), "optim.lr=false: must be a number >= 0"),
         (nested(optim__lr="1e-4"), 'optim.lr="1e-4": must be a number >= 0'),
+        *(
+            (
+                nested(rollout__stop=stop),
+                f"rollout.stop={said}: must be none or a text that is not empty, or a JSON list of "
+                "such texts",
+            )
+            for stop, said in (
+                ([""], '[""]'),
+                ("\ufffd", '"\ufffd"'),
+                (7, "7"),
+                (["a", 7], '["a", 7]'),
+            )
+        ),
         (nested(optim__betas=[0.9]), "optim.betas=[0.9]: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=0.9), "optim.betas=0.9: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=[0.9, 1]), "optim.betas=[0.9, 1]: must be two numbers >= 0 and < 1"),
@@ -1115,3 +1131,21 @@ def test_the_reference_has_a_row_for_every_key():
         "The share of a draw that has not been trained on before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("rollout.stop=</answer>", ("</answer>",)),
+        ('rollout.stop=["</answer>", "\\n\\n"]', ("</answer>", "\n\n")),
+        ('rollout.stop="7"', ("7",)),
+        ("rollout.stop=[]", ()),
+        ("rollout.stop=none", None),
+    ],
+)
+def test_stop_strings_are_one_text_or_a_list(text, stops):
+    data: dict = {}
+    set_dotted(data, *parse_assignment(text))
+    config = GRPOConfig.from_dict(data)
+    assert config.rollout.stop == stops
+    assert GRPOConfig.from_dict(config.to_dict()) == config
