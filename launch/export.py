@@ -45,7 +45,7 @@ def _main(argv: Sequence[str] | None) -> None:
     except ExportError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise UsageError(f"{out}: {error.strerror or error}") from None
+        raise UsageError(f"{error.filename or out}: {error.strerror or error}") from None
     print(_summary(done, out))
 
 

@@ -177,9 +177,8 @@ class TaskSettings(KeywordSettings, CommonTaskSettings):
 
 
 def _is_stop(text: str) -> bool:
-    # Text that decoding can give: U+FFFD stands for bytes that are no text, and half a surrogate
-    # pair for nothing.
-    return bool(text) and not re.search("[\ufffd\ud800-\udfff]", text)
+    # U+FFFD stands for bytes that are no text, half a surrogate pair for nothing.
+    return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,9 +199,8 @@ class RolloutSettings(Settings):
     max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)
     stop: tuple[str, ...] | None = texts(
         None,
-        "Strings after which a response ends, and which stay in it: one, or a JSON list. One that "
-        "is a special token of the tokenizer stands for that token. none: those that the task asks "
-        "for.",
+        "Strings after which a response ends, and which stay in it, one or a JSON list; a special "
+        "token of the tokenizer is spelt out; none: those that the task asks for.",
         expected="a text that is not empty, or a JSON list of such texts",
         valid=_is_stop,
     )

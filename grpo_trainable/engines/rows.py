@@ -63,9 +63,9 @@ class Rows:
     def draw(self, t: int, logits: Tensor, version: int, round_: int) -> None:
         """Draws token t of every row from `logits` (A, V), which it changes, and records it where
         the row has not ended."""
-        logits = logits.div_(self._limits.temperature)
         if t < self._limits.min_new_tokens - 1:
             logits[:, self._end_ids] = -torch.inf
+        logits.div_(self._limits.temperature)
         tokens, log_probs = sample_tokens(logits, self._uniforms[:, t])
         running = ~self._finished[self._rows]
         self._ids[self._rows, t] = tokens.where(running, self._pad_id)

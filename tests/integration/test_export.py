@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +57,26 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @torch.no_grad()
 def test_the_shipped_policy_as_a_llama_has_the_same_logits(shipped):
-    ours, _ = load_policy(SHIPPED_POLICY)
-    theirs = loaded(shipped)
+    ours, theirs = load_policy(SHIPPED_POLICY)[0], loaded(shipped)
     ids = ids_for(ours.config.vocab_size, length=128)
     assert type(theirs).__name__ == "LlamaForCausalLM"
-    torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=0, atol=3e-5)
-    log_probs = [logits.log_softmax(-1) for logits in (theirs(ids).logits, ours(ids))]
-    torch.testing.assert_close(*log_probs, rtol=0, atol=5e-5)
+    # Logits go up to 22, where float32 resolves 2e-6: computed in another order, each is up to
+    # 3e-5 away from what it is without rounding.
+    difference = theirs(ids).logits - ours(ids)
+    assert difference.abs().max() < 5e-5
+    assert difference.square().mean().sqrt() < 5e-6
 
 
 @torch.no_grad()
-def test_computed_in_float64_the_logits_differ_by_the_rounding_of_their_angles_alone(shipped):
-    ours, theirs = load_policy(SHIPPED_POLICY)[0].double(), loaded(shipped).double()
+def test_without_that_rounding_the_logits_are_the_same(shipped):
+    ours, theirs = load_policy(SHIPPED_POLICY)[0].double(), loaded(shipped, torch.float64)
     ids = ids_for(ours.config.vocab_size, length=128)
-    # transformers computes rotary angles in float32 whatever the model's type is.
-    rotary = theirs.model.rotary_emb
-    positions = torch.arange(128)[None]
-    cos, sin = rotary(torch.zeros(1, dtype=torch.float64), positions)
-    ours.cos, ours.sin = cos[0], torch.cat((-sin[0, :, :16], sin[0, :, 16:]), dim=-1)
-    torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=0, atol=1e-9)
+    half = ours.config.head_dim // 2
+    # What transformers computes in float32 whatever the model's type: norms, and these angles.
+    cos, sin = theirs.model.rotary_emb(torch.zeros(1, dtype=torch.float64), torch.arange(128)[None])
+    assert (cos[0] - ours.cos).abs().max() < 1e-5
+    ours.cos, ours.sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+    torch.testing.assert_close(theirs(ids).logits, ours(ids), rtol=0, atol=1e-5)
 
 
 def test_the_tokenizer_of_transformers_gives_the_same_ids(shipped):
@@ -118,7 +120,10 @@ def trained(directory: Path, **model: Any) -> tuple[GRPOConfig, Learner, Path]:
         }
     )
     learner = Learner(config, InProcess())
-    learner.update([[one_token_group(0)]])
+    # Another prompt than padding, and a better response that is another token than the worse one.
+    tokens = {"prompt_ids": torch.tensor([7]), "response_ids": torch.tensor([[5], [9]])}
+    with torch.enable_grad():
+        learner.update([[replace(one_token_group(0), **tokens)]])
     state = learner.state()
     path = directory / "checkpoint_000002"
     trial = TrialState(
@@ -161,8 +166,7 @@ def test_a_hugging_face_model_keeps_its_architecture_and_its_files(tmp_path, fam
         pytest.importorskip("peft")
     path = Path(write_hf_model(tmp_path / "model", family, tied=family == "qwen3"))
     (path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
-    with torch.enable_grad():
-        _, learner, checkpoint = trained(tmp_path / "trial", path=str(path), lora_rank=lora_rank)
+    _, learner, checkpoint = trained(tmp_path / "trial", path=str(path), lora_rank=lora_rank)
     done = export(checkpoint, tmp_path / "out")
     assert done.architecture == type(loaded(path)).__name__
     assert not [name for name in (tmp_path / "out").iterdir() if name.suffix in (".bin", ".pt")]
@@ -182,7 +186,7 @@ def test_a_hugging_face_model_keeps_its_architecture_and_its_files(tmp_path, fam
 def test_weights_are_stored_in_the_type_that_is_asked_for(tmp_path, capsys):
     out = tmp_path / "out"
     assert command.main([str(SHIPPED_POLICY), str(out), "--dtype", "bfloat16"]) == 0
-    assert "LlamaForCausalLM, 1,051,008 parameters in bfloat16" in capsys.readouterr().out
+    assert "LlamaForCausalLM, 1,053,824 parameters in bfloat16" in capsys.readouterr().out
     assert {parameter.dtype for parameter in loaded(out).parameters()} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
@@ -207,7 +211,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     assert "the following arguments are required: OUT" in refusal(capsys, tmp_path / "empty")
     occupied = "full: is not a new or empty directory"
     assert occupied in refusal(capsys, SHIPPED_POLICY, tmp_path / "full")
-    assert "file: Not a directory" in refusal(capsys, SHIPPED_POLICY, tmp_path / "full/file/out")
+    assert "full/file: File exists" in refusal(capsys, SHIPPED_POLICY, tmp_path / "full/file/out")
     hugging_face = write_hf_model(tmp_path / "model")
     assert "is a Hugging Face directory already" in refusal(capsys, hugging_face, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "model"]
