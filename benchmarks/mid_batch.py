@@ -57,7 +57,9 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     engine = generators["in_flight"].engine
     tensors = {name: t.clone() for name, t in unique_parameters(engine.model).items()}  # type: ignore[attr-defined]
     weights = PolicyWeights(version=1, round=1, checksum=storage_checksum(tensors), tensors=tensors)
-    limits = SamplingLimits(min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8)
+    limits = SamplingLimits(
+        min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8, end_ids=(0,)
+    )
     requests = [
         Request(
             stream="train",

@@ -66,7 +66,7 @@ def step(args: argparse.Namespace) -> dict:
     generator = torch.Generator().manual_seed(args.seed)
     groups = [
         replace(group, rewards=torch.rand(measure.GROUP_SIZE, generator=generator))
-        for group in measure.endless_engine(args.seed).generate(
+        for group in measure.engine_of_random_weights(args.seed).generate(
             measure.sample_requests(args.seed), lambda: None
         )
     ]

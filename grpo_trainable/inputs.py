@@ -44,6 +44,12 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
+    if config.model.chat_template not in CHECKS["model.chat_template"].choices:
+        yield "model.chat_template", config.model.chat_template
+    yield from _policy_files(config)
+
+
+def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     for name, path in policy_files(config.model).items():
         yield f"model.path/{name}", path
 
@@ -61,7 +67,8 @@ def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
-        if check.refers_to == "path" and value is not None and not os.path.isdir(value):
+        names_file = check.refers_to == "path" and value not in (None, *check.choices)
+        if names_file and not os.path.isdir(value):
             yield key, value
         elif check.refers_to == "object" and value is not None and is_reference(value):
             yield from _source(key, value)
@@ -84,11 +91,14 @@ def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -
         ValueError: a file cannot be read, in one line that names it.
         InputChanged: a file has another content than `before`.
     """
+    return _digests(_input_files(config), before or {})
+
+
+def _digests(files: Iterable[tuple[str, str | Path]], before: Mapping[str, str]) -> dict[str, str]:
     digests = {}
-    for key, path in _input_files(config):
-        path = Path(path)
-        digests[key] = digest_of(key, path)
-        refuse_changed(key, path, digests[key], before or {})
+    for key, path in files:
+        digests[key] = digest_of(key, Path(path))
+        refuse_changed(key, Path(path), digests[key], before)
     return digests
 
 
@@ -136,6 +146,17 @@ def refuse_changed_inputs(
     files = input_files(config)
     for key, digest in now.items():
         refuse_changed(key, files[key], digest, before)
+
+
+def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None:
+    """Compares the files of the policy that a trial started from with what `input_digests` said
+    `before`. No code of the user's is imported.
+
+    Raises:
+        InputChanged: a file has another content.
+        ValueError: one cannot be read, in one line.
+    """
+    _digests(_policy_files(config), before)
 
 
 def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:

@@ -29,6 +29,7 @@ from grpo_trainable.details import (
     response_columns,
     rollout_columns,
 )
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
@@ -101,7 +102,11 @@ class GRPOTrainable(tune.Trainable):
         )
         self._stored = TrialStorage(self._storage, config.checkpoint.keep)
         self._notes = self._stored.notes()  # warnings since the last round
-        self._news = [f"weights travel by {choice.key}: {choice.why}"]
+        engine = chosen_engine(config)
+        self._news = [
+            f"weights travel by {choice.key}: {choice.why}",
+            f"engine {engine.name}: {engine.promise}",
+        ]
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # written since the last round
         self._saved_round: int | None = None

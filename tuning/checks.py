@@ -61,6 +61,7 @@ def check_transport(trial: GRPOConfig) -> None:
 def check_inputs(trial: GRPOConfig) -> None:
     """Reads what a trial will read: model, tokenizer, task files and reward function."""
     from grpo_trainable.actors.scorer import check_reward, custom_reward
+    from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
 
@@ -69,6 +70,7 @@ def check_inputs(trial: GRPOConfig) -> None:
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
+        chosen_engine(trial)
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.has_custom_reward:
             check_reward(*custom_reward(trial))
@@ -111,7 +113,8 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-    return trial.model, trial.task, trial.rollout, trial.eval.prompts, trial.seed, _prompts(trial)
+    prompts = trial.eval.prompts, _prompts(trial)
+    return trial.engine, trial.model, trial.task, trial.rollout, trial.seed, prompts
 
 
 def _code(trial: GRPOConfig) -> Hashable:

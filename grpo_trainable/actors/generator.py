@@ -18,7 +18,9 @@ from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
+from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import policy_shape, read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
@@ -66,7 +68,7 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        self._engine_name = config.engine
+        self._engine_name = chosen_engine(config).name
         self._tokenizer = read_tokenizer(config.model.path)
         self._vocab_size = policy_shape(config.model).vocab_size
         self.engine = build_engine(
@@ -180,7 +182,9 @@ class Generator:
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
         groups = self.engine.generate(requests, between_tokens)
-        check_groups(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        strings, vocab_size = requests[0].limits.stop_strings, self._vocab_size
+        stops = stops_of(strings, self._tokenizer, vocab_size, torch.device("cpu"))
+        check_groups(self._engine_name, self.engine, requests, groups, vocab_size, stops)
         return groups
 
     def between_tokens(self) -> None:

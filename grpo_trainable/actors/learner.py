@@ -34,6 +34,7 @@ from grpo_trainable.messages import (
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.store import build_trained_policy
 from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_rows, collate
+from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
 
@@ -88,8 +89,8 @@ class Learner:
         self.config = config
         model, tokenizer = build_trained_policy(config.model, config.seed)
         self.policy = model.to(self._context.device)
-        self._pad_id, self._end_ids = tokenizer.pad_id, tokenizer.end_ids
-        self._log_probs = LogProbs(config, tokenizer.end_ids)
+        self._pad_id, self._end_ids = tokenizer.pad_id, end_ids(config, tokenizer)
+        self._log_probs = LogProbs(config, self._end_ids)
         self._parameters = self.policy.trained()
         untrained = self.policy.without_adapters()
         self._reference_checksum = checksum((untrained or self.policy).weights())

@@ -15,6 +15,7 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
+from grpo_trainable.stops import end_ids
 
 
 class LogProbs:
@@ -82,7 +83,7 @@ class Reference:
         self.model = policy.requires_grad_(False)
         self._device = device
         self._pad_id = tokenizer.pad_id
-        self._log_probs = LogProbs(config, tokenizer.end_ids)
+        self._log_probs = LogProbs(config, end_ids(config, tokenizer))
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """(B, S), in nats; 0 off the mask."""

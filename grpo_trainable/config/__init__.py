@@ -30,6 +30,7 @@ from grpo_trainable.config.values import (
     ConfigError,
     checks_of,
     choice,
+    choice_or_path,
     choice_or_reference,
     converted,
     flag,
@@ -40,6 +41,7 @@ from grpo_trainable.config.values import (
     reference,
     shown,
     text,
+    texts,
 )
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "TaskSettings",
     "checks_of",
     "choice",
+    "choice_or_path",
     "choice_or_reference",
     "converted",
     "flag",
@@ -69,6 +72,7 @@ __all__ = [
     "set_dotted",
     "shown",
     "text",
+    "texts",
     "threads",
     "unknown_key",
     "unmet",

@@ -100,7 +100,7 @@ def make_absolute(
         # What is not text or empty is left as it is, for `from_dict` to refuse by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
-        if check.refers_to == "path":
+        if check.refers_to == "path" and value not in check.choices:
             return absolute(value)
         if check.refers_to == "model":
             on_hub = is_hub_id(value) and not os.path.isdir(absolute(value))

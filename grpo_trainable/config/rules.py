@@ -73,6 +73,11 @@ _CUSTOM_REWARD = Condition(
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
 _LORA = _given("model.lora_rank")
+_CHAT = Condition(
+    keys=("model.chat_template",),
+    needs="model.chat_template=on or a file",
+    holds=lambda template: template != "off",
+)
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
@@ -89,6 +94,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
     "transport_dtype": (_is("model.dtype", "float32"),),
     "model.preset": (_none_given("model.path"),),
+    "model.system": (_CHAT,),
     "model.dtype": (_MODEL_OF_YOURS,),
     "model.head_fp32": (_is("model.dtype", "bfloat16"),),
     "model.lora_rank": (_MODEL_OF_YOURS,),
@@ -155,9 +161,11 @@ ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
-        *("model.path", "model.gradient_checkpointing", "task.name", "task.reward"),
+        *("model.path", "model.chat_template", "model.gradient_checkpointing"),
+        *("task.name", "task.reward"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
-        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),
+        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
+        "rollout.temperature",
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),

@@ -16,6 +16,7 @@ from grpo_trainable.config.values import (
     Settings,
     checks_of,
     choice,
+    choice_or_path,
     choice_or_reference,
     flag,
     gpus,
@@ -26,6 +27,7 @@ from grpo_trainable.config.values import (
     path_or_hub_id,
     reference,
     text,
+    texts,
 )
 from grpo_trainable.engines import ENGINES
 from grpo_trainable.plugins import is_reference
@@ -47,6 +49,18 @@ class ModelSettings(Settings):
         None,
         "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
         "Hugging Face causal language model; or the name of one on the hub.",
+    )
+    chat_template: str = choice_or_path(
+        ("off", "on"),
+        "Whether a prompt becomes a conversation by the chat template that the model was trained "
+        "with, or by a jinja file; off: the policy goes on with the text of the prompt.",
+        what="jinja file",
+    )
+    system: str | None = text(
+        None,
+        "The system message before every prompt that brings none of its own.",
+        expected="text that is not blank",
+        valid=lambda message: bool(message.strip()),
     )
     dtype: str = choice(
         ("float32", "bfloat16"),
@@ -162,6 +176,11 @@ class TaskSettings(KeywordSettings, CommonTaskSettings):
         return {key: settings[key] for key in checks_of(CommonTaskSettings)} | own
 
 
+def _is_stop(text: str) -> bool:
+    # U+FFFD stands for bytes that are no text, half a surrogate pair for nothing.
+    return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Settings):
     """How responses to train on are sampled."""
@@ -178,6 +197,13 @@ class RolloutSettings(Settings):
     group_size: int = integer(4, "Responses sampled for each prompt.", minimum=1)
     min_new_tokens: int = integer(1, "Tokens of a response before which it cannot end.", minimum=1)
     max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)
+    stop: tuple[str, ...] | None = texts(
+        None,
+        "Strings after which a response ends, and which stay in it, one or a JSON list; a special "
+        "token of the tokenizer is spelt out; none: those that the task asks for.",
+        expected="a text that is not empty, or a JSON list of such texts",
+        valid=_is_stop,
+    )
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )
@@ -423,7 +449,10 @@ class TrialSettings(Settings):
         ("recency", "uniform", "fifo", "mixed"), "Which groups of the buffer are drawn."
     )
     engine: str = choice_or_reference(
-        tuple(ENGINES), "What samples the responses; a Class of yours does too.", what="Class"
+        ("auto", *ENGINES),
+        "What samples the responses; auto: torch for policies of this package, hf for Hugging Face "
+        "models; or a Class of yours.",
+        what="Class",
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),

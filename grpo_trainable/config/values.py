@@ -17,6 +17,7 @@ import numbers
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from grpo_trainable.plugins import is_reference
@@ -180,6 +181,22 @@ def path(default: str | None, meaning: str = "") -> Any:
     )
 
 
+def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file") -> Any:
+    """One of a few words, the first by default, or the path of a file, whose name has a dot.
+
+    `what` stands for the path in errors.
+    """
+    return _text(
+        words[0],
+        meaning,
+        f"one of {', '.join(words)}, or the path of a {what}",
+        lambda text: text in words or ("\0" not in text and bool(PurePath(text).suffix)),
+        "choice or path",
+        choices=tuple(words),
+        refers_to="path",
+    )
+
+
 def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
     """The path of a directory, or else organisation/name of a model on the Hugging Face hub."""
     return _text(
@@ -206,6 +223,27 @@ def text(
 ) -> Any:
     """A text for which `valid` holds; `expected` says it in words."""
     return _text(default, meaning, expected, valid, "text")
+
+
+def texts(
+    default: Sequence[str] | None,
+    meaning: str = "",
+    *,
+    expected: str = "a list of texts",
+    valid: Callable[[str], bool] = lambda text: True,
+) -> Any:
+    """A list of texts for each of which `valid` holds; one text stands for a list of it."""
+
+    def convert(value: Any) -> tuple[str, ...]:
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
+            raise TypeError
+        if not all(map(valid, listed)):
+            raise ValueError
+        return tuple(listed)
+
+    stored = None if default is None else tuple(default)
+    return _checked(stored, meaning, expected, convert, type="list of texts")
 
 
 def _text(

@@ -20,7 +20,7 @@ from grpo_trainable.models.tokenizer import Tokenizer, read_backend
 INSTALL = "pip install -e '.[hf]'"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
-SMALL_FILES = ("generation_config.json", "tokenizer_config.json", SHARDS)
+SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # What configs of different architectures call the longest sequence.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from grpo_trainable.models.token_bytes import token_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -96,6 +99,14 @@ class Tokenizer:
         beginning-of-text token of Llama."""
         return [*self._prefix, *self.encode(text)]
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._backend.encode_special_tokens = True
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Special tokens and ids outside the vocabulary are left out.
 
@@ -103,6 +114,21 @@ class Tokenizer:
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token stands for, by id; none for a special token.
+
+        Raises:
+            ValueError: what a token stands for depends on others.
+        """
+        return token_bytes(self._backend, self.vocab_size)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Spelling -> id of the tokens that are only ever added by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
 
 
 @functools.lru_cache(maxsize=4)

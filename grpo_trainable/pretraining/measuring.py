@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords,
 SAMPLED_KEYWORDS = 250
 RESPONSES_PER_KEYWORD = 8
 PROMPTS_AT_ONCE = 32
-LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8)
+# Responses end with end-of-text, whose id a tokenizer knows.
+LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8, end_ids=())
 CARD_SAMPLES = 20
 
 
@@ -49,14 +50,15 @@ def sample(
     model: TransformerLM, tokenizer: Tokenizer, prompts: Sequence[str], each: int, seed: int
 ) -> list[list[Response]]:
     """`each` responses to every prompt, under LIMITS."""
-    engine = TorchEngine(model, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, seed=seed)
+    engine = TorchEngine(model, tokenizer, seed=seed)
+    limits = replace(LIMITS, end_ids=tokenizer.end_ids)
     requests = [
         Request(
             stream="eval",
             prompt_index=index,
             prompt_ids=tuple(tokenizer.encode(prompt)),
             group_size=each,
-            limits=LIMITS,
+            limits=limits,
         )
         for index, prompt in enumerate(prompts)
     ]

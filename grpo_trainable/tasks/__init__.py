@@ -15,6 +15,7 @@ from grpo_trainable.tasks.keyword import (
     keyword_prompt,
     split_of,
 )
+from grpo_trainable.tasks.messages import Message, Prompt, as_messages, as_text
 
 TASKS = {"keyword": KeywordTask}
 
@@ -23,11 +24,15 @@ __all__ = [
     "Example",
     "JSONValue",
     "KeywordTask",
+    "Message",
+    "Prompt",
     "RewardError",
     "Score",
     "ScoreRequest",
     "Task",
+    "as_messages",
     "as_score",
+    "as_text",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "split_of",

@@ -20,10 +20,12 @@ from grpo_trainable.config import (
     converted,
     flatten,
     make_absolute,
+    shown,
     unknown_key,
 )
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
+from grpo_trainable.tasks.messages import mistake_in_prompt
 
 COMMON = checks_of(CommonTaskSettings, "task.")
 
@@ -108,6 +110,7 @@ class CustomTask:
         for method in ("train_example", "eval_examples", "reward"):
             if not callable(getattr(self._task, method, None)):
                 raise self._error(f"has no method {method}")
+        self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
                 "train_example(0) gave two different examples: an example must follow from the "
@@ -132,14 +135,24 @@ class CustomTask:
         """What the class says of a response; its exceptions are for the caller to tell."""
         return as_score(self._task.reward(response, ground_truth))
 
+    def _stop_strings(self) -> tuple[str, ...]:
+        with self._blamed("stop"):
+            given = getattr(self._task, "stop", ())
+        check = CHECKS["rollout.stop"]
+        try:
+            return check.convert(given)
+        except (TypeError, ValueError):
+            raise self._error(f"stop is {shown(given)}, must be a list of texts") from None
+
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):
             kind = type(example).__name__
             raise self._error(
                 f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
             )
-        if not isinstance(example.prompt, str) or not example.prompt.strip():
-            raise self._error(f"{call} gave an example whose prompt is not text, or is empty")
+        mistake = mistake_in_prompt(example.prompt)
+        if mistake is not None:
+            raise self._error(f"{call} gave an example whose prompt {mistake}")
         with self._blamed(f"{call} gave a ground_truth that is not JSON"):
             json.dumps(example.ground_truth, allow_nan=False)
         return example

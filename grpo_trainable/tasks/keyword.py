@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeGuard
-
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.messages import as_text, is_text, mistake_in_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -161,24 +160,18 @@ def _parse_example(line: bytes) -> Example:
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, got {type(row).__name__}")
     prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
-    if not _is_text(prompt):
-        raise ValueError("prompt must be non-empty text")
-    if not prompt.endswith("\n"):
+    mistake = mistake_in_prompt(prompt)
+    if mistake is not None:
+        raise ValueError(f"prompt {mistake}")
+    if isinstance(prompt, str) and not prompt.endswith("\n"):
         prompt += "\n"
     if keywords is not None:
-        if not (isinstance(keywords, list) and keywords and all(map(_is_text, keywords))):
+        if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
             raise ValueError("keywords must be a non-empty list of non-empty texts")
         return Example(prompt, keywords)
-    if not _is_text(answer):
+    if not is_text(answer):
         raise ValueError("answer must be non-empty text, or keywords a list of them")
     return Example(prompt, answer)
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    # JSON can spell half a surrogate pair, which no later step could encode.
-    return (
-        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-    )
 
 
 # ---- Order -----------------------------------------------------------------------------------
@@ -230,6 +223,8 @@ class KeywordTask:
     Raises:
         ValueError: a file is missing, empty or malformed, in one line.
     """
+
+    stop: tuple[str, ...] = ()  # a story ends where the policy ends it
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
@@ -289,8 +284,8 @@ def _split_rows(
     key, path = ("eval_file", eval_file) if train_file is None else ("train_file", train_file)
     assert path is not None
     rows = read_examples(key, path, strict=strict)
-    train = [row for row in rows if _hash_fraction(row.prompt) >= HELD_OUT_PROMPTS]
-    heldout = [row for row in rows if _hash_fraction(row.prompt) < HELD_OUT_PROMPTS]
+    train = [row for row in rows if _hash_fraction(as_text(row.prompt)) >= HELD_OUT_PROMPTS]
+    heldout = [row for row in rows if _hash_fraction(as_text(row.prompt)) < HELD_OUT_PROMPTS]
     if not train or not heldout:
         other = "train_file" if key == "eval_file" else "eval_file"
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
             if parameter.ndim == 2:
                 parameter.mul_(10)
     return model
+
+
+class Pieces:
+    """Stands for a tokenizer: two special tokens, ids 0 and 1, of which the second is for padding,
+    and the given pieces of text."""
+
+    pad_id = 1
+
+    def __init__(self, pieces: Sequence[str | bytes]) -> None:
+        as_bytes = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
+        self.token_bytes = [b"", b"", *as_bytes]
 
 
 def write_quick_policy(directory: Path) -> str:

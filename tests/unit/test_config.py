@@ -69,13 +69,15 @@ DEFAULTS = {
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
-    "engine": "torch",
+    "engine": "auto",
     "transport": "auto",
     "transport_dtype": "float32",
     "seed": 0,
     "model": {
         "preset": "tiny",
         "path": None,
+        "chat_template": "off",
+        "system": None,
         "dtype": "float32",
         "head_fp32": True,
         "gradient_checkpointing": False,
@@ -101,6 +103,7 @@ DEFAULTS = {
         "group_size": 4,
         "min_new_tokens": 1,
         "max_new_tokens": 60,
+        "stop": None,
         "temperature": 0.8,
     },
     "loss": {
@@ -204,6 +207,9 @@ valid_values = {
     "rollout.unit_prompts": st.none() | st.just(1),
     "rollout.group_size": st.integers(2, 64),
     "rollout.temperature": st.floats(0.01, 10),
+    "rollout.stop": st.none() | st.lists(st.sampled_from(["</answer>", "\n\n", "é"])).map(tuple),
+    "model.chat_template": st.sampled_from(["off", "on", "/mine.jinja"]),
+    "model.system": st.none() | st.just("Be brief."),
     "loss.clip": st.floats(0.01, 0.99),
     "loss.clip_high": st.none() | st.floats(0.01, 10),
     "loss.advantage": st.sampled_from(["group_std", "group_mean", "rloo", "batch"]),
@@ -310,6 +316,19 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(optim__lr=math.inf), "optim.lr=Infinity: must be a number >= 0"),
         (nested(optim__lr=False), "optim.lr=false: must be a number >= 0"),
         (nested(optim__lr="1e-4"), 'optim.lr="1e-4": must be a number >= 0'),
+        *(
+            (
+                nested(rollout__stop=stop),
+                f"rollout.stop={said}: must be none or a text that is not empty, or a JSON list of "
+                "such texts",
+            )
+            for stop, said in (
+                ([""], '[""]'),
+                ("\ufffd", '"\ufffd"'),
+                (7, "7"),
+                (["a", 7], '["a", 7]'),
+            )
+        ),
         (nested(optim__betas=[0.9]), "optim.betas=[0.9]: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=0.9), "optim.betas=0.9: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=[0.9, 1]), "optim.betas=[0.9, 1]: must be two numbers >= 0 and < 1"),
@@ -367,6 +386,8 @@ def test_wrong_value_is_refused_by_name(data, text):
 @pytest.mark.parametrize("key", CHECKS)
 def test_no_key_accepts_nonsense(key):
     for value in (object(), {}, [], b"x", 1j, -1, "\0", {3: {}}):
+        if (key, value) == ("rollout.stop", []):
+            continue  # nothing, whatever the task asks for
         data: dict = {}
         set_dotted(data, key, value)
         assert error(data).startswith(f"{key}=")
@@ -455,7 +476,7 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: must be one of torch, or module:Class or file.py:Class",
+            "engine=vllm: must be one of auto, torch, hf, or module:Class or file.py:Class",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -1113,3 +1134,21 @@ def test_the_reference_has_a_row_for_every_key():
         "The share of a draw that has not been trained on before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("rollout.stop=</answer>", ("</answer>",)),
+        ('rollout.stop=["</answer>", "\\n\\n"]', ("</answer>", "\n\n")),
+        ('rollout.stop="7"', ("7",)),
+        ("rollout.stop=[]", ()),
+        ("rollout.stop=none", None),
+    ],
+)
+def test_stop_strings_are_one_text_or_a_list(text, stops):
+    data: dict = {}
+    set_dotted(data, *parse_assignment(text))
+    config = GRPOConfig.from_dict(data)
+    assert config.rollout.stop == stops
+    assert GRPOConfig.from_dict(config.to_dict()) == config

@@ -41,6 +41,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {},
     ),
     "model.preset": ("small", {"model.path": "/p"}, "model.path=/p", "model.path=none", {}),
+    "model.system": (
+        "Be brief.",
+        {},
+        "model.chat_template=off",
+        "model.chat_template=on or a file",
+        {"model.chat_template": "on"},
+    ),
     **{
         f"model.{name}": (
             value,
