@@ -19,6 +19,7 @@ from grpo_trainable.config import (
     LossSettings,
     OptimSettings,
     choice_or_reference,
+    converted,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -211,7 +212,7 @@ def test_config_survives_json(values):
     values = {
         key: value
         for key, value in values.items()
-        if not unmet(key, {**flatten(DEFAULTS), **values})
+        if not unmet(key, {**{name: check.default for name, check in CHECKS.items()}, **values})
     }
     data: dict = {}
     for key, value in values.items():
@@ -568,14 +569,14 @@ APART = {"placement": "disaggregated"}
         (
             nested(resources__reward_workers=8),
             "resources.reward_workers=8: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
-            "task.equality=math_verify",
+            "and task.equality=auto; needs task.reward, a task of your own, "
+            "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (
             nested(resources__reward_cpus=1),
             "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
-            "task.equality=math_verify",
+            "and task.equality=auto; needs task.reward, a task of your own, "
+            "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
@@ -658,7 +659,7 @@ def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
 @pytest.mark.parametrize(
     "data",
     [
-        nested(task__name="math"),
+        nested(task__name="code"),
         nested(loss__type="ppo"),
         nested(loss__advantage="gae"),
         nested(loss__advantage="vine"),
@@ -891,7 +892,8 @@ def test_assignment_without_a_key_of_ours_is_refused(text, message):
 
 @pytest.mark.parametrize("key", CHECKS)
 def test_every_default_can_be_set_from_the_command_line(key):
-    value = flatten(DEFAULTS)[key]
+    value = converted(key, CHECKS[key].default, CHECKS[key])
+    value = list(value) if isinstance(value, tuple) else value
     text = value if isinstance(value, str) else shown(value)
     assert parse_assignment(f"{key}={text}") == (key, value)
 

@@ -147,7 +147,9 @@ def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
 
 def test_the_math_task_reads_its_problems_and_its_template(tmp_path):
     shipped = {
-        key: path for key, path in input_files(config(task={"name": "math"})).items() if "task" in key
+        key: path
+        for key, path in input_files(config(task={"name": "math"})).items()
+        if "task" in key
     }
     assert shipped == {"task.train_file": TRAIN_PROBLEMS, "task.eval_file": EVAL_PROBLEMS}
     own = {"name": "math", "eval_file": "/e.jsonl", "template": f"{tmp_path}/t.txt"}

@@ -64,7 +64,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("answer_in", "boxed", GYM),
         )
     },
-    "task.equality": ("exact", {**MATH, **REWARD}, "task.reward=my:reward", "task.reward=none", MATH),
+    "task.equality": (
+        "exact",
+        {**MATH, **REWARD},
+        "task.reward=my:reward",
+        "task.reward=none",
+        MATH,
+    ),
     **{
         f"task.{name}": (value, MATH, "task.name=math", "task.name=reasoning_gym", GYM)
         for name, value in (("dataset", "spell_backward"), ("size", 9), ("options", '{"a": 1}'))
