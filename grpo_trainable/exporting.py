@@ -52,7 +52,9 @@ class ExportError(ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     source: Path  # the checkpoint or policy that was read
-    round: int | None  # rounds that the policy was trained for; None: a policy that is no checkpoint
+    round: (
+        int | None
+    )  # rounds that the policy was trained for; None: a policy that is no checkpoint
     architecture: str
     parameters: int
     dtype: torch.dtype
@@ -150,7 +152,9 @@ def _export_theirs(
         try:
             model.save_pretrained(directory)
         except ValueError as error:  # settings of its own that transformers does not write
-            raise ExportError(f"{source}: transformers cannot write it ({one_line(error)})") from error
+            raise ExportError(
+                f"{source}: transformers cannot write it ({one_line(error)})"
+            ) from error
         for name in UNCHANGED:
             if (beside / name).is_file():
                 shutil.copyfile(beside / name, directory / name)

@@ -60,7 +60,7 @@ def check_transport(trial: GRPOConfig) -> None:
 
 def check_inputs(trial: GRPOConfig) -> None:
     """Reads what a trial will read: model, tokenizer, task files and reward function."""
-    from grpo_trainable.actors.scorer import check_reward, custom_reward
+    from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
@@ -72,8 +72,8 @@ def check_inputs(trial: GRPOConfig) -> None:
     try:
         chosen_engine(trial)
         prompts = Prompts(trial, build_task(trial), tokenizer)
-        if trial.task.has_custom_reward:
-            check_reward(*custom_reward(trial))
+        if trial.task.is_scored_apart:
+            check_reward(*reward_apart(trial))
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = {"train": min(_prompts(trial), MAX_PROMPTS), "eval": trial.eval.prompts}

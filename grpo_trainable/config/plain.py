@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
-from grpo_trainable.config.values import Check, ConfigError, is_hub_id, shown
+from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
@@ -100,8 +100,8 @@ def make_absolute(
         # What is not text or empty is left as it is, for `from_dict` to refuse by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value
-        if check.refers_to == "path" and value not in check.choices:
-            return absolute(value)
+        if check.refers_to == "path":
+            return absolute(value) if is_path(value) or not check.choices else value
         if check.refers_to == "model":
             on_hub = is_hub_id(value) and not os.path.isdir(absolute(value))
             return value if on_hub else absolute(value)

@@ -42,6 +42,7 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_equality()
         self._refuse_unread()
         self._settle_clip()
         for key, reason in contradictions(self):
@@ -55,6 +56,15 @@ class GRPOConfig(TrialSettings):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+
+    def _settle_equality(self) -> None:
+        """Puts in how the math task compares answers, so that a trial's files show it."""
+        task = self.task
+        if task.name != "math" or task.equality != "auto" or task.reward is not None:
+            return
+        shipped = task.train_file is None and task.eval_file is None
+        equality = "exact" if shipped else "math_verify"
+        object.__setattr__(self, "task", replace(task, equality=equality))
 
     def _settle_clip(self) -> None:
         """Puts the loss's default clip range in as numbers, so that a trial's files show it."""

@@ -17,7 +17,6 @@ import numbers
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 from grpo_trainable.plugins import is_reference
@@ -182,15 +181,16 @@ def path(default: str | None, meaning: str = "") -> Any:
 
 
 def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file") -> Any:
-    """One of a few words, the first by default, or the path of a file, whose name has a dot.
+    """One of a few words, the first by default, or the path of a file, which has a dot or a slash
+    in it.
 
     `what` stands for the path in errors.
     """
     return _text(
         words[0],
         meaning,
-        f"one of {', '.join(words)}, or the path of a {what}",
-        lambda text: text in words or ("\0" not in text and bool(PurePath(text).suffix)),
+        f"one of {', '.join(words)}, or the path of a {what} (./NAME where it has no ending)",
+        lambda text: text in words or is_path(text),
         "choice or path",
         choices=tuple(words),
         refers_to="path",
@@ -212,6 +212,11 @@ def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
 def is_hub_id(text: str) -> bool:
     """Whether `text` has the form of a name on the hub; the model need not exist."""
     return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` can only be a path where a word could be as well: it has a dot or a slash."""
+    return bool(re.search(r"[./]", text)) and "\0" not in text
 
 
 def text(
