@@ -174,9 +174,10 @@ class ReasoningGymSettings(AnswerSettings):
         expected="the name of a data set, such as chain_sum",
         valid=str.isidentifier,
     )
-    size: int | None = integer(
-        None,
-        "Problems to train on, which come round again in another order; none: new ones for ever.",
+    size: int = integer(
+        20000,
+        "Problems of the data set, a fifth of which is held out; they come round again in another "
+        "order.",
         minimum=1,
     )
     options: str = text(

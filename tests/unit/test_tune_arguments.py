@@ -696,7 +696,10 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         ("task.name=mine.py:Yours", ["mine.py:Yours: cannot be imported", "'Yours'; it has Mine"]),
         ("task.name=yours.py:Mine", ["yours.py:Mine: cannot", "FileNotFoundError: no file"]),
         ("task.name=os:getcwd", ["task.name=os:getcwd: must be a class, got a builtin_function"]),
-        ("task.name=mine", ["task.name=mine: must be one of keyword, or module:Class or file.py:"]),
+        (
+            "task.name=mine",
+            ["task.name=mine: must be one of keyword, math, reasoning_gym, or module:Class"],
+        ),
     ],
 )
 def test_a_wrong_task_or_setting_is_one_line_and_status_2(command, mine, setting, words):
