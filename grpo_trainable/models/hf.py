@@ -96,7 +96,7 @@ class HFPolicy(Policy):
             with self._scaled(factor):
                 hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
             ours = hidden @ self.head_weight.t()
-            # Relative to the largest: half of bfloat16's digits, or of float32's.
+            # Relative to the largest, and far above rounding.
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(

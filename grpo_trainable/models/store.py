@@ -103,7 +103,8 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        return _load_hf(model, directory), hf_directory.read_tokenizer(directory)
+        tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
+        return _load_hf(model, directory), tokenizer
     _refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
 
