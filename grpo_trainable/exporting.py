@@ -46,7 +46,7 @@ UNCHANGED = (
 
 
 class ExportError(ValueError):
-    """What is to be exported, or where to, cannot be used; the message is one line that names it."""
+    """What is to be exported cannot be used; the message is one line that names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def _export_theirs(
     beside: Path,
     dtype: torch.dtype | None,
 ) -> Exported:
-    model = policy.model if dtype is None else policy.model.to(dtype)
+    model = policy.model if dtype is None else policy.model.to(dtype)  # pyright: ignore[reportArgumentType]
 
     with new_directory(out) as directory:
         try:

@@ -115,7 +115,8 @@ def parse_example(row: Mapping[str, Any]) -> Example:
 
     A prompt gets a closing newline if it has none, since the response follows at once.
     """
-    prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
+    prompt: Any = row.get("prompt")
+    keywords, answer = row.get("keywords"), row.get("answer")
     mistake = mistake_in_prompt(prompt)
     if mistake is not None:
         raise ValueError(f"prompt {mistake}")

@@ -114,5 +114,5 @@ def _parsed(latex: str) -> list[Any]:
         f"${formula}$",
         extraction_config=[math_verify.LatexExtractionConfig()],
         fallback_mode="no_fallback",
-        parsing_timeout=None,
+        parsing_timeout=None,  # pyright: ignore[reportArgumentType]
     )

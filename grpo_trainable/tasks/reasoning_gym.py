@@ -3,6 +3,7 @@ scores by a function of its own."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import random
@@ -14,6 +15,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import one_line
 from grpo_trainable.tasks.answers import answer_form
 from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.order import permutation
 from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.templates import prompt_of, template_text
@@ -108,7 +110,7 @@ def _data_set(settings: TaskSettings) -> Any:
             "task.name=reasoning_gym: reasoning-gym is missing; install it by: "
             "pip install 'grpo-trainable[gym]'"
         )
-    import reasoning_gym
+    reasoning_gym = importlib.import_module("reasoning_gym")
 
     options = json.loads(settings.options)
     try:
@@ -171,4 +173,4 @@ class ReasoningGymTask:
 
     def _asked(self, number: int) -> Example:
         problem = self._problems.example(number)
-        return Example(prompt_of(self._template, problem.prompt), problem.ground_truth)
+        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)

@@ -232,7 +232,7 @@ def test_a_template_that_is_not_there_is_one_line(path, tmp_path):
     none = write_chat_model(tmp_path / "none", template=None)
     with pytest.raises(ValueError, match=rf"^model.chat_template=on: {none} has no chat template"):
         chat_of(none)
-    with pytest.raises(ValueError, match="model.chat_template=on: the shipped policy has no chat"):
+    with pytest.raises(ValueError, match=r"model.chat_template=on: the shipped policy has no chat"):
         chat_template("on", None, read_tokenizer(None))
     with pytest.raises(ValueError, match=r"model.chat_template=/x.jinja: cannot be read: No such"):
         chat_of(path, "/x.jinja")

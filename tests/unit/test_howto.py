@@ -12,6 +12,7 @@ A block below `<!-- not run: REASON -->` is shown only.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -30,6 +31,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 LANGUAGES = {"python", "bash", "text", "json"}
 START = re.compile(r'```(?P<language>\w*)(?: title="(?P<title>[^"/\\]+)")?')
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 
 
@@ -91,6 +94,18 @@ def planned(arguments: list[str]) -> None:
         tune.plan_of(args)
 
 
+def write_model(directory: Path) -> None:
+    """A small model of the family that the pages name, in a directory of its name on the hub, which
+    goes before the hub."""
+    pytest.importorskip("transformers")
+    from hf_models import write_hf_model
+
+    write_hf_model(directory, "qwen2", tied=True, max_position_embeddings=512)
+    settings = directory / "tokenizer_config.json"
+    content = {**json.loads(settings.read_text()), "chat_template": CHAT}
+    settings.write_text(json.dumps(content))
+
+
 def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     """Executes the blocks of a page in `directory`, with one namespace for its python blocks."""
     monkeypatch.chdir(directory)
@@ -123,7 +138,10 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 @pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
 def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
-    run_page(path.read_text(encoding="utf-8"), str(path), monkeypatch, tmp_path)
+    page = path.read_text(encoding="utf-8")
+    if MODEL in page:
+        write_model(tmp_path / MODEL)
+    run_page(page, str(path), monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
