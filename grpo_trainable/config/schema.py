@@ -150,7 +150,7 @@ class MathSettings(PromptFileSettings, AnswerSettings):
     equality: str = choice(
         ("auto", "exact", "math_verify"),
         "How an answer is compared with the true one: as a number or a text, or as mathematics by "
-        "math-verify; auto: exact for the shipped problems, math_verify for files of yours.",
+        "math-verify; auto: math_verify where a file of problems is given, else exact.",
     )
 
 

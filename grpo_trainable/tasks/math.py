@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
@@ -14,18 +13,11 @@ from grpo_trainable.tasks.messages import as_text, is_text
 from grpo_trainable.tasks.prompt_files import split_files
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# The problems that ship: sums in words, whose answers are whole numbers.
-ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
-TRAIN_PROBLEMS = ARITHMETIC / "train.jsonl"
-EVAL_PROBLEMS = ARITHMETIC / "heldout.jsonl"
 
-
-def problem_files(settings: TaskSettings) -> dict[str, str | Path]:
-    """`train_file` and `eval_file` as far as they are read: those that are given, else those that
-    ship."""
+def problem_files(settings: TaskSettings) -> dict[str, str]:
+    """`train_file` and `eval_file` as far as they are given."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
-    files: dict[str, str | Path] = {key: path for key, path in given.items() if path is not None}
-    return files or {"train_file": TRAIN_PROBLEMS, "eval_file": EVAL_PROBLEMS}
+    return {key: path for key, path in given.items() if path is not None}
 
 
 def parse_problem(row: Mapping[str, Any]) -> Example:
@@ -58,7 +50,7 @@ def _final_answer(worked: str) -> str | None:
 
 
 class MathTask:
-    """Problems from JSONL files, or those that ship. `train_file` and `eval_file` are used as they
+    """Problems from JSONL files. `train_file` and `eval_file` are used as they
     are; either one alone is split by a hash of the question.
 
     Raises:
@@ -72,6 +64,11 @@ class MathTask:
         self._reward = MathReward(settings)
         self.stop = answer_form(settings).stop
         files = problem_files(settings)
+        if not files:
+            raise ValueError(
+                "task.train_file: task.name=math needs a file of problems, with question and "
+                "answer in each line; docs/howto/math.md shows one"
+            )
         self._train, self._heldout = split_files(
             files.get("train_file"),
             files.get("eval_file"),

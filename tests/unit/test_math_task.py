@@ -62,7 +62,7 @@ def math_task(*, seed: int = 0, **settings) -> MathTask:
         # GSM8K: the answer after its calculation.
         ({"question": "q", "answer": "48/2 = <<48/2=24>>24 clips.\n#### 72"}, "q", "72"),
         ({"question": "q", "answer": "#### 1,080\n"}, "q", "1,080"),
-        # The problems that ship, and the simplest files.
+        # The simplest files.
         ({"question": " q \n", "answer": "12"}, "q", "12"),
         ({"question": "q", "answer": 12}, "q", "12"),
         ({"question": "q", "answer": -0.5}, "q", "-0.5"),
@@ -302,3 +302,10 @@ def test_numbers_are_compared_in_the_generator(sums):
     assert not trial.task.is_scored_apart
     assert isinstance(make_scorer(trial, build_task(trial)), InlineScorer)
     assert config(train_file=sums).task.is_scored_apart
+
+
+def test_without_a_file_of_problems_the_error_says_what_is_needed():
+    with pytest.raises(
+        ValueError, match=r"^task\.train_file: task\.name=math needs a file of prob"
+    ):
+        MathTask(TaskSettings(name="math"), seed=0)
