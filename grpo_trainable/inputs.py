@@ -106,7 +106,7 @@ def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
 def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -> dict[str, str]:
     """Config key -> SHA-256 of its file.
 
-    With `before`, which is what this function or `inputs_of_all` said earlier, each file is
+    With `before`, which is what this function or `digests_of_all` said earlier, each file is
     compared as soon as it is read; one that only one of them has is not compared. A user's files
     with code come first, so a task's is compared before it is imported.
 
@@ -148,6 +148,11 @@ def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
     return together
 
 
+def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
+    """The digests alone of `inputs_of_all`."""
+    return {key: file.sha256 for key, file in inputs_of_all(configs).items()}
+
+
 def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
     """Adds one more trial to what `inputs_of_all` says of several."""
     files = input_files(config)
@@ -160,7 +165,7 @@ def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Compares what `input_digests` says `now` with what it, or `inputs_of_all`, said `before`; a
+    """Compares what `input_digests` says `now` with what it, or `digests_of_all`, said `before`; a
     key that only one of them has is not compared.
 
     Raises:
@@ -183,7 +188,7 @@ def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None
 
 
 def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:
-    """Compares the digest of one file with what `input_digests` or `inputs_of_all` said `before`.
+    """Compares the digest of one file with what `input_digests` or `digests_of_all` said `before`.
 
     Raises:
         InputChanged: it has another content.

@@ -65,7 +65,7 @@ class GRPOTrainable(tune.Trainable):
         return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
     def setup(self, config: dict[str, Any], inputs: Mapping[str, str] | None = None) -> None:
-        """`inputs`: what `inputs_of_all` said of the trials when the experiment started. The files
+        """`inputs`: what `digests_of_all` said of the trials when the experiment started. The files
         that this trial reads must still be so; None compares nothing. Hand it over by
         `tune.with_parameters`.
 
@@ -388,7 +388,7 @@ class DetailedGRPO(GRPOTrainable):
 def register(inputs: Mapping[str, str] | None = None) -> None:
     """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
 
-    `inputs`: what `inputs.inputs_of_all` says of the trials. A trial that would then read a file
+    `inputs`: what `inputs.digests_of_all` says of the trials. A trial that would then read a file
     with another content fails and names it; without them each trial reads what it finds.
     """
     guarded = DetailedGRPO if inputs is None else tune.with_parameters(DetailedGRPO, inputs=inputs)

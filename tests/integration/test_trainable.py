@@ -31,7 +31,7 @@ from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.inputs import InputChanged, inputs_of_all
+from grpo_trainable.inputs import InputChanged, digests_of_all
 from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -564,8 +564,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     words = tmp_path / "words.txt"
     shutil.copy(NOUNS_FILE, words)
     config = trial_config(placement="colocated", task={"keywords_file": str(words)})
-    read = inputs_of_all([GRPOConfig.from_dict(config)])
-    inputs = {key: file.sha256 for key, file in read.items()}
+    inputs = digests_of_all([GRPOConfig.from_dict(config)])
     guarded = tune.with_parameters(GRPOTrainable, inputs=inputs)
     running = guarded(config)
     assert running.grpo.to_dict() == GRPOConfig.from_dict(config).to_dict()
