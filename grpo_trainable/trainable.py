@@ -391,5 +391,8 @@ def register(inputs: Mapping[str, str] | None = None) -> None:
     `inputs`: what `inputs.digests_of_all` says of the trials. A trial that would then read a file
     with another content fails and names it; without them each trial reads what it finds.
     """
-    guarded = DetailedGRPO if inputs is None else tune.with_parameters(DetailedGRPO, inputs=inputs)
-    register_trainable(NAME, guarded)
+    trainable: type = DetailedGRPO
+    if inputs is not None:
+        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs)
+        trainable.__qualname__ = DetailedGRPO.__qualname__  # which Ray names the process by
+    register_trainable(NAME, trainable)

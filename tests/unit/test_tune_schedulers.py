@@ -26,6 +26,7 @@ class FakeTrial:
     status: str = Trial.PENDING
     num_failures: int = 0
     max_failures: int = 7
+    has_directory: bool = False
 
     def __post_init__(self) -> None:
         manager = SimpleNamespace(checkpoint_config=SimpleNamespace(num_to_keep=None))
@@ -36,6 +37,9 @@ class FakeTrial:
 
     def set_status(self, status: str) -> None:
         self.status = status
+
+    def init_local_path(self) -> None:
+        self.has_directory = True
 
 
 class FakeController:
@@ -74,6 +78,8 @@ def trials(count: int) -> list[FakeTrial]:
 
 def test_no_more_trials_start_than_may_run_at_a_time(controller):
     c = controller(trials(4), max_concurrent=2)
+    # Tune's result of an experiment that ends early fails for a trial without a directory.
+    assert [trial.has_directory for trial in c.trials] == [True] * 4
     assert [c.start(), c.start(), c.start()] == ["a", "b", None]
     c.trials[0].set_status(Trial.RUNNING)
     assert c.start() is None
