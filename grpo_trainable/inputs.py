@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -73,14 +73,16 @@ def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
         yield key, source
 
 
-def input_digests(config: GRPOConfig) -> dict[str, str]:
-    """Config key -> SHA-256 of its file.
+def input_digests(config: GRPOConfig, keys: Collection[str] | None = None) -> dict[str, str]:
+    """Config key -> SHA-256 of its file; of some `keys` only.
 
     Raises:
         ValueError: a file cannot be read, in one line that names it.
     """
     digests = {}
     for key, path in input_files(config).items():
+        if keys is not None and key not in keys:
+            continue
         try:
             with path.open("rb") as file:
                 digest = hashlib.sha256()

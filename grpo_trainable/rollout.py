@@ -17,7 +17,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """How a response is sampled and where it must end. Temperature 1 is the model's own law."""
+    """How a response is sampled and where it must end.
+
+    Temperature 1 is the model's own law. Temperature 0 takes the most likely token; log-probs are
+    then those of temperature 1.
+    """
 
     min_new_tokens: int
     max_new_tokens: int

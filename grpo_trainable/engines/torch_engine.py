@@ -13,7 +13,7 @@ from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import adopt_parameters, unique_parameters
-from grpo_trainable.models.sampling import sample_tokens, uniforms
+from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import (
@@ -223,10 +223,10 @@ class _Batch:
 
     def sample(self, t: int, version: int, round_: int) -> None:
         """Draws token t of every row and records it where the row has not ended."""
-        logits = self.logits.div_(self.limits.temperature)
+        logits = self.logits
         if t < self.limits.min_new_tokens - 1:
             logits[:, self.eos_id] = -torch.inf
-        tokens, log_probs = sample_tokens(logits, self.uniforms[:, t])
+        tokens, log_probs = draw_tokens(logits, self.uniforms[:, t], self.limits.temperature)
         running = ~self.finished[self.rows]
         self.ids[self.rows, t] = tokens.where(running, self.pad_id)
         self.mask[self.rows, t] = running

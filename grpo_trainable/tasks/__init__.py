@@ -8,6 +8,7 @@ from grpo_trainable.tasks.base import (
     ScoreRequest,
     Task,
     as_score,
+    eval_size,
 )
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -28,6 +29,7 @@ __all__ = [
     "ScoreRequest",
     "Task",
     "as_score",
+    "eval_size",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "split_of",

@@ -1,0 +1,75 @@
+"""The policy that is evaluated: that of a trial's checkpoint, or the one that a config names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.evaluation.checkpoint import TrainedPolicy
+from grpo_trainable.models.parameters import copy_parameters, unique_parameters
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.rollout import PolicyWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedPolicy:
+    """Weights as a learner would publish them, and what else is asked of their policy."""
+
+    weights: PolicyWeights
+    sha256: str  # of the weights, as `digest` has it
+    tokenizer: Tokenizer
+    context_length: int
+    vocab_size: int
+    parameters: int  # numbers in the weights
+
+
+def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> EvaluatedPolicy:
+    """The policy of a checkpoint; without one the policy that the config names, untrained.
+
+    The weights have the memory layout and the type in which the trial's learner would publish them,
+    so that sampling with them gives the same bits.
+
+    Raises:
+        ValueError: the policy that the config names cannot be had, or the checkpoint is of another;
+            in one line.
+    """
+    try:
+        model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
+    except ValueError as error:
+        raise ValueError(f"model.path={error}") from None
+    parameters = unique_parameters(model)
+    if trained is not None:
+        copy_parameters(parameters, dict(trained.tensors), source=str(trained.directory))
+    dtype = getattr(torch, config.transport_dtype)
+    tensors = {name: tensor.detach().to(dtype) for name, tensor in parameters.items()}
+    return EvaluatedPolicy(
+        weights=PolicyWeights(
+            version=0 if trained is None else trained.version,
+            round=0 if trained is None else trained.round,
+            checksum=storage_checksum(tensors),
+            tensors=tensors,
+        ),
+        sha256=digest(tensors),
+        tokenizer=tokenizer,
+        context_length=model.config.context_length,
+        vocab_size=model.config.vocab_size,
+        parameters=sum(tensor.numel() for tensor in tensors.values()),
+    )
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of names, shapes, types and bytes, in the order of names: equal weights have the
+    same, wherever they come from."""
+    sha256 = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        sha256.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        sha256.update(memoryview(tensor.flatten().view(torch.uint8).numpy()))  # pyright: ignore[reportArgumentType]
+    return sha256.hexdigest()
