@@ -221,11 +221,19 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     os.environ["RAYON_NUM_THREADS"] = str(threads)
     evaluator = Evaluator(plan.config, policy, device=device, batch=args.batch)
     try:
+        if plan.against is not None:
+            _refuse_other_prompts(evaluator, plan.against)
         prepare_directory(plan.out)
     except BaseException:
         evaluator.close()
         raise
     return evaluator
+
+
+def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> None:
+    theirs = {own.prompt for own in against.generations}
+    if theirs.isdisjoint(evaluator.prompts):
+        raise UsageError(f"--against {against.name}: it has none of the prompts of this evaluation")
 
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
@@ -249,14 +257,16 @@ def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
         origin=_origin(argv, started),
     )
     paired = [] if plan.against is None else differences(record, plan.against)
-    write_evaluation(plan.out, record, plan.against, paired)
+    try:
+        write_evaluation(plan.out, record, plan.against, paired)
+    except OSError as error:
+        return _failed(f"{plan.out}: cannot write there ({error.strerror})")
     print(*console_lines(record, plan.against, paired), "", sep="\n")
     print(plan.out / PAGE)
     print(plan.out / DATA, flush=True)
-    limit, failed = plan.config.task.max_error_rate, len(record.errors)
-    if failed > limit * len(generations):
-        return _failed(f"{record.problems[0]}; task.max_error_rate={limit:g} allows fewer")
-    return OK
+    task = plan.config.task
+    allowed = 0.0 if task.strict else task.max_error_rate * len(generations)
+    return _failed(record.problems[0]) if len(record.errors) > allowed else OK
 
 
 def _failed(reason: str) -> int:

@@ -59,7 +59,7 @@ class Evaluator:
     ) -> None:
         """`batch`: responses sampled together; None: as many as the trial samples."""
         self.config = config
-        self._policy = policy
+        self.policy = policy
         self._chunks = held_out_chunks(config, batch)
         task = build_task(config)
         self._prompts = Prompts(config, task, policy.tokenizer)
@@ -74,6 +74,11 @@ class Evaluator:
         self._scorer = make_scorer(config, task)
 
     @property
+    def prompts(self) -> list[str]:
+        """The texts of the prompts."""
+        return [self._prompts.text(STREAM, index) for index in range(self.config.eval.prompts)]
+
+    @property
     def responses(self) -> int:
         """How many there will be."""
         return self.config.eval.prompts * self.config.eval.samples
@@ -83,7 +88,7 @@ class Evaluator:
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
             groups = self._engine.generate(requests, between_tokens=lambda: None)
-            name, size = self.config.engine, self._policy.vocab_size
+            name, size = self.config.engine, self.policy.vocab_size
             check_groups(name, self._engine, requests, groups, size)
             yield self._scored(groups)
 
@@ -109,7 +114,7 @@ class Evaluator:
                 prompt_index=index,
                 response_index=g,
                 prompt=self._prompts.text(STREAM, index),
-                response=self._policy.tokenizer.decode(tokens),
+                response=self.policy.tokenizer.decode(tokens),
                 ground_truth=self._prompts.ground_truth(STREAM, index),
                 answer=None,
                 reward=None,

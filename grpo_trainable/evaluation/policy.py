@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +23,25 @@ from grpo_trainable.rollout import PolicyWeights
 class EvaluatedPolicy:
     """Weights as a learner would publish them, and what else is asked of their policy."""
 
+    source: str  # "checkpoint", "directory" or "preset"
+    path: str  # of the checkpoint or directory, or the name of the preset
     weights: PolicyWeights
     sha256: str  # of the weights, as `digest` has it
     tokenizer: Tokenizer
     context_length: int
     vocab_size: int
     parameters: int  # numbers in the weights
+
+    def to_dict(self) -> dict[str, Any]:
+        """What says which policy it is, as plain data."""
+        return {
+            "source": self.source,
+            "path": self.path,
+            "round": self.weights.round,
+            "version": self.weights.version,
+            "sha256": self.sha256,
+            "parameters": self.parameters,
+        }
 
 
 def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> EvaluatedPolicy:
@@ -49,7 +63,10 @@ def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> 
         copy_parameters(parameters, dict(trained.tensors), source=str(trained.directory))
     dtype = getattr(torch, config.transport_dtype)
     tensors = {name: tensor.detach().to(dtype) for name, tensor in parameters.items()}
+    source, path = _source(config, trained)
     return EvaluatedPolicy(
+        source=source,
+        path=path,
         weights=PolicyWeights(
             version=0 if trained is None else trained.version,
             round=0 if trained is None else trained.round,
@@ -62,6 +79,14 @@ def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> 
         vocab_size=model.config.vocab_size,
         parameters=sum(tensor.numel() for tensor in tensors.values()),
     )
+
+
+def _source(config: GRPOConfig, trained: TrainedPolicy | None) -> tuple[str, str]:
+    if trained is not None:
+        return "checkpoint", str(trained.directory)
+    if config.model.path is not None:
+        return "directory", config.model.path
+    return "preset", config.model.preset
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

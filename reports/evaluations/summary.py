@@ -19,11 +19,10 @@ DIFFERENCES = ("figure", "this", "the other", "difference", "95 % interval", "si
 def policy_line(record: EvaluationRecord) -> str:
     """Which policy it is."""
     policy = record.policy
-    where = policy.get("path") or "the policy that the settings name"
-    trained = ""
-    if policy.get("source") == "checkpoint":
+    source, trained = policy["source"], ""
+    if source == "checkpoint":
         trained = f" after {plural(policy['round'], 'round')}"
-    return f"{where}{trained} (SHA-256 {str(policy.get('sha256'))[:12]}…)"
+    return f"{source} {policy['path']}{trained}, SHA-256 {policy['sha256'][:12]}…"
 
 
 def task_line(record: EvaluationRecord) -> str:
