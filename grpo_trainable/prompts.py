@@ -62,8 +62,8 @@ class Prompts:
         return self._example(stream, prompt_index).ground_truth
 
     def check_lengths(self, stream: str, count: int, context_length: int) -> None:
-        """Compares the first `count` prompts of a stream and their longest responses with the context
-        of a policy.
+        """Compares the first `count` prompts of a stream and their longest responses with the
+        context of a policy.
 
         Raises:
             ValueError: one does not fit, in a line that shows the prompt.

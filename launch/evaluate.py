@@ -70,10 +70,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     policy.add_argument(
         "--model",
         metavar="PATH",
-        help="the directory of a policy; without either option it is the one that the settings name",
+        help="the directory of a policy; without either option it is the policy that ships, or as "
+        "--set model.preset=… says",
     )
     add = parser.add_argument
-    add("--task", metavar="NAME", help="the task, as --set task.name=NAME (the trial's, or keyword)")
+    add(
+        "--task", metavar="NAME", help="the task, as --set task.name=NAME (the trial's, or keyword)"
+    )
     add(
         "--set",
         dest="assignments",
@@ -101,7 +104,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=number(float, 0),
         help="of sampling; 0 always takes the most likely token (the trial's, or 0.8)",
     )
-    add("--seed", metavar="N", type=number(int, 0, 2**32 - 1), help="of sampling (the trial's, or 0)")
+    add(
+        "--seed",
+        metavar="N",
+        type=number(int, 0, 2**32 - 1),
+        help="of sampling (the trial's, or 0)",
+    )
     add("--out", metavar="OUT", help="a directory that is new or empty (evaluation-DATE-TIME)")
     add(
         "--against",
@@ -115,7 +123,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         type=number(int, 1),
         help="CPU threads (as the trial samples; else 1 for every ten million parameters)",
     )
-    add("--device", choices=("cpu", "cuda"), help="(as the trial samples; else cuda if there is one)")
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="(as the trial samples; else cuda if there is one)",
+    )
     add(
         "--batch",
         metavar="N",
@@ -127,7 +139,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _prompts(text: str) -> int | str:
-    return text if text == "all" else number(int, 1)(text)
+    if text == "all":
+        return text
+    try:
+        return number(int, 1)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or all") from None
 
 
 def _main(argv: list[str]) -> int:
@@ -185,6 +202,8 @@ def _plan(args: argparse.Namespace) -> _Plan:
     }
     config = evaluation_config(trained, args.assignments, options, os.getcwd())
     if args.prompts == "all":
+        if any(text.partition("=")[0].strip() == "eval.prompts" for text in args.assignments):
+            raise UsageError("--prompts all contradicts --set eval.prompts")
         config = with_all_prompts(config)
     against = None
     if args.against is not None:

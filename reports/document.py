@@ -20,8 +20,8 @@ STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 
 
 def document(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """The whole HTML document. `style` follows the style of every page. `script`, which must be ours,
-    runs at the end of the body; the policy of the page names its digest, so that no other can."""
+    """The whole HTML document. `style` follows the style of every page. `script`, which must be
+    ours, runs at the end of the body; the policy of the page names its digest, so no other can."""
     # Were the text of a model not escaped somewhere, it could still not run a script.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     element = ""
@@ -40,7 +40,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
 
 
 def figure(plot: Plot, images: Mapping[str, bytes]) -> str:
-    """A plot with its title, or why it is not drawn. `images` by plot and theme: "speed_up-dark"."""
+    """A plot, or why it is not drawn. `images` by plot and theme: "speed_up-dark"."""
     size = "tall" if plot.height > 4.5 else "low"
     opening = f'<figure id="{escaped(plot.name)}" class="{size}">'
     if plot.missing is not None:

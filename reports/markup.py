@@ -27,7 +27,7 @@ _VISIBLE = _Visible()
 
 
 def visible(text: str) -> str:
-    """The text with what a reader could not see, or what would turn the line round, made visible."""
+    """The text, with what a reader could not see or what would turn the line round visible."""
     return text.translate(_VISIBLE)
 
 

@@ -65,9 +65,7 @@ class Evaluator:
         self._prompts = Prompts(config, task, policy.tokenizer)
         self._prompts.check_lengths(STREAM, config.eval.prompts, policy.context_length)
         self._engine = build_engine(
-            EngineSetup(
-                config=config, tokenizer=policy.tokenizer, device=torch.device(device)
-            )
+            EngineSetup(config=config, tokenizer=policy.tokenizer, device=torch.device(device))
         )
         self._engine.load(policy.weights)
         check_load(config.engine, self._engine, policy.weights)

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.config import threads
 from grpo_trainable.evaluation.checkpoint import TrainedPolicy
 
 # A small policy samples slower on two threads than on one.
@@ -30,15 +30,15 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
     wanted = r.worker_gpus if colocated else r.generator_gpus
     if wanted and not there:
         raise ValueError(
-            "the trial sampled on a GPU, and torch sees none here; --device cpu samples on the CPU, "
-            "where responses may differ"
+            "the trial sampled on a GPU, and torch sees none here; --device cpu samples on the "
+            "CPU, where responses may differ"
         )
     return "cuda" if wanted else "cpu"
 
 
 def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameters: int) -> int:
-    """As asked; else as many as the trial's generator had, which gives the same bits again; else one
-    for every `PARAMETERS_PER_THREAD` of the policy, as far as there are cores."""
+    """As asked; else as many as the trial's generator had, which gives the same bits again; else
+    one for every `PARAMETERS_PER_THREAD` of the policy, as far as there are cores."""
     if asked is not None:
         return asked
     if trained is not None:

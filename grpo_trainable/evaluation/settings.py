@@ -21,8 +21,8 @@ from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_settings
 
-# The keys that an evaluation reads; a name with a dot at its end is a whole section. Besides them, a
-# trial's own evaluation is repeated in the batches and with the threads of its generators.
+# The keys that an evaluation reads; a name with a dot at its end is a whole section. A trial's own
+# evaluation is repeated in the batches and with the threads of its generators as well.
 READ = (
     *("model.", "task.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens"),

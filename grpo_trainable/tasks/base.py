@@ -32,8 +32,8 @@ class Score:
     reward: float  # what is trained on
     format_reward: float
     answer_reward: float
-    # What the response answers, in a form in which equal answers are equal texts, so that a vote can
-    # be taken; None where it gives no answer, or where the task has none.
+    # What the response answers, in a form in which equal answers are equal texts, so that a vote
+    # can be taken; None where it gives no answer, or where the task has none.
     answer: str | None = None
 
 

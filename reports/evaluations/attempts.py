@@ -21,8 +21,8 @@ def ks(samples: int) -> list[int]:
 def pass_at(samples: int, correct: int, k: int) -> float:
     """The share of choices of k samples with a correct one among them: 1 - C(n - c, k) / C(n, k).
 
-    The unbiased estimator of Chen et al. (2021), arXiv 2107.03374, for the probability that one of k
-    responses is correct.
+    The unbiased estimator of Chen et al. (2021), arXiv 2107.03374, for the probability that one of
+    k responses is correct.
     """
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
@@ -64,8 +64,8 @@ def _won_tie(correct: int, others: tuple[int, ...]) -> float:
 def _not_outvoted(
     others: tuple[int, ...], silent: int, votes: int, rest: int, toss: float
 ) -> float:
-    """The probability that the other answers and the silent are taken `rest` times together and none
-    has more than `votes`; shared with each answer that has as many."""
+    """The probability that the other answers and the silent are taken `rest` times together and
+    none has more than `votes`; shared with each answer that has as many."""
     # chance[taken, ties]
     chance = np.zeros((rest + 1, rest // votes + 1))
     chance[0, 0] = 1.0

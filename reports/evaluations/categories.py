@@ -21,7 +21,7 @@ MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
 
 def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
-    """A row for each category that the evaluation distinguishes; none where it has no categories."""
+    """A row for each category of the evaluation; none where it has no categories."""
     total = len(record.generations)
     return [
         (name, MEANINGS[name], str(len(own)), f"{len(own) / total:.1%}")
@@ -65,9 +65,7 @@ def _markdown_response(own: Generation) -> Iterator[str]:
 def _scores(own: Generation) -> str:
     if own.error is not None:
         return "not scored"
-    return (
-        f"reward {own.reward:g}, format {own.format_reward:g}, answer {own.answer_reward:g}"
-    )
+    return f"reward {own.reward:g}, format {own.format_reward:g}, answer {own.answer_reward:g}"
 
 
 def fenced(text: str) -> str:

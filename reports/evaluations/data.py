@@ -29,9 +29,7 @@ def evaluation_data(
             "responses": len(record.errors),
         },
         "level": LEVEL,
-        "figures": {
-            name: asdict(measure.figure()) for name, measure in measures(record).items()
-        },
+        "figures": {name: asdict(measure.figure()) for name, measure in measures(record).items()},
         **_categories(record),
         **({} if against is None else {"against": _against(against, paired)}),
         "problems": record.problems,

@@ -146,9 +146,7 @@ def _read_generations(directory: Path) -> list[Generation]:
     rows = table.drop_columns(["category"]).to_pylist()
     if not rows:
         raise ValueError(f"{PARQUET} has no row")
-    return [
-        Generation(**{**row, "ground_truth": json.loads(row["ground_truth"])}) for row in rows
-    ]
+    return [Generation(**{**row, "ground_truth": json.loads(row["ground_truth"])}) for row in rows]
 
 
 def _content(directory: Path, name: str) -> bytes:

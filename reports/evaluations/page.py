@@ -99,9 +99,9 @@ def _problems(problems: Sequence[str]) -> str:
 
 def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
-        "Means over the prompts. The intervals, at 95 %, are for other prompts of the same kind and "
-        "the same policy: Wilson's where a prompt's value lies between 0 and 1, for as many trials "
-        "as would scatter like the prompts; otherwise Student's."
+        "Means over the prompts. The intervals, at 95 %, are for other prompts of the same kind "
+        "and the same policy: Wilson's where a prompt's value lies between 0 and 1, for as many "
+        "trials as would scatter like the prompts; otherwise Student's."
     )
     return (
         '<section id="figures">\n<h2>Figures</h2>\n'
@@ -115,8 +115,8 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
         return ""
     note = (
         f"{policy_line(against)}. Differences are taken prompt by prompt, over the "
-        f"{max((own.prompts for own in paired), default=0)} prompts that both answered; an interval "
-        "that leaves out 0 is a significant difference (a paired t-test at 5 %)."
+        f"{max((own.prompts for own in paired), default=0)} prompts that both answered; an "
+        "interval that leaves out 0 is a significant difference (a paired t-test at 5 %)."
     )
     return (
         f'<section id="against">\n<h2>Against {escaped(against.name)}</h2>\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from grpo_trainable.config import shown
 from reports.evaluations.categories import HEADER as CATEGORIES
@@ -11,6 +12,8 @@ from reports.evaluations.measures import Figure, Measure, measures
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import plural
+
+Row = TypeVar("Row", Measure, Difference)
 
 FIGURES = ("figure", "mean", "95 % interval")
 DIFFERENCES = ("figure", "this", "the other", "difference", "95 % interval", "significant")
@@ -28,7 +31,9 @@ def policy_line(record: EvaluationRecord) -> str:
 def task_line(record: EvaluationRecord) -> str:
     """Which prompts it answered, and how."""
     evaluation, task = record.config["eval"], record.config["task"]
-    how = "greedy" if evaluation["temperature"] == 0 else f"temperature {evaluation['temperature']:g}"
+    how = (
+        "greedy" if evaluation["temperature"] == 0 else f"temperature {evaluation['temperature']:g}"
+    )
     return (
         f"task {task['name']}: {plural(len(record.by_prompt), 'held-out prompt')} × "
         f"{plural(record.samples, 'response')}, {how}, seed {shown(record.config['seed'])}"
@@ -38,7 +43,7 @@ def task_line(record: EvaluationRecord) -> str:
 def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
     """A row of `FIGURES` for each measure."""
     rows = []
-    for measure in measured.values():
+    for measure in _distinct(list(measured.values())):
         own = measure.figure()
         rows.append((measure.title, _shown(measure.name, own.value), _interval(measure.name, own)))
     return rows
@@ -56,8 +61,14 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
             _interval(own.name, own, signed=True),
             answers[own.told_apart],
         )
-        for own in paired
+        for own in _distinct(paired)
     ]
+
+
+def _distinct(found: Sequence[Row]) -> list[Row]:
+    """All but the answer reward where there is pass@1, which is the same."""
+    names = {own.name for own in found}
+    return [own for own in found if own.name != "answer_reward" or "pass@1" not in names]
 
 
 def _interval(name: str, own: Figure | Difference, *, signed: bool = False) -> str:

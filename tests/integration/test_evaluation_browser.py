@@ -1,4 +1,4 @@
-"""The page of an evaluation in a browser: filters find what they should, hostile text stays text."""
+"""The page of an evaluation in a browser: filters find what they should, text stays text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def driven(page: str, steps: list[Any], directory: Path) -> list[dict[str, Any]]
 
 
 def many() -> list[Generation]:
-    """10,000 responses to 2,500 prompts: a quarter right, one in ten cut off, one unlike the rest."""
+    """10,000 responses to 2,500 prompts: a quarter right, one in ten cut off, one unlike all."""
     found = [
         generation(
             i // 4,

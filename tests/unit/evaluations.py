@@ -10,13 +10,15 @@ from grpo_trainable.evaluation.generation import Generation
 from reports.evaluations.record import EvaluationRecord
 
 
-def generation(prompt: int = 0, response: int = 0, right: float = 1.0, **values: Any) -> Generation:
+def generation(
+    prompt_index: int = 0, response_index: int = 0, right: float = 1.0, **values: Any
+) -> Generation:
     """A response that earned `right` for its answer, and 1 for its format."""
     fields: dict[str, Any] = {
-        "prompt_index": prompt,
-        "response_index": response,
-        "prompt": f"Prompt {prompt}",
-        "response": f"Response {response} to {prompt}.",
+        "prompt_index": prompt_index,
+        "response_index": response_index,
+        "prompt": f"Prompt {prompt_index}",
+        "response": f"Response {response_index} to {prompt_index}.",
         "ground_truth": ["hen"],
         "answer": None,
         "reward": right,
@@ -29,9 +31,9 @@ def generation(prompt: int = 0, response: int = 0, right: float = 1.0, **values:
     return Generation(**{**fields, **values})
 
 
-def unscored(prompt: int = 0, response: int = 0, error: str = "it hung") -> Generation:
+def unscored(prompt_index: int = 0, response_index: int = 0, error: str = "it hung") -> Generation:
     rewards = dict.fromkeys(("reward", "format_reward", "answer_reward"))
-    return generation(prompt, response, error=error, **rewards)
+    return generation(prompt_index, response_index, error=error, **rewards)
 
 
 def record(generations: Sequence[Generation], **values: Any) -> EvaluationRecord:

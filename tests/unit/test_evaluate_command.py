@@ -86,7 +86,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
         (["--task", "maths"], ["task.name=maths"]),
         (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read it"]),
         (["--samples", "0"], ["--samples", "must be an integer >= 1"]),
-        (["--prompts", "some"], ["--prompts", 'must be an integer >= 1, got "some"']),
+        (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),
         (["--temperature", "-1"], ["--temperature", ">= 0"]),
         (["--temperature", "0", "--samples", "2"], ["eval.samples=2: must be 1"]),
         (["--set", "rollout.max_new_tokens=300"], ["context is 128 tokens", "valid: at most"]),

@@ -34,7 +34,9 @@ HOSTILE = (
 def hostile():
     return record(
         [
-            generation(0, 0, response=HOSTILE, prompt=HOSTILE, answer=HOSTILE, ground_truth=HOSTILE),
+            generation(
+                0, 0, response=HOSTILE, prompt=HOSTILE, answer=HOSTILE, ground_truth=HOSTILE
+            ),
             generation(0, 1, 0.0, response="", prompt=HOSTILE, ground_truth=HOSTILE),
             unscored(1, 0, error=HOSTILE),
             generation(1, 1, 0.0, format_reward=0.0, response="x" * 9000, finished=False),

@@ -1,4 +1,4 @@
-"""Sampling and scoring of held-out prompts: by the trial's own path, from checkpoints and policies."""
+"""Sampling and scoring of held-out prompts as a trial does it, from checkpoints and policies."""
 
 from __future__ import annotations
 
@@ -190,7 +190,9 @@ def test_pairs_of_words_are_fewer_prompts(policy, tmp_path):
     two = config(policy, task={"keywords_per_prompt": 2})
     assert eval_size(build_task(two)) == eval_size(build_task(words)) // 2
     rows = tmp_path / "test.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": f"p{i}", "answer": "a"}) + "\n" for i in range(9)))
+    rows.write_text(
+        "".join(json.dumps({"prompt": f"p{i}", "answer": "a"}) + "\n" for i in range(9))
+    )
     files = config(policy, task={"eval_file": str(rows), "train_file": str(rows)})
     assert eval_size(build_task(files)) == 9
 
