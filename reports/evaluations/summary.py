@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from grpo_trainable.config import shown
+from grpo_trainable.wording import plural
 from reports.evaluations.categories import HEADER as CATEGORIES
 from reports.evaluations.categories import table_rows
 from reports.evaluations.measures import Figure, Measure, measures
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
-from grpo_trainable.wording import plural
 
 Row = TypeVar("Row", Measure, Difference)
 
