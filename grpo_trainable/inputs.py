@@ -4,7 +4,7 @@ one, must read the same."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,8 +103,12 @@ def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
         yield key, source
 
 
-def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Config key -> SHA-256 of its file.
+def input_digests(
+    config: GRPOConfig,
+    before: Mapping[str, str] | None = None,
+    keys: Collection[str] | None = None,
+) -> dict[str, str]:
+    """Config key -> SHA-256 of its file; of some `keys` only.
 
     With `before`, which is what this function or `digests_of_all` said earlier, each file is
     compared as soon as it is read; one that only one of them has is not compared. A user's files
@@ -114,7 +118,10 @@ def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -
         ValueError: a file cannot be read, in one line that names it.
         InputChanged: a file has another content than `before`.
     """
-    return _digests(_input_files(config), before or {})
+    files = _input_files(config)
+    if keys is not None:
+        files = (file for file in files if file[0] in keys)
+    return _digests(files, before or {})
 
 
 def _digests(files: Iterable[tuple[str, str | Path]], before: Mapping[str, str]) -> dict[str, str]:

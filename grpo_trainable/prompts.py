@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, shown
 from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
@@ -80,6 +80,27 @@ class Prompts:
 
     def ground_truth(self, stream: str, prompt_index: int) -> JSONValue:
         return self._example(stream, prompt_index).ground_truth
+
+    def check_lengths(self, stream: str, count: int, context_length: int) -> None:
+        """Compares the first `count` prompts of a stream and their longest responses with the
+        context of a policy.
+
+        Raises:
+            ValueError: one does not fit, in a line that shows the prompt.
+        """
+        longest = self._limits[stream].max_new_tokens
+        for index in range(count):
+            length = len(self.request(stream, index).prompt_ids)
+            if length + longest <= context_length:
+                continue
+            prompt = f"the prompt {shown(self.text(stream, index))} takes {length}"
+            context = f"the model's context is {context_length} tokens"
+            if length >= context_length:
+                raise ValueError(f"{context} and {prompt}, which leaves none for a response")
+            raise ValueError(
+                f"rollout.max_new_tokens={longest}: {context} and {prompt}; valid: at most "
+                f"{context_length - length}"
+            )
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if self._chat is not None:

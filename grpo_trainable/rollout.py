@@ -17,7 +17,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """How a response is sampled and where it ends. Temperature 1 is the model's own law.
+    """How a response is sampled and where it ends.
+
+    Temperature 1 is the model's own law. Temperature 0 takes the most likely token; log-probs are
+    then those of temperature 1.
 
     It ends after the first token that is one of `end_ids` or completes one of `stop_strings` in
     its text, and is finished then; otherwise it is cut off after `max_new_tokens`. It cannot end

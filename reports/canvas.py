@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +63,19 @@ def render(plot: Plot, theme: Theme) -> bytes:
     """The plot as PNG."""
     figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, facecolor=theme.background)
     FigureCanvasAgg(figure)
-    plot.draw(figure, theme)
-    return _png(figure)
+    with _no_warnings():
+        plot.draw(figure, theme)
+        return _png(figure)
+
+
+def render_all(plots: Iterable[Plot]) -> dict[str, bytes]:
+    """The plots that can be drawn, by name and theme: "speed_up-dark"."""
+    return {
+        f"{plot.name}-{theme.name}": render(plot, theme)
+        for plot in plots
+        if plot.missing is None
+        for theme in (LIGHT, DARK)
+    }
 
 
 def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
@@ -75,13 +88,22 @@ def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
         for i, arm in enumerate(arms)
     ]
     figure.legend(handles=handles, loc="center", ncols=2, frameon=False, labelcolor=theme.text)
-    return _png(figure)
+    with _no_warnings():
+        return _png(figure)
 
 
 def _png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor=figure.get_facecolor())
     return buffer.getvalue()
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """About letters that the font lacks and axes without extent: nothing can be done."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def colour(arm: int) -> str:

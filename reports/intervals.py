@@ -1,4 +1,5 @@
-"""Intervals at 95 % for comparisons of two arms over few seeds, and how many seeds would tell.
+"""Intervals at 95 %, for comparisons of two arms over few seeds and for figures over prompts, and
+how many seeds would tell.
 
 Two runs of one program differ by more than the noise of their rounds: the machine changes too. So
 a speed-up is estimated once a seed, from runs that stood near each other in time, and the interval
@@ -19,6 +20,7 @@ import numpy as np
 
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER
+NORMAL = 1.959964  # the same at 0.5 + LEVEL / 2
 MOST_SEEDS = 50  # a larger number of seeds would be no useful advice
 LEAST_ROUNDS = 4  # rounds needed to estimate a spread
 RESAMPLES = 4000
@@ -129,6 +131,32 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         half = student(0.5 + LEVEL / 2, freedom) * math.sqrt(total / (seeds * prompts))
     floor = max(0.0, means[1] - means[2]) / (seeds * prompts)
     return Estimate(mean, mean - half, mean + half), Spread(means[0] / prompts, floor)
+
+
+def wilson(share: float, trials: float) -> Estimate:
+    """A share of `trials` that came out one way, and Wilson's score interval (1927)."""
+    square = NORMAL**2 / trials
+    middle = (share + square / 2) / (1 + square)
+    half = NORMAL / (1 + square) * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
+    # Rounding must not put a share of 0 or 1 outside.
+    return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+
+
+def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
+    """The mean of one share a prompt, (P,) in [0, 1], and its interval for other prompts.
+
+    Wilson's, for as many trials as would scatter as the prompts do: share (1 - share) over the
+    variance of the mean, the effective sample size of survey statistics (Kish 1965; Korn and
+    Graubard 1998). It is at least one a prompt, and at most one for each of a prompt's independent
+    `draws`. So prompts that are all right or all wrong still have an interval, where a bootstrap
+    over them has none.
+    """
+    share, prompts = math.fsum(values) / len(values), len(values)
+    variance = float(values.var(ddof=1)) / prompts if prompts > 1 else 0.0
+    trials: float = prompts
+    if 0 < share < 1:
+        trials = share * (1 - share) / variance if variance else math.inf
+    return wilson(share, min(max(trials, prompts), prompts * draws))
 
 
 def seeds_needed(effect: float, spread: Spread) -> int | None:

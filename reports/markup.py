@@ -11,16 +11,29 @@ from typing import Any
 MAX_TEXT = 4000  # characters of a prompt or response that are shown
 
 
+class _Visible(dict[int, str]):
+    """What each character is shown as, by its number, for `str.translate`; filled as asked."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        if character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs"):
+            self[code] = chr(0x2400 + code) if code < 0x20 else f"[U+{code:04X}]"
+        else:
+            self[code] = character
+        return self[code]
+
+
+_VISIBLE = _Visible()
+
+
+def visible(text: str) -> str:
+    """The text, with what a reader could not see or what would turn the line round visible."""
+    return text.translate(_VISIBLE)
+
+
 def escaped(text: str) -> str:
-    """Escaped; what a reader could not see, or what would turn the line round, made visible."""
-
-    def visible(character: str) -> str:
-        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs"):
-            return character
-        code = ord(character)
-        return chr(0x2400 + code) if code < 0x20 else f"[U+{code:04X}]"
-
-    return html.escape("".join(map(visible, text)), quote=True)
+    """Visible text, escaped."""
+    return html.escape(visible(text), quote=True)
 
 
 def shortened(text: str) -> str:

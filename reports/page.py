@@ -6,12 +6,10 @@ that a model wrote, so all of it is escaped.
 
 from __future__ import annotations
 
-import base64
 import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -19,6 +17,7 @@ from grpo_trainable.command_line import command
 from grpo_trainable.wording import plural
 from reports import changes
 from reports.answers import Answer
+from reports.document import document, figure
 from reports.markup import escaped, html_list, html_table, moment, shortened
 from reports.parts import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
@@ -26,10 +25,9 @@ from reports.settings import settings_section
 from reports.summary import Comparison, ends
 
 if TYPE_CHECKING:
-    from reports.canvas import Plot, Section
+    from reports.canvas import Section
 
 MAX_ITEMS = 60  # lines that say what is missing
-STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 
 
 def render_page(
@@ -58,16 +56,7 @@ def render_page(
         _files_section(experiment),
     ]
     body = "\n".join(part for part in parts if part)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Were the text of a model not escaped somewhere, it could still not run a script.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "img-src data:; style-src 'unsafe-inline'\">\n"
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escaped(name)}: report</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return document(f"{name}: report", body)
 
 
 def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> str:
@@ -239,7 +228,7 @@ SHAPES = {
 
 
 def _plot_section(section: Section, arms: Sequence[str], images: Mapping[str, bytes]) -> str:
-    figures = "\n".join(_figure(plot, images) for plot in section.plots)
+    figures = "\n".join(figure(plot, images) for plot in section.plots)
     legend = _legend(arms) if section.legend and len(arms) > 1 else ""
     return (
         f"<section>\n<h2>{escaped(section.title)}</h2>\n{legend}"
@@ -257,26 +246,6 @@ def _legend(arms: Sequence[str]) -> str:
         for i, arm in enumerate(arms)
     )
     return f'<ul class="legend" aria-label="arms">{items}</ul>\n'
-
-
-def _figure(plot: Plot, images: Mapping[str, bytes]) -> str:
-    size = "tall" if plot.height > 4.5 else "low"
-    opening = f'<figure id="{escaped(plot.name)}" class="{size}">'
-    if plot.missing is not None:
-        return (
-            f"{opening}<h3>{escaped(plot.title)}</h3>"
-            f'<p class="absent">Not drawn. {escaped(plot.missing)}</p></figure>'
-        )
-    light, dark = (
-        "data:image/png;base64," + base64.b64encode(images[f"{plot.name}-{theme}"]).decode()
-        for theme in ("light", "dark")
-    )
-    return (
-        f"{opening}<h3>{escaped(plot.title)}</h3><p>{escaped(plot.look)}</p>\n<picture>"
-        f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escaped(plot.alt)}" width="720" '
-        f'height="{round(144 * plot.height)}"></picture></figure>'
-    )
 
 
 # ---- Responses -------------------------------------------------------------------------------

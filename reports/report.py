@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,17 +91,10 @@ def _drawn(sections: Iterable[Section]) -> list[Plot]:
 
 def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
     """PNG by plot and theme, "speed_up-dark", and a legend for use of the files elsewhere."""
-    from reports.canvas import DARK, LIGHT, render, render_legend
+    from reports.canvas import LIGHT, render_all, render_legend
 
-    with warnings.catch_warnings():
-        # About letters that the font lacks and axes without extent: nothing can be done.
-        warnings.simplefilter("ignore")
-        images = {
-            f"{plot.name}-{theme.name}": render(plot, theme)
-            for plot in _drawn(sections)
-            for theme in (LIGHT, DARK)
-        }
-        return {**images, "legend-light": render_legend(arms, LIGHT)}
+    images = render_all(_drawn(sections))
+    return {**images, "legend-light": render_legend(arms, LIGHT)}
 
 
 def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:

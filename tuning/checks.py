@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig, shown
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 
@@ -74,22 +74,11 @@ def check_inputs(trial: GRPOConfig) -> None:
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
+        asked = {"train": min(_prompts(trial), MAX_PROMPTS), "eval": trial.eval.prompts}
+        for stream, count in asked.items():
+            prompts.check_lengths(stream, count, shape.context_length)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    asked = {"train": min(_prompts(trial), MAX_PROMPTS), "eval": trial.eval.prompts}
-    for stream, count in asked.items():
-        for index in range(count):
-            length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), shape.context_length)
-
-
-def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:
-    if prompt_tokens + trial.rollout.max_new_tokens > context:
-        raise UsageError(
-            f"rollout.max_new_tokens={trial.rollout.max_new_tokens}: the model's context "
-            f"is {context} tokens and the prompt {shown(prompt)} "
-            f"takes {prompt_tokens}; valid: at most {context - prompt_tokens}"
-        )
 
 
 def check_code(trial: GRPOConfig) -> None:

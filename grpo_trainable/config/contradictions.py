@@ -18,7 +18,7 @@ Rule: TypeAlias = tuple[bool, str, str]
 
 def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
-    for rules in (_transport, _advantage, _rollout, _steps, _replay, _task):
+    for rules in (_transport, _advantage, _rollout, _evaluation, _steps, _replay, _task):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
 
@@ -94,6 +94,14 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
             if config.unit_prompts == 1
             else "or rollout.unit_prompts to none, which shares a round out"
         ),
+    )
+
+
+def _evaluation(config: GRPOConfig) -> Iterator[Rule]:
+    yield (
+        config.eval.temperature == 0 and config.eval.samples > 1,
+        "eval.samples",
+        "must be 1 with eval.temperature=0, where all responses to a prompt are the same",
     )
 
 

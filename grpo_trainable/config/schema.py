@@ -397,7 +397,11 @@ class EvalSettings(Settings):
     )
     prompts: int = integer(128, "Held-out prompts of an evaluation.", minimum=1)
     samples: int = integer(2, "Responses sampled for each held-out prompt.", minimum=1)
-    temperature: float = number(0.8, "The temperature of sampling in an evaluation.", above=0)
+    temperature: float = number(
+        0.8,
+        "The temperature of sampling in an evaluation; 0 takes the most likely token.",
+        minimum=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

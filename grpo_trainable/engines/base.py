@@ -64,10 +64,11 @@ class Engine(Protocol):
         its length did. Call `between_tokens` before every token: it reports progress, and may call
         `load`. Each token carries the version and round of the weights that sampled it, and its
         log-prob under `request.limits.temperature`. The learner scores with the same temperature
-        and compares, so a log-prob that was not measured while sampling makes wrong gradients. All
-        tensors are on the CPU; `check_groups` lists what else is checked. The same requests give
-        the same tokens under the same weights, or a resumed run differs from one that was never
-        stopped.
+        and compares, so a log-prob that was not measured while sampling makes wrong gradients.
+        Temperature 0, which only evaluations ask for, takes the most likely token, with its
+        log-prob at temperature 1. All tensors are on the CPU; `check_groups` lists what else is
+        checked. The same requests give the same tokens under the same weights, or a resumed run
+        differs from one that was never stopped.
         """
         ...
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.models.sampling import sample_tokens, uniforms
+from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.rollout import Request, RolloutGroup
 
@@ -65,8 +65,7 @@ class Rows:
         the row has not ended."""
         if t < self._limits.min_new_tokens - 1:
             logits[:, self._end_ids] = -torch.inf
-        logits.div_(self._limits.temperature)
-        tokens, log_probs = sample_tokens(logits, self._uniforms[:, t])
+        tokens, log_probs = draw_tokens(logits, self._uniforms[:, t], self._limits.temperature)
         running = ~self._finished[self._rows]
         self._ids[self._rows, t] = tokens.where(running, self._pad_id)
         self._mask[self._rows, t] = running

@@ -27,6 +27,18 @@ def uniforms(seed: int, stream: str, prompt_index: int, response: int, count: in
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
+def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Tokens (B,) drawn from `logits` (B, V), which are overwritten, and their log-probs (B,).
+
+    At temperature 0 each is the most likely token, the first of several, and `uniform` (B,) is not
+    used. Its log-prob is then that of temperature 1, since under its own law it would always be 0.
+    """
+    if temperature == 0:
+        tokens = logits.argmax(dim=-1)
+        return tokens, logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    return sample_tokens(logits.div_(temperature), uniform)
+
+
 def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens (B,) drawn from softmax(logits) (B, V) by inverse CDF, and their log-probs (B,).
 

@@ -43,9 +43,11 @@ class HeldOut:
     groups: list[RolloutGroup]  # by prompt index
 
 
-def held_out_chunks(config: GRPOConfig) -> list[HeldOutChunk]:
-    """All held-out prompts, in chunks of at most as many responses as one of training has."""
-    responses = config.unit_prompts * config.rollout.group_size
+def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:
+    """All held-out prompts, in chunks of at most so many `responses`, by default as many as a chunk
+    of training has."""
+    if responses is None:
+        responses = config.unit_prompts * config.rollout.group_size
     size = max(1, responses // config.eval.samples)
     prompts = tuple(range(config.eval.prompts))
     return [HeldOutChunk(prompts[i : i + size]) for i in range(0, len(prompts), size)]

@@ -8,6 +8,7 @@ from grpo_trainable.tasks.base import (
     ScoreRequest,
     Task,
     as_score,
+    eval_size,
 )
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -46,6 +47,7 @@ __all__ = [
     "as_messages",
     "as_score",
     "as_text",
+    "eval_size",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "question_only_reward_fn",

@@ -35,6 +35,9 @@ class Score:
     format_reward: float
     answer_reward: float
     verified: bool = True  # False: the answer could not be judged, and counts as wrong
+    # What the response answers, in a form in which equal answers are equal texts, so that a vote
+    # can be taken; None where it gives no answer, or where the task has none.
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class RewardError:
 def as_score(result: Any) -> Score:
     """The score that a user's reward returned: a `Score`, a number, or a mapping with `reward`.
 
-    Unless given, the format reward is 1 and the answer reward is the reward.
+    Unless given, the format reward is 1, the answer reward is the reward, and there is no answer.
 
     Raises:
         TypeError, ValueError, OverflowError: it is anything else, or no finite float32.
@@ -64,6 +67,7 @@ def as_score(result: Any) -> Score:
         format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
         answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
+        answer=_answer(scores.get("answer")),
     )
 
 
@@ -75,6 +79,11 @@ def _finite(name: str, value: Any) -> float:
     if not abs(number) <= FLOAT32_MAX:
         raise ValueError(f"{name} must be a finite float32, got {number}")
     return number
+
+
+def _answer(value: Any) -> str | None:
+    # Half a surrogate pair could not be written to a file.
+    return None if value is None else str(value).encode("utf-8", "replace").decode()
 
 
 class Task(Protocol):
@@ -98,3 +107,9 @@ class Task(Protocol):
         ...
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score: ...
+
+
+def eval_size(task: Task) -> int | None:
+    """How many held-out examples a task has before they come round again, as its attribute of this
+    name says; None where it has none or does not say."""
+    return getattr(task, "eval_size", None)

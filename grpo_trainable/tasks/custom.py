@@ -131,6 +131,15 @@ class CustomTask:
             raise self._error(f"{call} gave {len(examples)} examples")
         return [self._checked(call, example) for example in examples]
 
+    @property
+    def eval_size(self) -> int | None:
+        """How many held-out examples there are, where the class says so."""
+        with self._blamed("eval_size"):
+            size = getattr(self._task, "eval_size", None)
+        if size is not None and (type(size) is not int or size < 1):
+            raise self._error(f"eval_size is {size!r:.40}, must be an integer >= 1")
+        return size
+
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """What the class says of a response; its exceptions are for the caller to tell."""
         return as_score(self._task.reward(response, ground_truth))

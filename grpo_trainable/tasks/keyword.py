@@ -141,8 +141,13 @@ class _Words:
     words: Sequence[str]
     per_prompt: int
 
+    @property
+    def size(self) -> int:
+        """Examples of one pass."""
+        return len(self.words) // self.per_prompt
+
     def example(self, key: str, prompt_index: int) -> Example:
-        epoch, place = divmod(prompt_index, len(self.words) // self.per_prompt)
+        epoch, place = divmod(prompt_index, self.size)
         order = permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
@@ -180,6 +185,11 @@ class KeywordTask:
         A pure function of (seed, prompt_index).
         """
         return self._train.example(f"train {self._seed}", prompt_index)
+
+    @property
+    def eval_size(self) -> int:
+        """How many held-out examples there are before they come round again."""
+        return self._heldout.size
 
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out examples, the same for every seed; fewer are the first of more.

@@ -80,6 +80,11 @@ class MathTask:
         """The `prompt_index`-th training problem; each pass over them has its own order."""
         return self._asked(self._train.example(f"train {self._seed}", prompt_index))
 
+    @property
+    def eval_size(self) -> int:
+        """How many held-out problems there are before they come round again."""
+        return self._heldout.size
+
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out problems, the same for every seed; beyond all of them they come round
         again."""

@@ -25,6 +25,11 @@ class Rows:
 
     rows: Sequence[Example]
 
+    @property
+    def size(self) -> int:
+        """Examples of one pass."""
+        return len(self.rows)
+
     def example(self, key: str, prompt_index: int) -> Example:
-        epoch, place = divmod(prompt_index, len(self.rows))
-        return self.rows[permutation(key, epoch, len(self.rows))[place]]
+        epoch, place = divmod(prompt_index, self.size)
+        return self.rows[permutation(key, epoch, self.size)[place]]

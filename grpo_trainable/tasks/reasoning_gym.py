@@ -163,6 +163,11 @@ class ReasoningGymTask:
         """Training problem `prompt_index`; each pass over the data set has its own order."""
         return self._asked(self._problems.to_train_on(f"train {self._seed}", prompt_index))
 
+    @property
+    def eval_size(self) -> int:
+        """How many held-out problems there are before they come round again."""
+        return len(set(self._problems.held_out(self._problems.size)))
+
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out problems, the same for every seed; fewer are the first of more."""
         return [self._asked(number) for number in self._problems.held_out(count)]

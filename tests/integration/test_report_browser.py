@@ -5,12 +5,11 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import browse, needs_browser
 from experiments import (
     config,
     evaluation,
@@ -23,17 +22,7 @@ from experiments import (
 
 from reports.report import write_report
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine"
-)
-OPTIONS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"),
-]
+pytestmark = needs_browser
 MEASURE = """<script>addEventListener("load", () => {
   document.querySelectorAll("details").forEach((item) => { item.open = true; });
   const images = [...document.images];
@@ -49,19 +38,6 @@ RECEIVE = """<!DOCTYPE html><title>frame</title><pre id="told"></pre><script>
 addEventListener("message", (message) => {
   document.getElementById("told").textContent = message.data;
 });</script>"""
-
-
-def browse(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
-    """The document after it was loaded, and what the browser had to say on its console."""
-    assert BROWSER is not None
-    done = subprocess.run(
-        [BROWSER, *OPTIONS, f"--user-data-dir={profile}", *options, page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def measure(report: Path, width: int, directory: Path, *options: str) -> dict[str, Any]:

@@ -335,7 +335,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(optim__betas=[0.9, 1]), "optim.betas=[0.9, 1]: must be two numbers >= 0 and < 1"),
         (nested(rollout__temperature=0), "rollout.temperature=0: must be a number > 0"),
         (nested(rollout__temperature=-1.5), "rollout.temperature=-1.5: must be a number > 0"),
-        (nested(eval__temperature=0), "eval.temperature=0: must be a number > 0"),
+        (nested(eval__temperature=-1), "eval.temperature=-1: must be a number >= 0"),
         (nested(eval__prompts=0), "eval.prompts=0: must be an integer >= 1"),
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
         (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
@@ -447,6 +447,11 @@ APART = {"placement": "disaggregated"}
     ("data", "text"),
     [
         (nested(lag=1), "lag=1: needs placement=disaggregated, got colocated"),
+        (
+            nested(eval__temperature=0),
+            "eval.samples=2: must be 1 with eval.temperature=0, where all responses to a prompt "
+            "are the same",
+        ),
         (
             nested(weight_update="in_flight"),
             "weight_update=in_flight: not read with placement=colocated and lag=0; needs "
@@ -658,6 +663,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(k=8, optim__epochs=2, k_mode="minibatches", rollout__prompts=4),
         nested(k=8, k_mode="fresh_batches"),
         nested(rollout__min_new_tokens=60),
+        nested(eval__temperature=0, eval__samples=1),
         nested(rollout__unit_prompts=16),
         nested(optim__microbatch_tokens=60),
         APART | nested(rollout__unit_prompts=8, resources__num_generators=2),

@@ -4,7 +4,8 @@ What a page may hold:
 
     ```python title="my_reward.py"    a file: it is written to a directory of the page's own
     ```python                         executed in that directory, in the order of the page
-    ```bash                           commands: those of tune.py and grpo-tune run with --dry-run
+    ```bash                           commands: those of tune.py and grpo-tune run with --dry-run,
+                                      those of evaluate.py and grpo-evaluate are parsed
     ```text                           output, shown only
 
 A block below `<!-- not run: REASON -->` is shown only.
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import tune
+from launch import evaluate, tune
 
 ROOT = Path(__file__).resolve().parents[2]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
@@ -82,6 +83,8 @@ def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None
         program, *arguments = arguments
     if program == "make":
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
+    if program in ("launch/evaluate.py", "grpo-evaluate"):
+        evaluate.parse_arguments(arguments)
     # Going on with an experiment needs one.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
         try_tune(arguments)

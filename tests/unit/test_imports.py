@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
+    "evaluation": PIPELINE | {"actors", "pipeline"},
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
     "trial_storage": {"checkpointing"},

@@ -14,7 +14,9 @@ from reports.intervals import (
     over_rounds,
     over_seeds,
     seeds_needed,
+    share_over_prompts,
     student,
+    wilson,
 )
 
 # As measured on a shared machine: rounds scatter by 8 %, runs of one program by 4 %.
@@ -176,3 +178,58 @@ def test_no_number_of_seeds_tells_what_is_not_there_or_too_small():
     assert seeds_needed(0.0, Spread(1.0)) is None
     assert seeds_needed(0.1, Spread(1.0)) is None  # some 800
     assert seeds_needed(0.1, Spread(0.0, floor=0.01)) is None  # more prompts would, seeds cannot
+
+
+# ---- Figures over prompts --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "trials", "low", "high"),
+    [
+        (0.5, 10, 0.2366, 0.7634),  # as in tables of the score interval
+        (0.1, 20, 0.0279, 0.3010),
+        (0.0, 10, 0.0, 0.2775),  # z² / (n + z²)
+        (1.0, 10, 0.7225, 1.0),
+    ],
+)
+def test_wilson_by_hand(rate, trials, low, high):
+    estimate = wilson(rate, trials)
+    assert estimate.value == rate
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_one_response_a_prompt_is_wilson_over_the_prompts():
+    assert share_over_prompts(np.array([1.0, 0.0, 1.0, 1.0, 0.0]), draws=1) == wilson(0.6, 5)
+
+
+def test_equal_prompts_count_each_response():
+    # Every prompt is right half of the time: prompts do not scatter, so responses are the trials.
+    assert share_over_prompts(np.full(10, 0.5), draws=8) == wilson(0.5, 80)
+
+
+def test_prompts_that_are_all_right_or_wrong_count_once():
+    by_prompt = np.array([1.0] * 12 + [0.0] * 8)
+    assert share_over_prompts(by_prompt, draws=8) == wilson(0.6, 20)
+
+
+def test_prompts_in_between_count_as_they_scatter():
+    # The variance of the mean is 1/12 / 4 = 1/48, and that of a trial 1/4: twelve trials.
+    values = np.array([0.25, 0.75, 0.25, 0.75])
+    assert share_over_prompts(values, draws=8).low == pytest.approx(wilson(0.5, 12).low)
+
+
+def test_a_certain_share_still_has_an_interval():
+    estimate = share_over_prompts(np.ones(50), draws=4)
+    assert estimate == wilson(1.0, 50)
+    assert estimate.low == pytest.approx(0.9287, abs=1e-4)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
+def test_the_interval_of_shares_holds_for_prompts_of_different_difficulty(rate):
+    # Prompts' own rates are drawn from a beta distribution, and four responses from each.
+    def holds(rng: np.random.Generator) -> bool:
+        rates = rng.beta(2 * rate, 2 * (1 - rate), size=40)
+        estimate = share_over_prompts(rng.binomial(4, rates) / 4, draws=4)
+        return estimate.low <= rate <= estimate.high
+
+    assert 0.92 <= share(600, holds) <= 0.985

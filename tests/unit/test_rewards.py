@@ -33,3 +33,10 @@ def test_whatever_is_no_finite_float32_is_refused(result):
     for value in (result, {"reward": result}, {"reward": 1.0, "answer_reward": result}):
         with pytest.raises((TypeError, ValueError, OverflowError)):
             as_score(value)
+
+
+def test_a_reward_may_say_what_the_response_answers():
+    assert as_score({"reward": 1.0, "answer": 42}) == Score(1.0, 1.0, 1.0, answer="42")
+    assert as_score({"reward": 1.0, "answer": None}).answer is None
+    assert as_score(Score(1.0, 1.0, 1.0, answer="x")).answer == "x"
+    assert as_score({"reward": 0.0, "answer": "half \ud800 a pair"}).answer == "half ? a pair"

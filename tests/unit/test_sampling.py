@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainable.models.sampling import BLOCK, sample_tokens, uniforms
+from grpo_trainable.models.sampling import BLOCK, draw_tokens, sample_tokens, uniforms
 
 KEY = {"seed": 7, "stream": "train", "prompt_index": 3, "response": 2}
 SMALLEST, LARGEST = 0.0, 1 - 2**-24
@@ -146,3 +146,24 @@ def test_rows_do_not_see_each_other():
         alone = sample_tokens(logits[row : row + 1].clone(), uniform[row : row + 1])
         assert alone[0] == together[0][row]
         torch.testing.assert_close(alone[1][0], together[1][row])
+
+
+# ---- Temperature -----------------------------------------------------------------------------
+
+
+def test_temperature_divides_the_logits():
+    logits, uniform = torch.randn(4, 70), torch.tensor([0.1, 0.4, 0.7, 0.99])
+    expected = sample_tokens(logits / 0.5, uniform)
+    tokens, log_probs = draw_tokens(logits.clone(), uniform, 0.5)
+    assert tokens.equal(expected[0])
+    assert log_probs.equal(expected[1])
+
+
+def test_temperature_zero_takes_the_most_likely_token_whatever_is_drawn():
+    logits = torch.tensor([[0.0, 1.0, 2.0, -torch.inf], [3.0, 1.0, 3.0, 0.0]])
+    for uniform in (SMALLEST, LARGEST):
+        tokens, log_probs = draw_tokens(logits.clone(), torch.full((2,), uniform), 0.0)
+        assert tokens.tolist() == [2, 0]  # of equal ones the first
+        # e² / (1 + e + e²), and e³ / (2 e³ + e + 1)
+        by_hand = [7.38906 / 11.10734, 20.08554 / 43.88935]
+        assert log_probs.exp().tolist() == pytest.approx(by_hand, abs=1e-5)

@@ -206,6 +206,22 @@ def test_groups_of_different_sizes_share_a_unit():
     assert_same(groups[0], generated(engine(), [small])[0], atol=1e-5)
 
 
+@torch.no_grad()
+def test_temperature_zero_follows_the_most_likely_token_of_a_full_forward():
+    sampler = engine()
+    wanted = requests(temperature=0.0, group_size=1, max_new_tokens=12)
+    for group in generated(sampler, wanted):
+        ids = torch.cat((group.prompt_ids, group.response_ids[0]))[None]
+        logits = torch.nn.functional.linear(
+            sampler.model.hidden_states(ids), sampler.model.head_weight
+        )
+        log_probs = logits[0, len(group.prompt_ids) - 1 : -1].log_softmax(dim=-1)
+        assert group.response_ids[0].equal(log_probs.argmax(dim=-1))
+        torch.testing.assert_close(
+            group.behaviour_log_probs[0], log_probs.max(dim=-1).values, rtol=0, atol=1e-4
+        )
+
+
 # ---- Stop strings ----------------------------------------------------------------------------
 
 STOPS = ("abba", "cc", "éa")

@@ -1,0 +1,73 @@
+"""What an evaluation takes of a trial's checkpoint, which is verified as on a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from grpo_trainable.checkpointing import (
+    CHECKPOINT,
+    MANIFEST,
+    CheckpointError,
+    numbered_checkpoints,
+    read_checkpoint,
+)
+from grpo_trainable.config import ConfigError, GRPOConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedPolicy:
+    """The policy of a trial as it stood at a checkpoint, and how the trial was set."""
+
+    directory: Path
+    config: GRPOConfig  # the trial's
+    inputs: Mapping[str, str]  # SHA-256 by config key of the files that the trial read
+    tensors: Mapping[str, Tensor]
+    version: int  # gradient steps taken
+    round: int  # rounds trained
+
+
+def read_trained_policy(directory: Path) -> TrainedPolicy:
+    """The policy of the checkpoint in `directory`; of the last one where it is a trial's directory.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, foreign or of a newer format; one line.
+    """
+    directory = find_checkpoint(directory)
+    trial = read_checkpoint(directory)
+    try:
+        return TrainedPolicy(
+            directory=directory,
+            config=GRPOConfig.from_dict(trial.state["config"]),
+            inputs=trial.state.get("inputs", {}),  # older checkpoints have none
+            tensors=trial.policy,
+            version=trial.state["learner"]["version"],
+            round=trial.state["learner"]["round"],
+        )
+    except (LookupError, TypeError, ConfigError) as error:
+        raise CheckpointError(
+            f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
+        ) from None
+
+
+def find_checkpoint(directory: Path) -> Path:
+    """The checkpoint that a path names: the directory itself, or the last one of a trial's.
+
+    The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
+
+    Raises:
+        CheckpointError: there is none, in one line.
+    """
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: is no directory")
+    if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
+        return directory
+    checkpoints = numbered_checkpoints(directory)
+    if not checkpoints:
+        raise CheckpointError(
+            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
+        )
+    return checkpoints[-1]

@@ -1,0 +1,138 @@
+"""Samples and scores the held-out prompts of a config with one policy, batch by batch.
+
+It is the path of a trial's own evaluation without its actors: the same prompts, draws, batches and
+checks. With a checkpoint, the trial's settings and as many threads it gives the same responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from grpo_trainable.actors.scorer import make_scorer
+from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.engines.base import EngineSetup, build_engine
+from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.choice import chosen_engine
+from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.evaluation.policy import EvaluatedPolicy
+from grpo_trainable.pipeline.evaluation import held_out_chunks
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest, eval_size
+
+STREAM = "eval"
+
+
+def with_all_prompts(config: GRPOConfig) -> GRPOConfig:
+    """The config with every held-out prompt of its task once.
+
+    Raises:
+        ValueError: the task does not say how many it has, or cannot be made.
+    """
+    size = eval_size(build_task(config))
+    if size is None:
+        raise ConfigError(
+            f"task.name={config.task.name}: does not say how many held-out prompts it has "
+            "(eval_size); give a number of prompts"
+        )
+    return replace(config, eval=replace(config.eval, prompts=size))
+
+
+class Evaluator:
+    """Samples `eval.samples` responses to each of the first `eval.prompts` held-out prompts.
+
+    Raises:
+        ValueError: the task, its reward or the engine cannot be had, or a prompt does not fit the
+            context of the policy; in one line.
+        EngineError: the engine breaks its contract, also while it samples.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        policy: EvaluatedPolicy,
+        *,
+        device: str = "cpu",
+        batch: int | None = None,
+    ) -> None:
+        """`batch`: responses sampled together; None: as many as the trial samples."""
+        self.config = config
+        self.policy = policy
+        self._chunks = held_out_chunks(config, batch)
+        task = build_task(config)
+        self._prompts = Prompts(config, task, policy.tokenizer)
+        self._prompts.check_lengths(STREAM, config.eval.prompts, policy.context_length)
+        self._engine_name = chosen_engine(config).name
+        self._engine = build_engine(
+            EngineSetup(config=config, tokenizer=policy.tokenizer, device=torch.device(device))
+        )
+        self._engine.load(policy.weights)
+        check_load(self._engine_name, self._engine, policy.weights)
+        self._scorer = make_scorer(config, task)
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts of the prompts."""
+        return [self._prompts.text(STREAM, index) for index in range(self.config.eval.prompts)]
+
+    @property
+    def responses(self) -> int:
+        """How many there will be."""
+        return self.config.eval.prompts * self.config.eval.samples
+
+    def batches(self) -> Iterator[list[Generation]]:
+        """Yields the responses of one batch after the other, in the order of prompts."""
+        for chunk in self._chunks:
+            requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
+            groups = self._engine.generate(requests, between_tokens=lambda: None)
+            size = self.policy.vocab_size
+            check_groups(self._engine_name, self._engine, requests, groups, size)
+            yield self._scored(groups)
+
+    def close(self) -> None:
+        """Ends the processes of a reward of the user's."""
+        self._scorer.close()
+
+    def _scored(self, groups: Sequence[RolloutGroup]) -> list[Generation]:
+        sampled = [response for group in groups for response in self._responses(group)]
+        requests = [ScoreRequest(own.response, own.ground_truth) for own in sampled]
+        return [
+            _with_score(own, score)
+            for own, score in zip(sampled, self._scorer.score(requests), strict=True)
+        ]
+
+    def _responses(self, group: RolloutGroup) -> Iterator[Generation]:
+        """Yields the responses of a group, not scored yet."""
+        index = group.prompt_index
+        log_probs = group.behaviour_log_probs.double().sum(dim=1).tolist()
+        for g, (ids, mask) in enumerate(zip(group.response_ids, group.response_mask, strict=True)):
+            tokens = ids[mask].tolist()
+            yield Generation(
+                prompt_index=index,
+                response_index=g,
+                prompt=self._prompts.text(STREAM, index),
+                response=self.policy.tokenizer.decode(tokens),
+                ground_truth=self._prompts.ground_truth(STREAM, index),
+                answer=None,
+                reward=None,
+                format_reward=None,
+                answer_reward=None,
+                finished=bool(group.finished[g]),
+                tokens=len(tokens),
+                log_prob=log_probs[g],
+            )
+
+
+def _with_score(sampled: Generation, score: Score | RewardError) -> Generation:
+    if isinstance(score, RewardError):
+        return replace(sampled, error=score.message)
+    return replace(
+        sampled,
+        answer=score.answer,
+        reward=score.reward,
+        format_reward=score.format_reward,
+        answer_reward=score.answer_reward,
+    )

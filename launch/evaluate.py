@@ -1,0 +1,328 @@
+"""Evaluates one policy on the held-out prompts of a task: figures, every response, a page.
+
+python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL --samples 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo_trainable import __version__, command_line
+from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
+
+if TYPE_CHECKING:
+    from grpo_trainable.config import GRPOConfig
+    from grpo_trainable.evaluation.checkpoint import TrainedPolicy
+    from grpo_trainable.evaluation.evaluator import Evaluator
+    from grpo_trainable.evaluation.generation import Generation
+    from reports.evaluations.record import EvaluationRecord
+
+DESCRIPTION = """\
+Sample responses to the held-out prompts of a task with one policy, score them, and write to OUT:
+
+  evaluation.json                          mean reward, pass@k, majority@k, each with an interval
+  generations.parquet, generations.jsonl   every response with its scores
+  categories.md                            the first ten responses of each category
+  evaluation.html                          all of that as a page with filters
+
+A checkpoint is evaluated with the settings of its trial, and then gives the figure of the trial's
+own last evaluation. A policy is evaluated with the default settings. Ray is not started."""
+EXAMPLES = """\
+examples:
+  python launch/evaluate.py                                    the policy that ships
+  python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL
+  python launch/evaluate.py --checkpoint ~/ray_results/NAME/TRIAL --samples 16 --prompts all
+  python launch/evaluate.py --model my_policy --temperature 0 --out greedy
+  python launch/evaluate.py --model my_policy --out after --against before
+
+exit status: 0 evaluated, 1 the reward or the engine failed, 2 bad usage (nothing was sampled),
+130 interrupted (nothing is written)"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line.run("evaluate", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(
+        prog=command_line.program("evaluate"),
+        description=DESCRIPTION,
+        epilog=EXAMPLES.replace(
+            "python launch/evaluate.py", shlex.join(command_line.command("evaluate"))
+        ),
+    )
+    policy = parser.add_mutually_exclusive_group()
+    policy.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="a checkpoint of a trial, or the trial's directory, whose last checkpoint is taken",
+    )
+    policy.add_argument(
+        "--model",
+        metavar="PATH",
+        help="the directory of a policy; without either option it is the policy that ships, or as "
+        "--set model.preset=… says",
+    )
+    add = parser.add_argument
+    add(
+        "--task", metavar="NAME", help="the task, as --set task.name=NAME (the trial's, or keyword)"
+    )
+    add(
+        "--set",
+        dest="assignments",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="change a setting that an evaluation reads, for example rollout.max_new_tokens=40 or "
+        "task.eval_file=test.jsonl; may be given many times",
+    )
+    add(
+        "--prompts",
+        metavar="N",
+        type=_prompts,
+        help="held-out prompts, or all that the task has (the trial's, or 128)",
+    )
+    add(
+        "--samples",
+        metavar="N",
+        type=number(int, 1),
+        help="responses to each prompt; pass@k and majority@k need several (the trial's, or 2)",
+    )
+    add(
+        "--temperature",
+        metavar="X",
+        type=number(float, 0),
+        help="of sampling; 0 always takes the most likely token (the trial's, or 0.8)",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=number(int, 0, 2**32 - 1),
+        help="of sampling (the trial's, or 0)",
+    )
+    add("--out", metavar="OUT", help="a directory that is new or empty (evaluation-DATE-TIME)")
+    add(
+        "--against",
+        metavar="DIR",
+        help="another evaluation's directory: the differences over the prompts of both, paired, with "
+        "intervals",
+    )
+    add(
+        "--threads",
+        metavar="N",
+        type=number(int, 1),
+        help="CPU threads (as the trial samples; else 1 for every ten million parameters)",
+    )
+    add(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="(as the trial samples; else cuda if there is one)",
+    )
+    add(
+        "--batch",
+        metavar="N",
+        type=number(int, 1),
+        help="responses sampled together (as the trial samples, or 64)",
+    )
+    add("--dry-run", action="store_true", help="show the settings and end")
+    return parser.parse_args(argv)
+
+
+def _prompts(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return number(int, 1)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or all") from None
+
+
+def _main(argv: list[str]) -> int:
+    args = parse_arguments(argv)
+    with _one_line_mistakes():
+        plan = _plan(args)
+    if args.dry_run:
+        print(json.dumps(plan.config.to_dict()))
+        return OK
+    with _one_line_mistakes():
+        evaluator = _evaluator(args, plan)
+    with closing(evaluator):
+        return _evaluate(plan, evaluator, argv)
+
+
+@contextmanager
+def _one_line_mistakes() -> Iterator[None]:
+    """What the library says of a mistake of the user's, before anything is sampled."""
+    from grpo_trainable.checkpointing import CheckpointError
+    from grpo_trainable.engines.base import EngineError
+    from grpo_trainable.inputs import InputChanged
+
+    try:
+        yield
+    except (ValueError, CheckpointError, InputChanged, EngineError) as error:
+        raise UsageError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is evaluated, and where the result goes."""
+
+    config: GRPOConfig
+    trained: TrainedPolicy | None
+    out: Path
+    against: EvaluationRecord | None
+
+
+def _plan(args: argparse.Namespace) -> _Plan:
+    from grpo_trainable.evaluation.checkpoint import read_trained_policy
+    from grpo_trainable.evaluation.evaluator import with_all_prompts
+    from grpo_trainable.evaluation.settings import evaluation_config
+    from reports.evaluations.files import read_evaluation
+
+    trained = None
+    if args.checkpoint is not None:
+        trained = read_trained_policy(_directory("--checkpoint", args.checkpoint))
+    options = {
+        "--model": args.model,
+        "--task": args.task,
+        "--prompts": None if args.prompts == "all" else args.prompts,
+        "--samples": args.samples,
+        "--temperature": args.temperature,
+        "--seed": args.seed,
+    }
+    config = evaluation_config(trained, args.assignments, options, os.getcwd())
+    if args.prompts == "all":
+        if any(text.partition("=")[0].strip() == "eval.prompts" for text in args.assignments):
+            raise UsageError("--prompts all contradicts --set eval.prompts")
+        config = with_all_prompts(config)
+    against = None
+    if args.against is not None:
+        against = read_evaluation(_directory("--against", args.against))
+    out = _directory("--out", args.out or time.strftime("evaluation-%Y%m%d-%H%M%S"))
+    return _Plan(config=config, trained=trained, out=out, against=against)
+
+
+def _directory(option: str, text: str) -> Path:
+    from tuning.directories import local_directory
+
+    try:
+        return local_directory(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from None
+
+
+def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
+    """Builds what samples and scores, and makes the directory that the result goes to."""
+    import torch
+
+    from grpo_trainable.actors.process import keep_freed_memory
+    from grpo_trainable.evaluation.evaluator import Evaluator
+    from grpo_trainable.evaluation.machine import sampling_device, sampling_threads
+    from grpo_trainable.evaluation.policy import load_evaluated_policy
+    from reports.evaluations.files import prepare_directory
+
+    keep_freed_memory()
+    device = sampling_device(args.device, plan.trained)
+    policy = load_evaluated_policy(plan.config, plan.trained)
+    threads = sampling_threads(args.threads, plan.trained, policy.parameters)
+    torch.set_num_threads(threads)
+    # Inside tokenizers too: otherwise it starts a thread a core.
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    evaluator = Evaluator(plan.config, policy, device=device, batch=args.batch)
+    try:
+        if plan.against is not None:
+            _refuse_other_prompts(evaluator, plan.against)
+        prepare_directory(plan.out)
+    except BaseException:
+        evaluator.close()
+        raise
+    return evaluator
+
+
+def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> None:
+    theirs = {own.prompt for own in against.generations}
+    if theirs.isdisjoint(evaluator.prompts):
+        raise UsageError(f"--against {against.name}: it has none of the prompts of this evaluation")
+
+
+def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
+    """Samples, writes and prints; FAILED where the engine or too many rewards failed."""
+    from grpo_trainable.engines.base import EngineError
+    from reports.evaluations.files import DATA, PAGE, write_evaluation
+    from reports.evaluations.pairs import differences
+    from reports.evaluations.record import EvaluationRecord
+    from reports.evaluations.summary import console_lines
+
+    started = time.time()
+    try:
+        generations = _sampled(evaluator)
+    except EngineError as error:
+        return _failed(str(error))
+    record = EvaluationRecord(
+        name=plan.out.name,
+        policy=evaluator.policy.to_dict(),
+        config=plan.config.to_dict(),
+        generations=generations,
+        origin=_origin(argv, started),
+    )
+    paired = [] if plan.against is None else differences(record, plan.against)
+    try:
+        write_evaluation(plan.out, record, plan.against, paired)
+    except OSError as error:
+        return _failed(f"{plan.out}: cannot write there ({error.strerror})")
+    print(*console_lines(record, plan.against, paired), "", sep="\n")
+    print(plan.out / PAGE)
+    print(plan.out / DATA, flush=True)
+    task = plan.config.task
+    allowed = 0.0 if task.strict else task.max_error_rate * len(generations)
+    return _failed(record.problems[0]) if len(record.errors) > allowed else OK
+
+
+def _failed(reason: str) -> int:
+    print(f"{command_line.program('evaluate')}: {reason}", file=sys.stderr)
+    return FAILED
+
+
+def _sampled(evaluator: Evaluator) -> list[Generation]:
+    """All responses, with a progress bar where there is a terminal."""
+    from tqdm import tqdm
+
+    generations: list[Generation] = []
+    with tqdm(total=evaluator.responses, unit="response", disable=None) as bar:
+        for batch in evaluator.batches():
+            generations += batch
+            bar.update(len(batch))
+            rewards = [own.reward for own in generations if own.reward is not None]
+            if rewards:
+                bar.set_postfix_str(f"reward {sum(rewards) / len(rewards):.3f}", refresh=False)
+    return generations
+
+
+def _origin(argv: Sequence[str], started: float) -> dict[str, Any]:
+    from reports.evaluations.commit import running_commit
+    from tuning.plan import surroundings
+
+    around = surroundings()
+    return {
+        "created": around["started"],
+        "command": shlex.join([*command_line.command("evaluate"), *argv]),
+        "seconds": round(time.time() - started, 2),
+        "grpo_trainable": __version__,
+        "commit": running_commit(),
+        "packages": around["packages"],
+        "machine": around["machine"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

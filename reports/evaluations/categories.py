@@ -1,0 +1,116 @@
+"""The table of categories and the first responses of each, as Markdown and as HTML.
+
+The categories are those of a reward for format and answer: both right, the format alone, neither.
+Responses are what a model wrote, so nothing in them may become markup.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+from grpo_trainable.evaluation.generation import CATEGORIES, Generation
+from grpo_trainable.tasks import JSONValue
+from reports.evaluations.record import EvaluationRecord
+from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
+
+EXAMPLES = 10  # of each category, the first in the order of prompts and not the best
+HEADER = ("category", "what it is", "responses", "share")
+MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
+
+
+def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
+    """A row for each category of the evaluation; none where it has no categories."""
+    total = len(record.generations)
+    return [
+        (name, MEANINGS[name], str(len(own)), f"{len(own) / total:.1%}")
+        for name, own in (record.categories or {}).items()
+    ]
+
+
+def shown_truth(truth: JSONValue) -> str:
+    """A ground truth for a reader: text as it is, the rest as JSON."""
+    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+
+
+# ---- Markdown --------------------------------------------------------------------------------
+
+
+def categories_page(record: EvaluationRecord) -> str:
+    """`categories.md`."""
+    return "\n".join(_markdown(record)) + "\n"
+
+
+def _markdown(record: EvaluationRecord) -> Iterator[str]:
+    yield "# Categories\n"
+    yield f"| {' | '.join(HEADER)} |\n|---|---|---|---|"
+    for row in table_rows(record):
+        yield f"| {' | '.join(row)} |"
+    for name, responses in (record.categories or {}).items():
+        yield f"\n## {name}: {MEANINGS[name]}\n"
+        yield f"The first {min(EXAMPLES, len(responses))} of {len(responses)}."
+        for own in responses[:EXAMPLES]:
+            yield f"\n### Prompt {own.prompt_index}, response {own.response_index}\n"
+            yield from _markdown_response(own)
+
+
+def _markdown_response(own: Generation) -> Iterator[str]:
+    yield fenced(own.prompt)
+    yield f"\nresponse, {own.tokens} tokens, {'' if own.finished else 'cut off, '}{_scores(own)}:\n"
+    yield fenced(own.response)
+    yield f"\nground truth:\n\n{fenced(shown_truth(own.ground_truth))}"
+
+
+def _scores(own: Generation) -> str:
+    if own.error is not None:
+        return "not scored"
+    return f"reward {own.reward:g}, format {own.format_reward:g}, answer {own.answer_reward:g}"
+
+
+def fenced(text: str) -> str:
+    """A block of code that holds the text, whatever runs of backticks are in it."""
+    text = visible(text.strip("\n"))
+    rest = len(text) - MAX_TEXT
+    if rest > 0:
+        text = f"{text[:MAX_TEXT]} … {rest} more characters"
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+# ---- HTML ------------------------------------------------------------------------------------
+
+
+def categories_section(record: EvaluationRecord) -> str:
+    """The section of the page; says why there is none where a reward is graded."""
+    found = record.categories
+    if found is None:
+        content = (
+            '<p class="absent">There are none: format and answer are not always worth 0 or 1.</p>'
+        )
+    else:
+        blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]
+        content = html_table(HEADER, table_rows(record), figures=True) + "\n" + "\n".join(blocks)
+    return f'<section id="categories">\n<h2>Categories</h2>\n{content}\n</section>'
+
+
+def _examples(name: str, responses: Sequence[Generation], *, open_: bool) -> str:
+    shown = responses[:EXAMPLES]
+    title = f"{name} ({MEANINGS[name]}): the first {len(shown)} of {len(responses)}"
+    articles = "\n".join(map(_article, shown)) or '<p class="absent">None.</p>'
+    return (
+        f"<details{' open' if open_ else ''}><summary>{escaped(title)}</summary>\n"
+        f"{articles}</details>"
+    )
+
+
+def _article(own: Generation) -> str:
+    cut = "" if own.finished else ", cut off"
+    return (
+        f'<article><div class="pair"><div><h4>Prompt {own.prompt_index}</h4>'
+        f"<pre>{shortened(own.prompt)}</pre><h4>Ground truth</h4>"
+        f"<pre>{shortened(shown_truth(own.ground_truth))}</pre></div>"
+        f"<div><h4>Response {own.response_index} · {own.tokens} tokens{cut} · "
+        f"{escaped(_scores(own))}</h4><pre>{shortened(own.response)}</pre></div></div></article>"
+    )

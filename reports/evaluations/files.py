@@ -1,0 +1,162 @@
+"""The files of an evaluation: what is written to its directory, and how it is read again.
+
+`evaluation.json` is written last. A directory without it holds no evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from grpo_trainable.atomic import replacing
+from grpo_trainable.evaluation.generation import Generation
+from reports import experiment_files
+from reports.evaluations.categories import categories_page
+from reports.evaluations.data import FORMAT, evaluation_data
+from reports.evaluations.page import render_page
+from reports.evaluations.pairs import Difference
+from reports.evaluations.record import EvaluationRecord
+from reports.experiment_files import one_line
+
+DATA = "evaluation.json"
+PARQUET = "generations.parquet"
+PAGE = "evaluation.html"
+ORIGIN = ("created", "command", "seconds", "grpo_trainable", "commit", "packages", "machine")
+
+GENERATIONS = pa.schema(
+    {
+        "prompt_index": pa.int64(),
+        "response_index": pa.int32(),
+        "prompt": pa.string(),
+        "response": pa.string(),
+        "ground_truth": pa.string(),  # JSON
+        "answer": pa.string(),
+        "reward": pa.float64(),
+        "format_reward": pa.float64(),
+        "answer_reward": pa.float64(),
+        "finished": pa.bool_(),
+        "tokens": pa.int32(),
+        "log_prob": pa.float64(),
+        "error": pa.string(),
+        "category": pa.string(),
+    }
+)
+
+
+class EvaluationError(ValueError):
+    """Why a directory holds no evaluation, or cannot take one, in one line."""
+
+
+def prepare_directory(out: Path) -> None:
+    """Makes the directory of an evaluation.
+
+    Raises:
+        EvaluationError: it cannot be made, or something is in it.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise EvaluationError(f"{out}: is not empty; choose another directory")
+    except OSError as error:
+        raise EvaluationError(f"{out}: cannot be used ({error.strerror})") from None
+
+
+def write_evaluation(
+    out: Path,
+    record: EvaluationRecord,
+    against: EvaluationRecord | None = None,
+    paired: Sequence[Difference] = (),
+) -> None:
+    """Writes everything that an evaluation leaves; `paired` are its `differences` from `against`.
+
+    Raises:
+        OSError: the directory cannot be written to.
+    """
+    rows = [asdict(own) | {"category": own.category} for own in record.generations]
+    data = evaluation_data(record, against, paired)
+    _write_parquet(out / PARQUET, rows)
+    _write_text(out / "generations.jsonl", "".join(_json_line(row) for row in rows))
+    if record.categories is not None:
+        _write_text(out / "categories.md", categories_page(record))
+    _write_text(out / PAGE, render_page(record, against, paired))
+    _write_text(out / DATA, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    stored = [{**row, "ground_truth": json.dumps(row["ground_truth"])} for row in rows]
+    with replacing(path) as file:
+        pq.write_table(pa.Table.from_pylist(stored, GENERATIONS), file, compression="zstd")
+
+
+def _json_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", errors="replace"))
+
+
+# ---- Reading ---------------------------------------------------------------------------------
+
+
+def read_evaluation(directory: Path) -> EvaluationRecord:
+    """The evaluation in a directory, which may be anybody's: no link in it is followed.
+
+    Raises:
+        EvaluationError: there is none, it is damaged, or it is of another format.
+    """
+    data = _read_data(directory)
+    try:
+        return EvaluationRecord(
+            name=directory.name,
+            policy=dict(data["policy"]),
+            config=dict(data["config"]),
+            generations=_read_generations(directory),
+            origin={key: data[key] for key in ORIGIN if key in data},
+        )
+    except EvaluationError:
+        raise
+    except (LookupError, TypeError, ValueError, pa.ArrowException) as error:
+        raise _damaged(directory, one_line(error)) from None
+
+
+def _read_data(directory: Path) -> dict[str, Any]:
+    content = _content(directory, DATA)
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(directory, f"{DATA}: {one_line(error)}") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise _damaged(directory, f"{DATA} has format {found}, this program reads {FORMAT}")
+    return data
+
+
+def _read_generations(directory: Path) -> list[Generation]:
+    table = pq.ParquetFile(pa.BufferReader(_content(directory, PARQUET))).read()
+    table = table.select(GENERATIONS.names).cast(GENERATIONS)
+    table.validate(full=True)
+    rows = table.drop_columns(["category"]).to_pylist()
+    if not rows:
+        raise ValueError(f"{PARQUET} has no row")
+    return [Generation(**{**row, "ground_truth": json.loads(row["ground_truth"])}) for row in rows]
+
+
+def _content(directory: Path, name: str) -> bytes:
+    try:
+        return experiment_files.read(directory, name)
+    except OSError as error:
+        raise EvaluationError(
+            f"{directory}: holds no evaluation: {name} cannot be read ({error.strerror})"
+        ) from None
+
+
+def _damaged(directory: Path, reason: str) -> EvaluationError:
+    return EvaluationError(f"{directory}: holds no evaluation that can be read: {reason}")

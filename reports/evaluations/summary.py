@@ -1,0 +1,124 @@
+"""An evaluation in a few lines: what was evaluated, its figures and its categories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from grpo_trainable.config import shown
+from grpo_trainable.wording import plural
+from reports.evaluations.categories import HEADER as CATEGORIES
+from reports.evaluations.categories import table_rows
+from reports.evaluations.measures import Figure, Measure, measures
+from reports.evaluations.pairs import Difference
+from reports.evaluations.record import EvaluationRecord
+
+Row = TypeVar("Row", Measure, Difference)
+
+FIGURES = ("figure", "mean", "95 % interval")
+DIFFERENCES = ("figure", "this", "the other", "difference", "95 % interval", "significant")
+
+
+def policy_line(record: EvaluationRecord) -> str:
+    """Which policy it is."""
+    policy = record.policy
+    source, trained = policy["source"], ""
+    if source == "checkpoint":
+        trained = f" after {plural(policy['round'], 'round')}"
+    return f"{source} {policy['path']}{trained}, SHA-256 {policy['sha256'][:12]}…"
+
+
+def task_line(record: EvaluationRecord) -> str:
+    """Which prompts it answered, and how."""
+    evaluation, task = record.config["eval"], record.config["task"]
+    how = (
+        "greedy" if evaluation["temperature"] == 0 else f"temperature {evaluation['temperature']:g}"
+    )
+    return (
+        f"task {task['name']}: {plural(len(record.by_prompt), 'held-out prompt')} × "
+        f"{plural(record.samples, 'response')}, {how}, seed {shown(record.config['seed'])}"
+    )
+
+
+def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
+    """A row of `FIGURES` for each measure."""
+    rows = []
+    for measure in _distinct(list(measured.values())):
+        own = measure.figure()
+        rows.append((measure.title, _shown(measure.name, own.value), _interval(measure.name, own)))
+    return rows
+
+
+def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
+    """A row of `DIFFERENCES` for each measure that both have."""
+    answers = {True: "yes", False: "no", None: "not known"}
+    return [
+        (
+            own.title,
+            _shown(own.name, own.own),
+            _shown(own.name, own.other),
+            _shown(own.name, own.value, signed=True),
+            _interval(own.name, own, signed=True),
+            answers[own.told_apart],
+        )
+        for own in _distinct(paired)
+    ]
+
+
+def _distinct(found: Sequence[Row]) -> list[Row]:
+    """All but the answer reward where there is pass@1, which is the same."""
+    names = {own.name for own in found}
+    return [own for own in found if own.name != "answer_reward" or "pass@1" not in names]
+
+
+def _interval(name: str, own: Figure | Difference, *, signed: bool = False) -> str:
+    if own.low is None or own.high is None:
+        return "none"
+    return f"{_shown(name, own.low, signed=signed)} to {_shown(name, own.high, signed=signed)}"
+
+
+def _shown(name: str, value: float, *, signed: bool = False) -> str:
+    digits = 1 if name == "response_tokens" else 3
+    return f"{value:{'+' if signed else ''}.{digits}f}"
+
+
+# ---- The console -----------------------------------------------------------------------------
+
+
+def console_lines(
+    record: EvaluationRecord,
+    against: EvaluationRecord | None = None,
+    paired: Sequence[Difference] = (),
+) -> Iterator[str]:
+    """What the command prints at its end."""
+    yield policy_line(record)
+    yield task_line(record)
+    yield ""
+    yield from _table(FIGURES, figure_rows(measures(record)))
+    if record.categories is not None:
+        yield ""
+        yield from _table(CATEGORIES, table_rows(record))
+    if against is not None:
+        yield ""
+        prompts = max((own.prompts for own in paired), default=0)
+        yield f"against {against.name}, over {plural(prompts, 'prompt')} that both answered"
+        yield from _table(DIFFERENCES, difference_rows(paired))
+    for problem in record.problems:
+        yield f"note: {problem}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Aligned columns: words to the left, figures to the right."""
+    table = [header, *rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
+    words = [any(_is_word(row[i]) for row in rows) for i in range(len(header))]
+    for row in table:
+        cells = (
+            cell.ljust(width) if is_words else cell.rjust(width)
+            for cell, width, is_words in zip(row, widths, words, strict=True)
+        )
+        yield "  ".join(cells).rstrip()
+
+
+def _is_word(cell: str) -> bool:
+    return cell[:1].isalpha()

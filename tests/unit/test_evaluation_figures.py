@@ -1,0 +1,197 @@
+"""The figures of evaluations by hand, and the differences between two."""
+
+from __future__ import annotations
+
+import pytest
+from evaluations import answered, generation, record, unscored
+
+from reports.evaluations.data import evaluation_data
+from reports.evaluations.measures import Figure, measures
+from reports.evaluations.pairs import differences
+from reports.evaluations.summary import console_lines
+from reports.intervals import over_seeds, wilson
+
+
+def figures(evaluation) -> dict[str, Figure]:
+    return {name: measure.figure() for name, measure in measures(evaluation).items()}
+
+
+def test_reward_is_the_mean_over_prompts_with_wilsons_interval():
+    found = figures(answered([[1], [0], [1], [1]]))
+    expected = wilson(0.75, 4)
+    for name in ("reward", "answer_reward", "pass@1"):
+        assert found[name] == Figure(
+            value=0.75, low=expected.low, high=expected.high, method="wilson"
+        )
+    assert found["format_reward"].value == 1.0
+
+
+def test_pass_at_k_is_the_mean_over_prompts():
+    # Of four responses two, none and four are right: 1 - C(2, 2) / C(4, 2) = 5/6 for a pair.
+    found = figures(answered([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]]))
+    assert found["pass@1"].value == pytest.approx(0.5)
+    assert found["pass@2"].value == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert found["pass@4"].value == pytest.approx(2 / 3)
+
+
+def test_majority_is_only_there_where_responses_have_answers():
+    assert not [name for name in figures(answered([[1, 0]])) if name.startswith("majority")]
+    votes = [("4", 1.0), ("04", 1.0), ("5", 0.0), ("5", 0.0), (None, 0.0)]
+    found = figures(
+        record([generation(0, i, right, answer=text) for i, (text, right) in enumerate(votes)])
+    )
+    # Both spellings of the right answer are one answer: it ties with the wrong one.
+    assert found["majority@5"].value == 0.5
+    assert found["majority@1"].value == pytest.approx(2 / 5)
+    assert found["pass@5"].value == 1.0
+
+
+def test_graded_rewards_have_students_interval_and_no_attempts():
+    found = figures(answered([[2.0], [1.0], [3.0]]))
+    expected, _ = over_seeds([2.0, 1.0, 3.0])
+    assert found["reward"] == Figure(
+        value=2.0, low=expected.low, high=expected.high, method="student"
+    )
+    assert not [name for name in found if "@" in name]
+    assert answered([[0.5]]).categories is None
+    assert figures(answered([[7.0]]))["reward"] == Figure(
+        value=7.0, low=None, high=None, method=None
+    )
+
+
+def test_prompts_that_could_not_be_scored_are_left_out_of_the_rewards_alone():
+    evaluation = record([generation(0, 0), generation(0, 1), generation(1, 0, 0.0), unscored(1, 1)])
+    found = figures(evaluation)
+    assert found["reward"].value == 1.0
+    assert found["response_tokens"].value == 10.0
+    assert measures(evaluation)["response_tokens"].values.keys() == {0, 1}
+    assert evaluation.categories == {
+        "correct": [*evaluation.generations[:2]],
+        "wrong_answer": [evaluation.generations[2]],
+        "wrong_format": [],
+        "unscored": [evaluation.generations[3]],
+    }
+    assert evaluation.problems == [
+        "the reward failed on 1 of 4 responses, so 1 of 2 prompts are left out of the rewards "
+        "(prompt 1: it hung)"
+    ]
+
+
+def test_without_any_score_there_are_lengths_alone():
+    assert figures(record([unscored()])).keys() == {"response_tokens", "truncated"}
+
+
+def test_repeated_prompts_are_told():
+    evaluation = record([generation(0), generation(1, prompt="Prompt 0")])
+    assert "1 of 2 prompts repeat others" in evaluation.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "category"),
+    [
+        ((1.0, 1.0), "correct"),
+        ((1.0, 0.0), "wrong_answer"),
+        ((0.0, 0.0), "wrong_format"),
+        ((0.0, 1.0), None),
+        ((1.0, 0.5), None),
+        ((None, None), None),
+    ],
+)
+def test_categories_are_those_of_rewards_of_0_and_1(rewards, category):
+    form, answer = rewards
+    assert generation(format_reward=form, answer_reward=answer).category == category
+
+
+# ---- Two evaluations -------------------------------------------------------------------------
+
+
+def test_differences_are_taken_prompt_by_prompt():
+    before = answered([[0], [0], [1], [0]], name="before")
+    after = answered([[1], [0], [1], [1]])
+    found = {own.name: own for own in differences(after, before)}
+    expected, _ = over_seeds([1.0, 0.0, 0.0, 1.0])
+    reward = found["reward"]
+    assert (reward.own, reward.other, reward.value) == (0.75, 0.25, 0.5)
+    assert (reward.low, reward.high) == pytest.approx((expected.low, expected.high))
+    assert reward.prompts == 4
+    assert reward.told_apart is False
+    assert found["response_tokens"].value == 0.0
+
+
+def test_a_difference_in_every_prompt_is_told_apart_although_the_intervals_overlap():
+    # Prompts differ much more than the two policies do.
+    before = answered([[0, 0, 0, 1]] * 6 + [[1, 1, 1, 0]] * 6, name="before")
+    after = answered([[0, 0, 1, 1]] * 6 + [[1, 1, 1, 1]] * 6)
+    reward = differences(after, before)[0]
+    assert reward.value == pytest.approx(0.25)
+    assert reward.told_apart is True
+    assert figures(after)["reward"].low < figures(before)["reward"].high
+
+
+def test_only_prompts_that_both_answered_count():
+    before = answered([[0], [0], [1]], name="before")
+    after = record([generation(7, prompt="Prompt 1"), generation(8, prompt="Prompt 99")])
+    found = {own.name: own for own in differences(after, before)}
+    assert (found["reward"].own, found["reward"].other) == (1.0, 0.0)
+    assert found["reward"].prompts == 1
+    assert (found["reward"].low, found["reward"].told_apart) == (None, None)
+    assert differences(record([generation(prompt="another")]), before) == []
+
+
+def test_a_prompt_that_is_asked_twice_counts_once():
+    before = record([generation(0, right=0.0), generation(1, right=1.0, prompt="Prompt 0")])
+    found = {own.name: own for own in differences(answered([[1]]), before)}
+    assert (found["reward"].value, found["reward"].prompts) == (0.5, 1)
+
+
+def test_the_same_measures_are_compared():
+    several, one = answered([[1, 0], [1, 1]]), answered([[1], [0]], name="one")
+    names = [own.name for own in differences(several, one)]
+    assert names == [
+        *("reward", "format_reward", "answer_reward", "pass@1", "response_tokens", "truncated")
+    ]
+
+
+# ---- As data and in lines --------------------------------------------------------------------
+
+
+def test_data_has_what_there_is_and_nothing_else():
+    evaluation = answered([[1, 0], [0, 0]])
+    data = evaluation_data(evaluation, None, [])
+    assert data["format"] == 1
+    assert (data["prompts"], data["samples"], data["responses"]) == (2, 2, 4)
+    assert data["figures"]["pass@2"]["value"] == 0.5
+    assert "majority@2" not in data["figures"]
+    assert data["categories"] == {"correct": 1, "wrong_answer": 3, "wrong_format": 0}
+    assert data["unscored"] == {"prompts": 0, "responses": 0}
+    assert "against" not in data
+    assert "categories" not in evaluation_data(answered([[0.5]]), None, [])
+
+
+def test_data_of_a_comparison_names_the_other():
+    before, after = answered([[0], [0]], name="before"), answered([[1], [1]])
+    data = evaluation_data(after, before, differences(after, before))["against"]
+    assert data["name"] == "before"
+    assert data["differences"]["reward"] == {
+        "own": 1.0,
+        "other": 0.0,
+        "value": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+        "prompts": 2,
+        "told_apart": True,
+    }
+
+
+def test_the_console_shows_figures_categories_and_the_difference():
+    before, after = answered([[0, 0], [0, 1]], name="before"), answered([[1, 1], [0, 1]])
+    lines = list(console_lines(after, before, differences(after, before)))
+    assert lines[:2] == [
+        "checkpoint /trial/checkpoint_000001 after 96 rounds, SHA-256 0123456789ab…",
+        "task keyword: 2 held-out prompts × 2 responses, temperature 0.8, seed 0",
+    ]
+    text = "\n".join(lines)
+    assert "pass@2             1.000  0.342 to 1.000" in text
+    assert "correct       format 1, answer 1          3  75.0%" in text
+    assert "answer reward" not in text  # which pass@1 is
+    assert "against before, over 2 prompts that both answered" in text
