@@ -32,7 +32,7 @@ Sample responses to the held-out prompts of a task with one policy, score them, 
 
   evaluation.json                          mean reward, pass@k, majority@k, each with an interval
   generations.parquet, generations.jsonl   every response with its scores
-  categories.md                            the first ten responses of each category
+  categories.md                            ten responses of each category
   evaluation.html                          all of that as a page with filters
 
 A checkpoint is evaluated with the settings of its trial, and then gives the figure of the trial's
@@ -114,8 +114,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--against",
         metavar="DIR",
-        help="another evaluation's directory: the differences over the prompts of both, paired, with "
-        "intervals",
+        help="the directory of another evaluation, from which the difference over the prompts of "
+        "both is taken, with its interval",
     )
     add(
         "--threads",

@@ -84,7 +84,7 @@
 
   const facts = (row) => {
     const parts = [`response ${row[at.index]}`, `${row[at.tokens]} tokens`];
-    parts.push(`${number(row[at.log_prob] / row[at.tokens])} nats a token`);
+    parts.push(`log-prob ${number(row[at.log_prob] / row[at.tokens])} a token`);
     if (!row[at.finished]) {
       parts.push("cut off");
     }

@@ -1,4 +1,4 @@
-"""The table of categories and the first responses of each, as Markdown and as HTML.
+"""The table of categories and ten responses of each, as Markdown and as HTML.
 
 The categories are those of a reward for format and answer: both right, the format alone, neither.
 Responses are what a model wrote, so nothing in them may become markup.
@@ -6,8 +6,10 @@ Responses are what a model wrote, so nothing in them may become markup.
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from grpo_trainable.evaluation.generation import CATEGORIES, Generation
@@ -15,7 +17,7 @@ from grpo_trainable.tasks import JSONValue
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # of each category, the first in the order of prompts and not the best
+EXAMPLES = 10  # of each category, not the best
 HEADER = ("category", "what it is", "responses", "share")
 MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 
@@ -30,8 +32,23 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 
 
 def shown_truth(truth: JSONValue) -> str:
-    """A ground truth for a reader: text as it is, the rest as JSON."""
-    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False)
+    """A ground truth for a reader: texts as they are, the rest as JSON."""
+    texts = truth if isinstance(truth, list) else [truth]
+    if all(isinstance(text, str) for text in texts):
+        return ", ".join(texts)
+    return json.dumps(truth, ensure_ascii=False)
+
+
+def examples(responses: Sequence[Generation]) -> list[Generation]:
+    """As many as are shown: the first response of each prompt, then the second of each, and so
+    on, in the order of prompts."""
+    seen: Counter[int] = Counter()
+    ranked = []
+    for own in responses:
+        ranked.append((seen[own.prompt_index], own.prompt_index, own))
+        seen[own.prompt_index] += 1
+    chosen = heapq.nsmallest(EXAMPLES, ranked, key=lambda place: place[:2])
+    return [own for _, _, own in chosen]
 
 
 # ---- Markdown --------------------------------------------------------------------------------
@@ -49,8 +66,9 @@ def _markdown(record: EvaluationRecord) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
     for name, responses in (record.categories or {}).items():
         yield f"\n## {name}: {MEANINGS[name]}\n"
-        yield f"The first {min(EXAMPLES, len(responses))} of {len(responses)}."
-        for own in responses[:EXAMPLES]:
+        shown = examples(responses)
+        yield f"{len(shown)} of {len(responses)}."
+        for own in shown:
             yield f"\n### Prompt {own.prompt_index}, response {own.response_index}\n"
             yield from _markdown_response(own)
 
@@ -91,13 +109,13 @@ def categories_section(record: EvaluationRecord) -> str:
         )
     else:
         blocks = [_examples(name, own, open_=name == "correct") for name, own in found.items()]
-        content = html_table(HEADER, table_rows(record), figures=True) + "\n" + "\n".join(blocks)
+        content = html_table(HEADER, table_rows(record)) + "\n" + "\n".join(blocks)
     return f'<section id="categories">\n<h2>Categories</h2>\n{content}\n</section>'
 
 
 def _examples(name: str, responses: Sequence[Generation], *, open_: bool) -> str:
-    shown = responses[:EXAMPLES]
-    title = f"{name} ({MEANINGS[name]}): the first {len(shown)} of {len(responses)}"
+    shown = examples(responses)
+    title = f"{name} ({MEANINGS[name]}): {len(shown)} of {len(responses)}"
     articles = "\n".join(map(_article, shown)) or '<p class="absent">None.</p>'
     return (
         f"<details{' open' if open_ else ''}><summary>{escaped(title)}</summary>\n"

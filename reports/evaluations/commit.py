@@ -9,8 +9,8 @@ HERE = Path(__file__).resolve().parent
 
 
 def running_commit() -> str | None:
-    """The commit that is checked out, with "+" behind it where files differ from it. None where this
-    is no checkout of the repository, as after an installation."""
+    """The commit that is checked out, with "+" behind it where files differ from it. None where
+    this is no checkout of the repository, as after an installation."""
     try:
         # The directory may lie in a repository of the user's, which does not track it.
         _git("ls-files", "--error-unmatch", Path(__file__).name)

@@ -85,7 +85,7 @@ def _head(record: EvaluationRecord) -> str:
     if created := record.origin.get("created"):
         facts.append(f"evaluated {moment(created)}")
     lines = "".join(f'<p class="facts">{escaped(fact)}</p>\n' for fact in facts)
-    return f"<header>\n<h1>Evaluation {escaped(record.name)}</h1>\n{lines}</header>"
+    return f"<header>\n<h1>Evaluation: {escaped(record.name)}</h1>\n{lines}</header>"
 
 
 def _problems(problems: Sequence[str]) -> str:

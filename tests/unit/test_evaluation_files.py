@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from evaluations import answered, generation, record, unscored
 
-from reports.evaluations.categories import categories_page, fenced
+from reports.evaluations.categories import categories_page, examples, fenced
 from reports.evaluations.files import (
     EvaluationError,
     prepare_directory,
@@ -213,8 +213,16 @@ def test_the_table_of_categories_counts_all_and_shows_ten_of_each():
     page = categories_page(answered([[1.0, 0.0]] * 12))
     assert "| correct | format 1, answer 1 | 12 | 50.0% |" in page
     assert page.count("### Prompt") == 20
-    assert "The first 10 of 12." in page
-    assert "The first 0 of 0." in page
+    assert "\n10 of 12.\n" in page
+    assert "\n0 of 0.\n" in page
+
+
+def test_examples_are_of_different_prompts_as_far_as_there_are():
+    own = [generation(p, r) for p in (3, 5) for r in range(7)]
+    assert [(g.prompt_index, g.response_index) for g in examples(own)] == [
+        *((3, 0), (5, 0), (3, 1), (5, 1), (3, 2), (5, 2), (3, 3), (5, 3), (3, 4), (5, 4))
+    ]
+    assert [g.prompt_index for g in examples([generation(p) for p in range(30)])] == [*range(10)]
 
 
 def test_hostile_markdown_stays_in_its_fence(hostile):
