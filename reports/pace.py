@@ -40,11 +40,17 @@ class Pace:
         return sum(self.responses) / sum(self.seconds)
 
     @property
+    def disturbance(self) -> str:
+        """What share of the machine others had, and how often: `40% in 12 of 16 rounds`."""
+        return f"{self.others or 0.0:.0%} in {self._how_often}"
+
+    @property
     def doubt(self) -> str:
-        return (
-            f"other work took {self.others or 0.0:.0%} of the machine in {self.disturbed} of "
-            f"{plural(self.rounds, 'round')}"
-        )
+        return f"other work took {self.others or 0.0:.0%} of the machine in {self._how_often}"
+
+    @property
+    def _how_often(self) -> str:
+        return f"{self.disturbed} of {plural(self.rounds, 'round')}"
 
 
 def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | None:

@@ -115,7 +115,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
 def _beware(comparison: Comparison) -> str:
     """A sentence behind what a plot of seconds shows, where other work disturbed an arm."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
-    named = ", ".join(disturbed)
+    named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
     return f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
 
 

@@ -11,7 +11,7 @@ from grpo_trainable.command_line import align
 from grpo_trainable.wording import plural
 from reports import changes
 from reports.changes import Change
-from reports.contrasts import Contrast, NotComparable, doubts, speed_up
+from reports.contrasts import Contrast, NotComparable, speed_up
 from reports.pace import Pace
 from reports.records import TrialRecord
 
@@ -95,7 +95,6 @@ class Comparison:
     speed: Mapping[str, Contrast]  # samples a second relative to the baseline, for other arms
     cost: Mapping[str, Contrast]  # the same for samples a device-hour
     not_comparable: Mapping[str, str]  # arm -> why it has neither of the two
-    disturbed: Sequence[str]  # the trials whose speed cannot be trusted, and why
     changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
 
     @property
@@ -135,9 +134,9 @@ class Comparison:
     def note(self) -> str:
         """The line above the table; empty where there is nothing to explain."""
         if self.seeds == 1:
-            return "Speed-ups with their 95 % interval." if self.has_ratios else ""
+            return "Speed-ups with their 95 % interval." if self.speed else ""
         how = " Speed-ups are geometric means over the seeds, with their 95 % interval."
-        return f"Medians over {self.seeds} seeds (least to most).{how if self.has_ratios else ''}"
+        return f"Medians over {self.seeds} seeds (least to most).{how if self.speed else ''}"
 
     def footnote(self) -> str:
         return "\n".join(textwrap.fill(line, 100) for line in self.footnotes())
@@ -160,6 +159,18 @@ class Comparison:
             notes.append(UNEQUAL)
         return notes + self._notes_on_other_work()
 
+    def _disturbed(self) -> list[str]:
+        """The arms with trials too disturbed to count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
+        found = {
+            arm: [
+                f"seed {trial.seed} ({trial.pace.disturbance})"
+                for trial in trials
+                if trial.pace is not None and not trial.comparable
+            ]
+            for arm, trials in self.arms.items()
+        }
+        return [f"{arm}, {', '.join(seeds)}" for arm, seeds in found.items() if seeds]
+
     def _what_ratios_are(self) -> str:
         if not self.has_ratios:
             return ""
@@ -170,11 +181,11 @@ class Comparison:
 
     def _notes_on_other_work(self) -> list[str]:
         notes = []
-        if self.disturbed:
+        if disturbed := self._disturbed():
             notes.append(
-                f"Too disturbed to count: {'; '.join(self.disturbed)}. Their seeds are left out of "
-                f"speeds and speed-ups; where too few remain, a {MARK} stands in place of the "
-                "figure."
+                "Too disturbed to count, with the share of the machine that other work took: "
+                f"{'; '.join(disturbed)}. These seeds are left out of speeds and speed-ups; where "
+                f"too few remain, a {MARK} stands in place of the figure."
             )
         left_out = [
             f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
@@ -187,8 +198,8 @@ class Comparison:
             notes.append(
                 f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
             )
-        if self.disturbed or left_out:
-            marked = f"; those with a {MARK} compare with nothing" if self.disturbed else ""
+        if disturbed or left_out:
+            marked = f"; those with a {MARK} compare with nothing" if disturbed else ""
             notes.append(
                 f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
             )
@@ -266,7 +277,6 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         cost=cost,
         not_comparable=not_comparable,
         changes={arm: changes.of_arm(own) for arm, own in records.items()},
-        disturbed=doubts([trial for own in records.values() for trial in own]),
     )
 
 

@@ -150,7 +150,9 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
     words = " ".join(table(compare(record.trials)).split())
-    assert f"Too disturbed to count: {reason}. Their seeds are left out of speeds and" in words
+    shared = "with the share of the machine that other work took"
+    seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
+    assert f"Too disturbed to count, {shared}: {seeds}. These seeds are left out" in words
     assert "Wall-clock and device-hours count every round, disturbed ones included; those" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said

@@ -313,4 +313,4 @@ def test_one_of_anything_is_singular(tmp_path):
     experiments.write_trial(directory, experiments.config(rounds=1), rows)
     words = " ".join(table(compare(read_experiment(directory).trials)).split())
 
-    assert "other work took 50% of the machine in 1 of 1 round. " in words
+    assert "colocated_k1, seed 0 (50% in 1 of 1 round). " in words
