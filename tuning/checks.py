@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, shown
@@ -12,7 +14,11 @@ from grpo_trainable.plugins import PluginError, load
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 
+if TYPE_CHECKING:
+    from grpo_trainable.prompts import Prompts
+
 MAX_PROMPTS = 4096  # of a trial's stream whose lengths are looked at
+LOOK_S = 20.0  # after which no more of them are
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
@@ -95,14 +101,22 @@ def _check_inputs(trial: GRPOConfig) -> None:
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
+        _check_lengths(trial, prompts, model.config.context_length)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = trial.rounds * trial.prompts_per_round
-    asked = {"train": min(trained, MAX_PROMPTS), "eval": trial.eval.prompts}
-    for stream, count in asked.items():
-        for index in range(count):
-            length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), model.config.context_length)
+
+
+def _check_lengths(trial: GRPOConfig, prompts: Prompts, context: int) -> None:
+    """Refuses prompts that leave no room for a response, as far as they can be looked at soon."""
+    trained = min(trial.rounds * trial.prompts_per_round, MAX_PROMPTS)
+    numbered = [("eval", index) for index in range(trial.eval.prompts)]
+    numbered += [("train", index) for index in range(trained)]
+    start = time.monotonic()
+    for stream, index in numbered:
+        length = len(prompts.request(stream, index).prompt_ids)
+        _check_length(trial, length, prompts.text(stream, index), context)
+        if time.monotonic() - start > LOOK_S:
+            break  # a task may take its time to make a prompt
 
 
 def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:
