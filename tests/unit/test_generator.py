@@ -13,6 +13,7 @@ from policies import Mailbox
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.generator import _scored as score_groups
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
@@ -20,7 +21,8 @@ from grpo_trainable.messages import Sampled, Scored
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request
-from grpo_trainable.tasks import keyword_inclusion_reward_fn
+from grpo_trainable.simulation.groups import one_token_group
+from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
 from grpo_trainable.transports.in_process import InProcess
 
 
@@ -269,6 +271,23 @@ def test_deposit_that_outlives_a_reset_is_lost() -> None:
     unit = generator.generate(requests)
     assert unit.loaded == []
     assert all(group.token_versions.unique().tolist() == [0] for group in unit.groups)
+
+
+def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_counts() -> None:
+    right, wrong, formless = Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0), Score(0.0, 0.0, 0.0)
+    refused = Score(0.0, 1.0, 0.0, verified=False)
+    scores: list[list[Score | RewardError]] = [
+        [right, wrong, formless, formless],
+        [refused, right, refused, right],
+        [right, RewardError("no"), refused, right],
+    ]
+    groups = [one_token_group(i, rewards=[0.0] * 4) for i in range(3)]
+    scored = score_groups(Sampled(stream="train", groups=groups, loaded=[], spans=[]), scores)
+    assert [group.rewards.tolist() for group in scored.groups] == [[1, 0, 0, 0], [0, 1, 0, 1]]
+    assert scored.format_rewards == [0.5, 1.0]
+    assert scored.answer_rewards == [0.25, 0.5]
+    assert (scored.unverified, scored.reward_errors) == (3, 1)
+    assert scored.unscored == [(2, "no")]
 
 
 # ---- A user's reward ---------------------------------------------------------------------------

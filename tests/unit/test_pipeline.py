@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig, set_dotted
 from grpo_trainable.config.schema import RETIRED
-from grpo_trainable.messages import LearnerState
+from grpo_trainable.messages import LearnerState, Scored
 from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.pipeline.collector import Collector
+from grpo_trainable.pipeline.evaluation import held_out_rewards
+from grpo_trainable.pipeline.report import Recorder
+from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.simulation.runtime import constant_durations, long_tailed_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
-from grpo_trainable.versions import Sync
+from grpo_trainable.versions import StalenessGate, Sync
 
 # The first examples of a run build torch tensors for the first time, which takes its time.
 bounded = settings(
@@ -830,6 +834,39 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
         config = config_of(rounds=63, rollout={"prompts": 1}, eval={"every": 63})
         w = virtual_trial(config, reward_fails=lambda s, c, bad=bad: s == "train" and c % 21 == bad)
         assert w.run(63)[-1].metrics["count/skipped_rounds"] == 3
+
+
+def scored(*groups: RolloutGroup, unverified: int) -> Scored:
+    return Scored(
+        groups=list(groups),
+        format_rewards=[1.0 for _ in groups],
+        answer_rewards=[0.5 for _ in groups],
+        unscored=[],
+        reward_errors=0,
+        unverified=unverified,
+        loaded=[],
+        spans=[],
+    )
+
+
+def test_answers_that_could_not_be_verified_are_counted_and_end_no_trial() -> None:
+    config = config_of(task={"strict": True})
+    collector = Collector(config, StalenessGate(lag=0, max_age=0), Recorder())
+    for _ in range(2):
+        chunk = collector.take()
+        groups = [one_token_group(index) for index in chunk.prompt_indices]
+        collector.accept(chunk, scored(*groups, unverified=2))
+    assert collector.metrics()["count/unverified"] == 4
+    assert collector.metrics()["count/reward_errors"] == 0
+
+
+def test_held_out_answers_that_could_not_be_verified_are_told() -> None:
+    config = config_of()  # three prompts of two responses
+    groups = [one_token_group(index, rewards=(1.0, 0.0)) for index in range(3)]
+    answers = [scored(groups[0], unverified=1), scored(*groups[1:], unverified=2)]
+    evaluation, _, notes = held_out_rewards(config, 0, None, answers)
+    assert evaluation.mean == 0.5
+    assert notes == ["3 of 6 held-out responses could not be verified and count as wrong"]
 
 
 def some_held_out_fail(*prompt_indices: int) -> Callable[[str, int], bool]:
