@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -46,13 +46,15 @@ UNCHANGED = (
 
 
 class ExportError(ValueError):
-    """What is to be exported, or where to, cannot be used; the message is one line that names it."""
+    """What is to be exported cannot be used; the message is one line that names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     source: Path  # the checkpoint or policy that was read
-    round: int | None  # rounds that the policy was trained for; None: a policy that is no checkpoint
+    round: (
+        int | None
+    )  # rounds that the policy was trained for; None: a policy that is no checkpoint
     architecture: str
     parameters: int
     dtype: torch.dtype
@@ -144,13 +146,17 @@ def _export_theirs(
     beside: Path,
     dtype: torch.dtype | None,
 ) -> Exported:
-    model = policy.model if dtype is None else policy.model.to(dtype)
+    model: Any = policy.model
+    if dtype is not None:
+        model.to(dtype)
 
     with new_directory(out) as directory:
         try:
             model.save_pretrained(directory)
         except ValueError as error:  # settings of its own that transformers does not write
-            raise ExportError(f"{source}: transformers cannot write it ({one_line(error)})") from error
+            raise ExportError(
+                f"{source}: transformers cannot write it ({one_line(error)})"
+            ) from error
         for name in UNCHANGED:
             if (beside / name).is_file():
                 shutil.copyfile(beside / name, directory / name)

@@ -48,7 +48,6 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     yield from _policy_files(config)
 
 
-
 def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
     for name, path in policy_files(config.model).items():
         yield f"model.path/{name}", path
@@ -67,10 +66,11 @@ def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
-        names_file = check.refers_to == "path" and value not in (None, *check.choices)
-        if names_file and not os.path.isdir(value):
+        if value is None or value in check.choices:
+            continue
+        if check.refers_to == "path" and not os.path.isdir(value):
             yield key, value
-        elif check.refers_to == "object" and value is not None and is_reference(value):
+        elif check.refers_to == "object" and is_reference(value):
             yield from _source(key, value)
 
 

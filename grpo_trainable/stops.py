@@ -1,4 +1,4 @@
-"""What ends a response besides its length: token ids and strings, of a trial's settings and task."""
+"""What ends a response besides its length: ids and strings, by a trial's settings and task."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ Write the policy of a checkpoint to the directory OUT as transformers and vLLM l
 
   AutoModelForCausalLM.from_pretrained("OUT"), AutoTokenizer.from_pretrained("OUT")
 
-A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, its tokenizer and
-its chat template; LoRA adapters are merged into it."""
+A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, its tokenizer
+and its chat template; LoRA adapters are merged into it."""
 EXAMPLES = """\
 examples:
   python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
@@ -59,8 +59,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a checkpoint of a trial, the directory of a trial (its newest whole checkpoint), or a "
-        "policy that pretrain.py wrote",
+        help="a checkpoint, the directory of a trial (its newest whole checkpoint), or a policy "
+        "that pretrain.py wrote",
     )
     parser.add_argument("out", metavar="OUT", help="the directory to write, new or empty")
     parser.add_argument(

@@ -125,9 +125,7 @@ def _wrong_tokens(engine: Engine, group: RolloutGroup, vocab_size: int) -> Itera
             yield f"{name} reach to {int(stamps.max())}, but the weights in use have {newest}"
 
 
-def _wrong_ends(
-    request: Request, group: RolloutGroup, stops: StopStrings | None
-) -> Iterator[str]:
+def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None) -> Iterator[str]:
     for row, mask in enumerate(group.response_mask):
         ids = group.response_ids[row][mask]
         end, finished = _end(request, ids, stops), bool(group.finished[row])

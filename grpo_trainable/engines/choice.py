@@ -18,8 +18,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     """The record of a trial's engine; `auto` is settled by what `model.path` names.
 
     Raises:
-        ValueError: the engine does not sample such a policy or lacks a library, or a hub id cannot be
-            had from the hub; in one line.
+        ValueError: the engine does not sample such a policy or lacks a library, or the policy
+            cannot be had from the hub; in one line.
     """
     kind = policy_kind(config.model.path)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)

@@ -60,9 +60,9 @@ class ChatTemplate:
                 add_generation_prompt=True,
             )
         except Exception as error:  # a template may fail in any way
-            raise ValueError(f"model.chat_template: cannot render a prompt: {one_line(error)}") from (
-                error
-            )
+            raise ValueError(
+                f"model.chat_template: cannot render a prompt: {one_line(error)}"
+            ) from (error)
         assert isinstance(rendered, str)
         return rendered
 

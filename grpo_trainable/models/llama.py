@@ -31,7 +31,9 @@ OF_LAYER = {
 
 def llama_tensors(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The parameters of a `TransformerLM` under Llama's names, a tied head once; views."""
-    return {theirs: part for name, tensor in ours.items() for theirs, part in _renamed(name, tensor)}
+    return {
+        theirs: part for name, tensor in ours.items() for theirs, part in _renamed(name, tensor)
+    }
 
 
 def _renamed(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:

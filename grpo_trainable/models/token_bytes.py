@@ -27,8 +27,7 @@ def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[bytes]:
     added = backend.get_added_tokens_decoder()
     special = {index for index, token in added.items() if token.special}
     tokens = (
-        None if index in special else backend.id_to_token(index)
-        for index in range(vocab_size)
+        None if index in special else backend.id_to_token(index) for index in range(vocab_size)
     )
     return [b"" if token is None else read(token) for token in tokens]
 

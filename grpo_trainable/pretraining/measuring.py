@@ -19,6 +19,7 @@ from grpo_trainable.pretraining.corpus import Row, encode
 from grpo_trainable.pretraining.stories import Document, count_sentences
 from grpo_trainable.pretraining.training import collate, token_losses
 from grpo_trainable.rollout import Request, SamplingLimits
+from grpo_trainable.tasks import as_text
 from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords, split_of
 
 SAMPLED_KEYWORDS = 250
@@ -122,7 +123,7 @@ def measure(
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
     task = KeywordTask(TaskSettings(), seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))
-    prompts = [example.prompt for example in examples]
+    prompts = [as_text(example.prompt) for example in examples]
     stories = sample(model, tokenizer, prompts, RESPONSES_PER_KEYWORD, seed + 1)
     included: dict[bool, list[Response]] = {True: [], False: []}
     for example, group in zip(examples, stories, strict=True):

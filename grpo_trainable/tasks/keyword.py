@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.messages import as_text, is_text, mistake_in_prompt
@@ -159,7 +161,8 @@ def _parse_example(line: bytes) -> Example:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(row, dict):
         raise ValueError(f"must be a JSON object, got {type(row).__name__}")
-    prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
+    prompt: Any = row.get("prompt")
+    keywords, answer = row.get("keywords"), row.get("answer")
     mistake = mistake_in_prompt(prompt)
     if mistake is not None:
         raise ValueError(f"prompt {mistake}")

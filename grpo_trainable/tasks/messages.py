@@ -24,7 +24,9 @@ def mistake_in_prompt(prompt: Any) -> str | None:
         if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
             return f"must have role and content, and nothing else, in message {number}"
         if message["role"] not in ROLES:
-            return f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
+            return (
+                f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
+            )
         if message["role"] == "system" and number > 1:
             return f"has its system message in place {number}; it must be the first"
         if not is_text(message["content"]):

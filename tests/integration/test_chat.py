@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hf_models import tokenizer as trained_tokenizer
 from hf_models import write_json_files
 
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute
@@ -115,7 +114,18 @@ def test_what_a_message_spells_stays_text(path):
     assert of_transformers(path, as_messages(HOSTILE)).count(tokenizer.special_tokens[START]) == 3
 
 
-PIECES = [START, END, "<|endoftext|>", "<|pad|>", "<|im_", "start|>", "\ue000", "\ue001", "\n", " fox"]
+PIECES = [
+    START,
+    END,
+    "<|endoftext|>",
+    "<|pad|>",
+    "<|im_",
+    "start|>",
+    "\ue000",
+    "\ue001",
+    "\n",
+    " fox",
+]
 
 
 def test_no_text_whatsoever_changes_the_frame_of_the_template(path):
@@ -222,7 +232,7 @@ def test_a_template_that_is_not_there_is_one_line(path, tmp_path):
     none = write_chat_model(tmp_path / "none", template=None)
     with pytest.raises(ValueError, match=rf"^model.chat_template=on: {none} has no chat template"):
         chat_of(none)
-    with pytest.raises(ValueError, match="model.chat_template=on: the shipped policy has no chat"):
+    with pytest.raises(ValueError, match=r"model.chat_template=on: the shipped policy has no chat"):
         chat_template("on", None, read_tokenizer(None))
     with pytest.raises(ValueError, match=r"model.chat_template=/x.jinja: cannot be read: No such"):
         chat_of(path, "/x.jinja")
@@ -258,6 +268,8 @@ def test_the_template_in_a_file_of_its_own_counts(tmp_path):
     path = write_chat_model(tmp_path, template=None)
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}!")
     assert chat_of(path).render(as_messages("Hi")) == "Hi!"
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text()).keys().isdisjoint(
-        {"chat_template"}
+    assert (
+        json.loads((tmp_path / "tokenizer_config.json").read_text())
+        .keys()
+        .isdisjoint({"chat_template"})
     )

@@ -29,7 +29,12 @@ transformers = pytest.importorskip("transformers")
 
 TOKENIZER = tokenizer()
 CPU = torch.device("cpu")
-PROMPTS = ["Write a story that includes the word: fox\n", "The fox", "The old fox slept.\nHome", "a"]
+PROMPTS = [
+    "Write a story that includes the word: fox\n",
+    "The fox",
+    "The old fox slept.\nHome",
+    "a",
+]
 LIMITS = SamplingLimits(
     min_new_tokens=3, max_new_tokens=20, temperature=1.3, end_ids=TOKENIZER.end_ids
 )
@@ -108,9 +113,7 @@ def assert_same(one: Sequence[RolloutGroup], other: Sequence[RolloutGroup], atol
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.response_ids, b.response_ids)
         assert torch.equal(a.finished, b.finished)
-        torch.testing.assert_close(
-            a.behaviour_log_probs, b.behaviour_log_probs, rtol=0, atol=atol
-        )
+        torch.testing.assert_close(a.behaviour_log_probs, b.behaviour_log_probs, rtol=0, atol=atol)
 
 
 # ---- What is sampled -------------------------------------------------------------------------

@@ -27,7 +27,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A reward that tells the responses of random weights apart."""
     file = tmp_path_factory.mktemp("reward") / "letters.py"
-    file.write_text("def score(response, truth):\n    return response.count('e') - len(response) / 9\n")
+    file.write_text(
+        "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
+    )
     return f"{file}:score"
 
 
@@ -40,9 +42,7 @@ def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
     sampling = {"prompts": 4, "unit_prompts": 2, "group_size": 4, "max_new_tokens": 16}
     model = {"path": path, **values.pop("model", {})}
     sampling |= values.pop("rollout", {})
-    return trial_config(
-        rollout=sampling, model=model, task={"reward": reward}, **values
-    )
+    return trial_config(rollout=sampling, model=model, task={"reward": reward}, **values)
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -212,7 +212,7 @@ STOPS = ("abba", "cc", "éa")
 
 
 def cut_at(ids: Sequence[int]) -> int:
-    """How many tokens a response has that would go on as `ids` do, by looking at all of its text."""
+    """How many tokens a response has that would go on as `ids` do, by a look at all its text."""
     for count in range(1, len(ids) + 1):
         text = b"".join(TOKENS.token_bytes[index] for index in ids[:count])
         if ids[count - 1] == EOS or any(stop.encode() in text for stop in STOPS):
