@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-
 MASTER = "master"  # what a checkpoint calls one, beside AdamW's own names
 
 

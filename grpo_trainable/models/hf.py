@@ -48,7 +48,8 @@ class HFPolicy(Policy):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.model.get_output_embeddings().weight  # pyright: ignore[reportReturnType]
+        head: Any = self.model.get_output_embeddings()
+        return head.weight
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         self.refuse_too_long(input_ids.shape[1])
@@ -88,14 +89,14 @@ class HFPolicy(Policy):
         compute the head themselves, would compute something else.
         """
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
-        if head is None or tuple(head.weight.shape[:1]) != (self.vocab_size,):  # pyright: ignore
+        if head is None or len(self.head_weight) != self.vocab_size:
             raise ValueError(f"{name} has no head of {self.vocab_size} tokens")
         ids = self._probe()
         for factor in (1.0, MAGNIFIED):
             with self._scaled(factor):
                 hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
             ours = hidden @ self.head_weight.t()
-            # Relative to the largest: half of bfloat16's digits, or of float32's.
+            # Relative to the largest, and far above rounding.
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(
@@ -135,7 +136,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     refuse_unusable(directory)
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -145,6 +146,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
         )
     except Exception as error:  # transformers and safetensors have no error of their own
         raise ValueError(f"{directory}: transformers cannot load it ({one_line(error)})") from error
+    model, told = loaded
     # transformers would go on with random numbers in their place.
     lacking = sorted(told["missing_keys"])
     if lacking:
@@ -157,4 +159,3 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
 
 def _cannot_checkpoint(model: torch.nn.Module) -> str:
     return f"model.gradient_checkpointing=true: {type(model).__name__} cannot do that"
-

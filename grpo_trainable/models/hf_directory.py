@@ -70,7 +70,9 @@ def is_hugging_face(directory: Path) -> bool:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and not config.keys().isdisjoint({"model_type", "architectures"})
+    return isinstance(config, dict) and not config.keys().isdisjoint(
+        {"model_type", "architectures"}
+    )
 
 
 def model_files(directory: Path) -> list[str]:
@@ -121,7 +123,9 @@ def read_shape(directory: Path) -> PolicyShape:
     config = _text_config(directory)
     lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
     if not lengths:
-        raise ValueError(f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]}, the longest context")
+        raise ValueError(
+            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]}, the longest context"
+        )
     if not _is_count(config.get("vocab_size")):
         raise ValueError(f"{directory / 'config.json'}: no vocab_size")
     return PolicyShape(context_length=lengths[0], vocab_size=config["vocab_size"])
@@ -148,8 +152,8 @@ def refuse_unusable(directory: Path) -> None:
         )
     if (directory / "adapter_config.json").exists():
         raise ValueError(
-            f"{directory}: adapter_config.json makes these adapters of another model; merge them and "
-            "save the whole"
+            f"{directory}: adapter_config.json makes these adapters of another model; merge them "
+            "and save the whole"
         )
     if "quantization_config" in config:
         raise ValueError(f"{directory}: the weights are quantized, which cannot be trained")
@@ -166,7 +170,8 @@ def _known_to_transformers(model_type: Any) -> bool:
     """Whether the tables of the installed transformers name an architecture; importing them would
     take seconds."""
     spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     tables = (Path(spec.origin).parent / "models" / "auto").glob("*.py")
     name = f'"{model_type}"'
     return isinstance(model_type, str) and any(

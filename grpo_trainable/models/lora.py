@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -72,7 +73,7 @@ class LoraPolicy(Policy):
             nn.init.kaiming_uniform_(first.weight, a=math.sqrt(5), generator=generator)
             nn.init.zeros_(second.weight)
 
-    def _adapted(self) -> dict[str, LoraLayer]:
+    def _adapted(self) -> dict[str, Any]:
         """The layers that have adapters, by the name that the model gives them."""
         modules = self.base.model.named_modules()
         return {name: module for name, module in modules if isinstance(module, LoraLayer)}

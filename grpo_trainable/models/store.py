@@ -103,7 +103,8 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        return _load_hf(model, directory), hf_directory.read_tokenizer(directory)
+        tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
+        return _load_hf(model, directory), tokenizer
     _refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
 
@@ -207,7 +208,10 @@ def _with_adapters(policy: Policy, model: PolicySettings, seed: int) -> Policy:
 
 def _refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
     """ValueError where a policy of ours is asked for what only those of transformers can do."""
-    asked = {"model.dtype": model.dtype != "float32", "model.lora_rank": model.lora_rank is not None}
+    asked = {
+        "model.dtype": model.dtype != "float32",
+        "model.lora_rank": model.lora_rank is not None,
+    }
     for key, is_asked in asked.items():
         if is_asked:
             raise ValueError(f"{directory}: {key} is for Hugging Face models, and this is none")

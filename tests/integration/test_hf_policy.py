@@ -94,7 +94,9 @@ def scored(policy: Policy, batch: TrainBatch) -> Tensor:
     return response_log_probs(policy, *arguments, **LAW)[0]
 
 
-def as_transformers_says(path: str, batch: TrainBatch, dtype: torch.dtype = torch.float32) -> Tensor:
+def as_transformers_says(
+    path: str, batch: TrainBatch, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Log-probs (B, S) from the model's own logits, with an attention mask."""
     model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     longest = (batch.response_mask * torch.arange(batch.input_ids.shape[1])).amax(dim=1)
@@ -212,7 +214,7 @@ def test_a_bfloat16_body_has_a_float32_head(model_path):
         log_probs = scored(policy, batch)
         assert log_probs.dtype == torch.float32
         log_probs.sum().backward()
-        error[head_fp32] = float((log_probs[batch.response_mask] - exact).abs().mean())
+        error[head_fp32] = (log_probs.detach()[batch.response_mask] - exact).abs().mean().item()
     assert 0 < error[True] < error[False] < 0.2
 
 
@@ -336,12 +338,15 @@ class Trained:
 
     def rounds(self, count: int) -> list[Any]:
         updates = []
-        for self.round in range(self.round + 1, self.round + 1 + count):
+        for _ in range(count):
+            self.round += 1
             groups = made_up_groups(self.round)
             with torch.no_grad():
                 log_probs = scored(self.learner.policy, batch_of(groups))
             sampled = by_group(groups, log_probs)
-            behaviour = [replace(g, behaviour_log_probs=b) for g, b in zip(groups, sampled, strict=True)]
+            behaviour = [
+                replace(g, behaviour_log_probs=b) for g, b in zip(groups, sampled, strict=True)
+            ]
             updates.append(self.learner.update([behaviour]))
         return updates
 
@@ -352,9 +357,12 @@ def test_a_round_trains_and_publishes_what_engines_can_load(model_path, settings
     trained = Trained(path, **model)
     trained.learner.warm_up(prompt_tokens=9)
     (first, *_, last) = trained.rounds(3)
-    assert first.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
-    assert first.kl["previous"].k3 > 0
-    assert last.kl["reference"].k3 > first.kl["reference"].k3 > 0
+    # Rows that are batched otherwise round otherwise, visibly so in bfloat16.
+    rounding = 0.02 if "bfloat16" in settings else 1e-5
+    assert first.steps[0].ratio_max == pytest.approx(1.0, abs=rounding)
+    assert first.kl["previous"] == first.kl["reference"]
+    assert last.kl["previous"] != last.kl["reference"]
+    assert min(drift.k3 for update in (first, last) for drift in update.kl.values()) > 0
     snapshot = trained.transport.snapshots[trained.learner.publish().version]
     plain, _ = build_policy(config_of(path, dtype=model.get("dtype", "float32")).model, 0)
     copy_parameters(plain.weights(), snapshot.tensors, source="snapshot")
@@ -412,7 +420,9 @@ def test_a_checkpoint_of_another_model_is_refused(model_path):
         ("Phi", {}),
     ],
 )
-def test_logits_that_are_no_product_are_refused(tmp_path: Path, kind: str, settings: dict[str, Any]):
+def test_logits_that_are_no_product_are_refused(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+):
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64,

@@ -124,6 +124,7 @@ DEFAULTS = {
         "weight_decay": 0.0,
         "grad_clip": 1.0,
         "microbatch": 16,
+        "microbatch_tokens": None,
         "epochs": 1,
         "schedule": "constant",
         "max_skipped_steps": 3,
@@ -554,8 +555,8 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(optim__microbatch_tokens=59),
-            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a response alone may "
-            "have as many",
+            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a response alone "
+            "may have as many",
         ),
         (
             nested(buffer__sample_batches=2),
@@ -1069,13 +1070,13 @@ def test_paths_become_absolute_against_the_callers_directory(tmp_path, monkeypat
 
 def test_a_model_is_a_directory_or_else_a_name_on_the_hub(tmp_path):
     (tmp_path / "org" / "here").mkdir(parents=True)
-    for given, meant in (
+    for named, meant in (
         ("org/here", str(tmp_path / "org" / "here")),
         ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"),
         ("./org/elsewhere", str(tmp_path / "org" / "elsewhere")),
         ("elsewhere", str(tmp_path / "elsewhere")),
     ):
-        assert make_absolute(nested(model__path=given), tmp_path) == nested(model__path=meant)
+        assert make_absolute(nested(model__path=named), tmp_path) == nested(model__path=meant)
 
 
 def test_what_is_no_path_stays_as_it_is():
