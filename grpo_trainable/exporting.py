@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -146,7 +146,9 @@ def _export_theirs(
     beside: Path,
     dtype: torch.dtype | None,
 ) -> Exported:
-    model = policy.model if dtype is None else policy.model.to(dtype)  # pyright: ignore[reportArgumentType]
+    model: Any = policy.model
+    if dtype is not None:
+        model.to(dtype)
 
     with new_directory(out) as directory:
         try:

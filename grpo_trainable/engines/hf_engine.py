@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.engines.local import LocalEngine, PromptBatch
 from grpo_trainable.models.hf import HFPolicy
+from grpo_trainable.models.hf_directory import one_line
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import PolicyWeights
@@ -25,10 +26,15 @@ class HFEngine(LocalEngine):
     def __init__(
         self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """`recompute`: as for `LocalEngine`."""
+        """`recompute`: as for `LocalEngine`.
+
+        Raises:
+            ValueError: the model cannot be sampled token by token, in one line.
+        """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
         self._head: Tensor | None = None  # in the precision in which it is multiplied
+        self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:
         super().load(weights)
@@ -43,6 +49,37 @@ class HFEngine(LocalEngine):
             # Once, since widening the head of a bfloat16 model costs about as much as a token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
+
+    @torch.no_grad()
+    def _refuse_other_caches(self) -> None:
+        """Compares logits that were computed on a cache, with padding, with those of a whole pass.
+
+        Raises:
+            ValueError: they are not the same, or cannot be had, in one line.
+        """
+        ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
+        prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)
+        rows = torch.arange(2, device=self.device)
+        probe = PromptBatch(prompts=prompts, fan_out=rows, max_new_tokens=1)
+        try:
+            decoder = self._decoder(probe)
+            on_cache = torch.stack((decoder.first(), decoder.next(last.expand(2))), dim=1)
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise ValueError(f"{self._name} has another cache ({one_line(error)})") from error
+        for prompt, logits in zip(prompts, on_cache, strict=True):
+            whole = torch.cat((prompt.to(self.device), last))
+            expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
+            # Relative to the largest: what a body in this precision may round to.
+            allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
+            if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
+                raise ValueError(
+                    f"{self._name} computes something else with a cache and padding than in one "
+                    "pass, so what it samples would not be what the learner scores"
+                )
+
+    @property
+    def _name(self) -> str:
+        return type(self.policy.model).__name__
 
 
 def build_hf_engine(setup: EngineSetup) -> HFEngine:

@@ -60,9 +60,8 @@ class ChatTemplate:
                 add_generation_prompt=True,
             )
         except Exception as error:  # a template may fail in any way
-            raise ValueError(
-                f"model.chat_template: cannot render a prompt: {one_line(error)}"
-            ) from (error)
+            why = one_line(error)
+            raise ValueError(f"model.chat_template: cannot render a prompt: {why}") from error
         assert isinstance(rendered, str)
         return rendered
 
@@ -130,8 +129,9 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
     """
     if named == "off":
         return None
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"model.chat_template={named}: needs the library transformers: {INSTALL}")
+    for library in ("transformers", "jinja2"):
+        if importlib.util.find_spec(library) is None:
+            raise ValueError(f"model.chat_template={named}: needs the library {library}: {INSTALL}")
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     renderer: Any = _renderer(directory)
     if named != "on":

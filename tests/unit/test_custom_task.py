@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import textwrap
+from typing import Any
 
 import pytest
 
@@ -152,6 +153,7 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
             "every task has a setting strict; call yours another name",
         ),
         ("reward = None", "has no method reward"),
+        ("stop = [3]", "stop is [3], must be a list of texts"),
         (
             "def train_example(self, i): return 'a prompt'",
             "train_example(0) gave a value of type str, must be Example(prompt, ground_truth)",
@@ -219,4 +221,11 @@ def test_a_task_that_a_reward_process_cannot_make_is_one_line(tmp_path):
     with pytest.raises(
         ValueError, match=r"^task\.name=.*cannot be made: AssertionError: no torch$"
     ):
-        check_reward(*reward_apart(config(name)))
+        check_reward(*custom_reward(config(name)))
+
+
+@pytest.mark.parametrize(("stop", "strings"), [("", ()), ("stop = ['</answer>']", ("</answer>",))])
+def test_a_task_says_which_strings_end_a_response(tmp_path, stop, strings):
+    (tmp_path / "sums.py").write_text(f"{SUMS}\n    {stop}\n")
+    task: Any = build_task(config(f"{tmp_path}/sums.py:Sums"))
+    assert task.stop == strings
