@@ -221,7 +221,7 @@ def test_a_task_that_a_reward_process_cannot_make_is_one_line(tmp_path):
     with pytest.raises(
         ValueError, match=r"^task\.name=.*cannot be made: AssertionError: no torch$"
     ):
-        check_reward(*custom_reward(config(name)))
+        check_reward(*reward_apart(config(name)))
 
 
 @pytest.mark.parametrize(("stop", "strings"), [("", ()), ("stop = ['</answer>']", ("</answer>",))])
