@@ -5,8 +5,14 @@ from __future__ import annotations
 import gc
 import os
 
+from hypothesis import HealthCheck, settings
+
 # Torch reads it when it is imported. Several test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine must not fail a test that makes its inputs slowly there.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 # Collecting makes many objects that stay: the garbage collector need not look at them.

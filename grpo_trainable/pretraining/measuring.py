@@ -19,7 +19,6 @@ from grpo_trainable.pretraining.corpus import Row, encode
 from grpo_trainable.pretraining.stories import Document, count_sentences
 from grpo_trainable.pretraining.training import collate, token_losses
 from grpo_trainable.rollout import Request, SamplingLimits
-from grpo_trainable.tasks import as_text
 from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords, split_of
 from grpo_trainable.tasks.messages import as_text
 

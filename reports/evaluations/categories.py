@@ -34,9 +34,8 @@ def table_rows(record: EvaluationRecord) -> list[tuple[str, str, str, str]]:
 def shown_truth(truth: JSONValue) -> str:
     """A ground truth for a reader: texts as they are, the rest as JSON."""
     texts = truth if isinstance(truth, list) else [truth]
-    if all(isinstance(text, str) for text in texts):
-        return ", ".join(texts)
-    return json.dumps(truth, ensure_ascii=False)
+    words = [text for text in texts if isinstance(text, str)]
+    return ", ".join(words) if words == texts else json.dumps(truth, ensure_ascii=False)
 
 
 def examples(responses: Sequence[Generation]) -> list[Generation]:
