@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
-from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, SHIPPED_PRESET
+from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, policy_directory
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -43,9 +43,9 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
-    random_weights = config.model.path is None and config.model.preset != SHIPPED_PRESET
-    for name in ("tokenizer.json",) if random_weights else POLICY_FILES:
-        yield f"model.path/{name}", Path(config.model.path or SHIPPED_POLICY) / name
+    directory = policy_directory(config.model.preset, config.model.path)
+    for name in ("tokenizer.json",) if directory is None else POLICY_FILES:
+        yield f"model.path/{name}", (directory or SHIPPED_POLICY) / name
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:

@@ -78,7 +78,7 @@ class GRPOTrainable(tune.Trainable):
     def _begin(self) -> None:
         """Puts the trial at round 0, over actors that have done nothing yet."""
         config, choice = self.grpo, self._actors.choice
-        self._tokenizer = read_tokenizer(config.model.path)
+        self._tokenizer = read_tokenizer(config.model.preset, config.model.path)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
         self._inputs = input_digests(config)
         self._learners = self._actors.learner_group()

@@ -67,7 +67,7 @@ class Generator:
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._engine_name = config.engine
-        self._tokenizer = read_tokenizer(config.model.path)
+        self._tokenizer = read_tokenizer(config.model.preset, config.model.path)
         self._vocab_size = policy_shape(config.model.preset, config.model.path).vocab_size
         self.engine = build_engine(
             EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)

@@ -38,9 +38,10 @@ class ModelSettings(Settings):
     SECTION: ClassVar[str] = "model"
 
     preset: str = choice(
-        ("tiny", "small", "course"),
-        "The shape of the transformer: tiny starts from the shipped policy, the others from random "
-        "weights drawn by seed.",
+        ("tiny", "arithmetic", "small", "course"),
+        "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic the "
+        "one that solves word problems, small and course are shapes with random weights drawn by "
+        "seed.",
     )
     path: str | None = path(
         None, "The directory of the policy to start from, as launch/pretrain.py writes it."

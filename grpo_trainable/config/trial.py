@@ -18,6 +18,7 @@ from grpo_trainable.config.schema import (
     TaskSettings,
     TrialSettings,
 )
+from grpo_trainable.config.task_defaults import default_of, with_task_defaults
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
@@ -51,10 +52,14 @@ class GRPOConfig(TrialSettings):
         for key in READ_WITH:
             value = self[key]
             missing = unmet(key, self)
-            if missing and value not in (CHECKS[key].default, HARMLESS.get(key)):
+            if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+
+    def _unread_values(self, key: str) -> tuple[Any, ...]:
+        """What a key may hold where it is not read."""
+        return CHECKS[key].default, default_of(key, self.task.name), HARMLESS.get(key)
 
     def _settle_clip(self) -> None:
         """Puts the loss's default clip range in as numbers, so that a trial's files show it."""
@@ -68,7 +73,8 @@ class GRPOConfig(TrialSettings):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
-        """The config that nested plain data describes; a missing key has its default.
+        """The config that nested plain data describes; a missing key has its default, or its
+        task's own.
 
         Raises:
             ConfigError: a key is unknown, or the settings are invalid.
@@ -76,7 +82,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in data.items():
+        for name, value in with_task_defaults(data).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")

@@ -13,8 +13,11 @@ from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
 
-SHIPPED_POLICY = Path(__file__).parent.parent / "assets" / "policy"
-SHIPPED_PRESET = "tiny"
+ASSETS = Path(__file__).parent.parent / "assets"
+SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
+ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
+# The presets that start from a policy that ships; others start from random weights.
+SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY}
 POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
 
 
@@ -74,26 +77,29 @@ def read_config(directory: str | Path) -> ModelConfig:
         raise ValueError(f"{config_file}: not a policy's config ({error})") from error
 
 
-def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerLM, Tokenizer]:
-    """The policy a config names: a directory's, the shipped one, or random weights of a preset.
+def policy_directory(preset: str, path: str | None) -> Path | None:
+    """The directory of the policy that a config names; None where it is random weights."""
+    return Path(path) if path is not None else SHIPPED.get(preset)
 
-    Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
-    the shipped tokenizer.
+
+def build_policy(preset: str, path: str | None, seed: int) -> tuple[TransformerLM, Tokenizer]:
+    """The policy that a config names: a directory's, a shipped one, or random weights of a preset.
+
+    Random weights are drawn from `seed`, and have the tokenizer of the shipped story policy.
     """
-    if path is not None:
-        return load_policy(path)
-    if preset == SHIPPED_PRESET:
-        return load_policy(SHIPPED_POLICY)
-    return TransformerLM(PRESETS[preset], seed), read_tokenizer(None)
+    directory = policy_directory(preset, path)
+    if directory is not None:
+        return load_policy(directory)
+    return TransformerLM(PRESETS[preset], seed), read_tokenizer(preset, path)
 
 
 def policy_shape(preset: str, path: str | None) -> ModelConfig:
     """The shape of the policy that `build_policy` builds."""
-    if path is not None or preset == SHIPPED_PRESET:
-        return read_config(path or SHIPPED_POLICY)
-    return PRESETS[preset]
+    directory = policy_directory(preset, path)
+    return PRESETS[preset] if directory is None else read_config(directory)
 
 
-def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of the policy that `build_policy` builds from the same path."""
-    return Tokenizer.load(Path(path or SHIPPED_POLICY) / "tokenizer.json")
+def read_tokenizer(preset: str, path: str | None) -> Tokenizer:
+    """The tokenizer of the policy that `build_policy` builds."""
+    directory = policy_directory(preset, path) or SHIPPED_POLICY
+    return Tokenizer.load(directory / "tokenizer.json")

@@ -37,14 +37,20 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size()
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
-        """Trains at most `vocab_size` tokens: 256 bytes, two special ones, merges of `texts`."""
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, digits_alone: bool = False
+    ) -> Tokenizer:
+        """Trains at most `vocab_size` tokens: 256 bytes, two special ones, merges of `texts`.
+
+        With `digits_alone` no merge holds a digit: each is a token of its own wherever it stands.
+        """
         if vocab_size < 258:
             raise ValueError(f"vocab_size={vocab_size}: must be >= 258 (256 bytes, 2 special)")
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split("\n", behavior="isolated"),
+                *([pre_tokenizers.Digits(individual_digits=True)] if digits_alone else []),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )

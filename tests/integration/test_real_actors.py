@@ -29,7 +29,7 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}
-TOKENIZER = read_tokenizer(None)
+TOKENIZER = read_tokenizer("tiny", None)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:
 
 def write_quick_policy(directory: Path) -> str:
     """A policy that is quick to train: random weights, the shipped tokenizer. Its path."""
-    tokenizer = read_tokenizer(None)
+    tokenizer = read_tokenizer("tiny", None)
     shape = ModelConfig(
         vocab_size=tokenizer.vocab_size,
         context_length=48,

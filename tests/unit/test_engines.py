@@ -149,7 +149,7 @@ def config_of(engine: str) -> GRPOConfig:
 
 
 def build(engine: str) -> Any:
-    tokenizer = read_tokenizer(None)
+    tokenizer = read_tokenizer("tiny", None)
     device = torch.device("cpu")
     return build_engine(EngineSetup(config=config_of(engine), tokenizer=tokenizer, device=device))
 
@@ -175,7 +175,7 @@ def test_an_engine_that_cannot_be_used_is_one_line(
 
 def generate(engine: str) -> list[RolloutGroup]:
     config = config_of(engine)
-    prompts = Prompts(config, build_task(config), read_tokenizer(None))
+    prompts = Prompts(config, build_task(config), read_tokenizer("tiny", None))
     generator = Generator(config, InProcess())
     try:
         return generator.generate([prompts.request("train", i) for i in range(2)]).groups

@@ -46,7 +46,7 @@ def same_threads_afterwards() -> Iterator[None]:
 
 
 def prompts_of(config: GRPOConfig) -> Prompts:
-    return Prompts(config, build_task(config), read_tokenizer(None))
+    return Prompts(config, build_task(config), read_tokenizer("tiny", None))
 
 
 def requests_of(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> list[Request]:
@@ -64,7 +64,7 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
 
 
 def texts_of(unit: Scored) -> list[list[str]]:
-    decode = read_tokenizer(None).decode
+    decode = read_tokenizer("tiny", None).decode
     return [
         [decode(i[m].tolist()) for i, m in zip(g.response_ids, g.response_mask, strict=True)]
         for g in unit.groups

@@ -61,7 +61,7 @@ class Pair:
         self.learner = Learner(self.config, transport)
         self.generator = Generator(self.config, transport)
         self.prompts = Prompts(
-            self.config, build_task(self.config), read_tokenizer(self.config.model.path)
+            self.config, build_task(self.config), read_tokenizer(self.config.model.preset, self.config.model.path)
         )
         self.next_prompt = 0
 
@@ -553,7 +553,7 @@ def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config
             with torch.no_grad():
                 logits = model(row[None, :-1])[0, len(group.prompt_ids) - 1 :]
             logits = logits.double() / config.rollout.temperature
-            eos_id = read_tokenizer(config.model.path).eos_id
+            eos_id = read_tokenizer(config.model.preset, config.model.path).eos_id
             logits[: config.rollout.min_new_tokens - 1, eos_id] = -torch.inf
             chosen = logits.log_softmax(-1).gather(1, response[:, None])
             sums.append(float(chosen.sum()))
@@ -926,6 +926,6 @@ def test_state_trained_against_another_reference_is_refused(
     pair = Pair(policy_path)
     state = pair.learner.state()
     other = TransformerLM(pair.learner.policy.config, seed=4)
-    save_policy(tmp_path / "other", other, read_tokenizer(None), torch.float32)
+    save_policy(tmp_path / "other", other, read_tokenizer("tiny", None), torch.float32)
     with pytest.raises(ValueError, match=r"reference policy has checksum .*model\.path=.*other"):
         Pair(str(tmp_path / "other")).learner.load_state(state)
