@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial, overhead, rows_of
 
-from grpo_trainable.tasks.templates import tagged_answer
+from grpo_trainable.tasks.answers import tagged_answer
 from reports.intervals import over_prompts, over_seeds
 
 ARMS = ("sync", "async_k1")

@@ -13,6 +13,8 @@ from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, policy_dir
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
+from grpo_trainable.tasks.math import problem_files
+from grpo_trainable.tasks.templates import TEMPLATES
 
 CHUNK_BYTES = 1 << 20
 ASSETS = NOUNS_FILE.parent
@@ -40,7 +42,8 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    yield from (_custom_task_files if config.task.is_custom else _keyword_files)(config.task)
+    task = config.task
+    yield from (_custom_task_files if task.is_custom else TASK_FILES[task.name])(task)
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     directory = policy_directory(config.model.preset, config.model.path)
@@ -54,6 +57,25 @@ def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     for key, path in (("task.train_file", task.train_file), ("task.eval_file", task.eval_file)):
         if path is not None:
             yield key, path
+
+
+def _math_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
+    for key, path in problem_files(task).items():
+        yield f"task.{key}", path
+    yield from _template_file(task)
+
+
+def _template_file(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
+    if task.template not in TEMPLATES:
+        yield "task.template", task.template
+
+
+# What the built-in tasks read.
+TASK_FILES = {
+    "keyword": _keyword_files,
+    "math": _math_files,
+    "reasoning_gym": _template_file,
+}
 
 
 def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:

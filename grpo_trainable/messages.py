@@ -61,6 +61,7 @@ class Scored:
     answer_rewards: list[float]
     unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
+    unverified: int  # responses that count as wrong because they could not be judged
     loaded: list[Loaded]  # as in `Sampled`
     spans: list[Span]
 

@@ -64,7 +64,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        "count/skipped_rounds",
+        *("count/skipped_rounds", "count/unverified"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),

@@ -83,7 +83,7 @@ def check_functions(trials: Sequence[GRPOConfig]) -> None:
 
 
 def _check_inputs(trial: GRPOConfig) -> None:
-    from grpo_trainable.actors.scorer import check_reward, custom_reward
+    from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.models.store import build_policy
     from grpo_trainable.prompts import Prompts, build_task
 
@@ -93,8 +93,8 @@ def _check_inputs(trial: GRPOConfig) -> None:
         raise UsageError(f"model.path={error}") from None
     try:
         prompts = Prompts(trial, build_task(trial), tokenizer)
-        if trial.task.has_custom_reward:
-            check_reward(*custom_reward(trial))
+        if trial.task.is_scored_apart:
+            check_reward(*reward_apart(trial))
     except ValueError as error:
         raise UsageError(str(error)) from None
     trained = trial.rounds * trial.prompts_per_round

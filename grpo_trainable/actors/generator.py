@@ -227,6 +227,7 @@ def _scored(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored
         answer_rewards=[],
         unscored=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+        unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
         loaded=sampled.loaded,
         spans=sampled.spans,
     )

@@ -1,7 +1,7 @@
-"""The process that runs a user's reward: `python -m … REFERENCE LIFELINE_FD [TASK]`.
+"""The process that scores what may take long: `python -m … REFERENCE LIFELINE_FD [TASK]`.
 
 REFERENCE names a function `f(response, ground_truth)`. With TASK, which is JSON with `settings` and
-`seed`, it names the class of a task, whose `reward` is asked.
+`seed`, it names a task, a built-in one or a class of the user's, whose `reward` is asked.
 
 JSON lines on standard input and output, never pickle. First comes `{"ready": true}`, or
 `{"error": …}` and the end when the function cannot be imported. Then each request, `{"response",
@@ -16,15 +16,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import select
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TextIO
 
+from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import load, one_line
-from grpo_trainable.tasks import as_score
+from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
+
+# Bytes that a built-in reward may have mapped: an answer can be a number that no memory holds.
+MEMORY_BYTES = 4 << 30
 
 
 def die_with_parent(lifeline_fd: int) -> None:
@@ -57,7 +62,18 @@ def reward_function(reference: str, task: str | None) -> Callable[[str, Any], An
     if task is None:
         return load("task.reward", reference)
     made_of = json.loads(task)
+    if reference in REWARDS:
+        return _built_in(reference, made_of["settings"])
     return CustomTask(reference, made_of["settings"], made_of["seed"]).reward
+
+
+def _built_in(name: str, settings: dict[str, Any]) -> Callable[[str, Any], Any]:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    reward = REWARDS[name](TaskSettings(**settings))
+    reward.warm_up()
+    return reward.reward
 
 
 def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Responses in, scores out: in this process for our own rewards, in killable ones for users'."""
+"""Responses in, scores out: in this process, or in killable ones for what may take long."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from typing import IO, Any, Protocol
 from grpo_trainable.actors.progress import advance
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest, Task
+from grpo_trainable.tasks.answers import answer_form
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Scorer(Protocol):
 
 
 class InlineScorer:
-    """Scores with a function of ours, which never hangs and whose exceptions are our bugs."""
+    """Scores with a function of ours that never hangs and whose exceptions are our bugs."""
 
     def __init__(self, reward_fn: Callable[[str, JSONValue], Score]) -> None:
         self._reward_fn = reward_fn
@@ -51,20 +52,21 @@ class InlineScorer:
 
 
 class ProcessScorer:
-    """Scores with a user's function, in `workers` processes side by side that can be killed.
+    """Scores with a function that may hang, in `workers` processes side by side that can be killed.
 
     `reward` is `module:function` or `path/to/file.py:function`, looked up from `directory` (None:
     the current one) and on this process's `sys.path`. The function is `f(response, ground_truth)`
     and returns a number, or a dict with `reward` and optionally `format_reward` and
-    `answer_reward`. With `task`, its `settings` and `seed`, `reward` names the class of a task
-    instead, whose method of that name is the function.
+    `answer_reward`. With `task`, its `settings` and `seed`, `reward` names a task instead, built-in
+    or a class of the user's, whose method of that name is the function.
 
     Whatever goes wrong with a response (an exception, a value that is no finite number, no answer
-    within `deadline_s`, the death of the process) becomes its `RewardError`. A spare process,
-    already warm, takes over from one that was killed or died. After `HANGS_A_CHUNK` answers of one
-    `score` that did not come, the rest is not asked for, so that rewards which all hang end the
-    trial soon; what other processes are at by then is still awaited. ValueError when the function
-    cannot be imported.
+    within `deadline_s`, the death of the process) becomes its `RewardError`. Where no answer comes
+    and `unverified` is given, that says instead what the response is worth, which is then at fault
+    and not the function. A spare process, already warm, takes over from one that was killed or
+    died. After `HANGS_A_CHUNK` answers of one `score` that did not come, the rest is not asked for,
+    so that rewards which all hang end the trial soon; what other processes are at by then is still
+    awaited. ValueError when the function cannot be imported.
 
     Requests are begun in order, each by the process that is free first. Which one that is depends
     on timing, so only a function that keeps nothing from call to call gives the same rewards again.
@@ -78,9 +80,11 @@ class ProcessScorer:
         workers: int = 1,
         directory: str | None = None,
         task: Mapping[str, Any] | None = None,
+        unverified: Callable[[str], Score] | None = None,
     ) -> None:
         self._start = functools.partial(_Worker, reward, directory, task)
         self._deadline_s = deadline_s
+        self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._changing = threading.Lock()  # of the two that follow
         self._processes = [self._start() for _ in range(workers)]  # the spare last
@@ -101,7 +105,10 @@ class ProcessScorer:
                 return self._ask(request)
             except TimeoutError:
                 hung.append(request)
-                return RewardError(f"no reward within {self._deadline_s:g} s")
+                return self._without_answer(request, f"no reward within {self._deadline_s:g} s")
+            except EOFError as death:
+                hung.extend([request] * (self._unverified is not None))
+                return self._without_answer(request, f"the reward process died, {death}")
             finally:
                 advance()
 
@@ -126,7 +133,7 @@ class ProcessScorer:
                 worker.stop()
 
     def _ask(self, request: ScoreRequest) -> Score | RewardError:
-        """TimeoutError when no answer comes in time."""
+        """TimeoutError when no answer comes in time, EOFError when the process dies."""
         message = {"response": request.response, "ground_truth": request.ground_truth}
         worker = self._free.get()
         try:
@@ -134,11 +141,14 @@ class ProcessScorer:
                 worker = self._spare_for(worker)
                 worker.wait_until_ready()
             reply = worker.ask(message, self._deadline_s)
-        except EOFError as death:
-            return RewardError(f"the reward process died, {death}")
         finally:
             self._free.put(worker)
         return RewardError(reply["error"]) if "error" in reply else Score(**reply)
+
+    def _without_answer(self, request: ScoreRequest, reason: str) -> Score | RewardError:
+        if self._unverified is None or self._closed:
+            return RewardError(reason)
+        return self._unverified(request.response)
 
     def _spare_for(self, ended: _Worker) -> _Worker:
         """The spare, which gets another behind it. EOFError once the scorer is closed."""
@@ -157,27 +167,33 @@ class ProcessScorer:
 
 
 def make_scorer(config: GRPOConfig, task: Task) -> Scorer:
-    """The scorer of a trial: our own rewards here, a user's in processes of their own.
+    """The scorer of a trial: in this process where scoring is quick, else in processes of its own.
+
+    An answer to a built-in task that cannot be verified in time is a wrong answer.
 
     Raises:
-        ValueError: a user's reward cannot be had, in one line.
+        ValueError: the reward cannot be had, in one line.
     """
-    if not config.task.has_custom_reward:
+    if not config.task.is_scored_apart:
         return InlineScorer(task.reward)
-    reward, made_of = custom_reward(config)
+    reward, made_of = reward_apart(config)
+    own = config.task.has_custom_reward
     return ProcessScorer(
         reward,
         deadline_s=config.task.reward_deadline_s,
         workers=config.resources.reward_workers,
         task=made_of,
+        unverified=None if own else answer_form(config.task).unverified,
     )
 
 
-def custom_reward(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
+def reward_apart(config: GRPOConfig) -> tuple[str, dict[str, Any] | None]:
     """What a `ProcessScorer` of a trial is told as `reward` and `task`."""
-    if config.task.reward is not None:
-        return config.task.reward, None
-    return config.task.name, {"settings": dict(config.task.own), "seed": config.seed}
+    task = config.task
+    if task.reward is not None:
+        return task.reward, None
+    settings = dict(task.own) if task.is_custom else task.to_dict()
+    return task.name, {"settings": settings, "seed": config.seed}
 
 
 def check_reward(

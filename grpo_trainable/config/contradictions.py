@@ -18,7 +18,7 @@ Rule: TypeAlias = tuple[bool, str, str]
 
 def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
-    for rules in (_transport, _advantage, _rollout, _steps, _replay, _reward):
+    for rules in (_transport, _advantage, _rollout, _steps, _replay, _task):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
 
@@ -153,11 +153,18 @@ def _replay(config: GRPOConfig) -> Iterator[Rule]:
     yield config.max_age < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"
 
 
-def _reward(config: GRPOConfig) -> Iterator[Rule]:
-    # A generator that waits for a reward must not pass for one that hangs itself.
-    enough_s = 2 * config.task.reward_deadline_s
+def _task(config: GRPOConfig) -> Iterator[Rule]:
+    task = config.task
+    # A generator that waits for a score must not pass for one that hangs itself.
+    enough_s = 2 * task.reward_deadline_s
+
     yield (
-        config.task.has_custom_reward and enough_s > config.resources.deadline_s,
+        task.name == "reasoning_gym" and task.dataset is None,
+        "task.dataset",
+        "task.name=reasoning_gym needs the name of a data set, such as chain_sum",
+    )
+    yield (
+        task.is_scored_apart and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
-        f"must be >= {enough_s:g}, twice task.reward_deadline_s={config.task.reward_deadline_s:g}",
+        f"must be >= {enough_s:g}, twice task.reward_deadline_s={task.reward_deadline_s:g}",
     )

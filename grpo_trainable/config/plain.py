@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
-from grpo_trainable.config.values import Check, ConfigError, shown
+from grpo_trainable.config.values import Check, ConfigError, is_path, shown
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
@@ -101,7 +101,7 @@ def make_absolute(
         if check is None or not isinstance(value, str) or not value.strip():
             return value
         if check.refers_to == "path":
-            return absolute(value)
+            return absolute(value) if is_path(value) or not check.choices else value
         file, _, name = value.rpartition(":")
         is_file = check.refers_to == "object" and file.endswith(".py")
         return f"{absolute(file)}:{name}" if is_file else value

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpo_trainable.config.schema import TASK_SETTINGS, scored_apart
+from grpo_trainable.config.values import checks_of
 from grpo_trainable.plugins import is_reference
 
 
@@ -59,18 +61,33 @@ def _none_given(*keys: str) -> Condition:
 _COLOCATED = _is("placement", "colocated")
 _DISAGGREGATED = _is("placement", "disaggregated")
 _REPLAY = _at_least("buffer_capacity", 2)
-_KEYWORD_TASK = _is("task.name", "keyword")
 _NO_PROMPT_FILES = _none_given("task.train_file", "task.eval_file")
-_CUSTOM_REWARD = Condition(
-    keys=("task.reward", "task.name"),
-    needs="task.reward or a task of your own",
-    holds=lambda reward, name: reward is not None or is_reference(name),
+_SCORED_APART = Condition(
+    keys=("task.reward", "task.name", "task.equality"),
+    needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
+    holds=scored_apart,
 )
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
     holds=bool,
 )
+
+
+def _task_settings() -> dict[str, tuple[Condition, ...]]:
+    """The rows of the settings that only some tasks have."""
+    also = {
+        "task.keywords_file": (_NO_PROMPT_FILES,),
+        "task.keywords_per_prompt": (_NO_PROMPT_FILES,),
+        "task.match": (_none_given("task.reward"),),
+        "task.equality": (_none_given("task.reward"),),
+    }
+    tasks: dict[str, list[str]] = {}
+    for task, settings in TASK_SETTINGS.items():
+        for key in checks_of(settings, "task."):
+            tasks.setdefault(key, []).append(task)
+    return {key: (_is("task.name", *names), *also.get(key, ())) for key, names in tasks.items()}
+
 
 # Key -> the conditions that must all hold for it to be read.
 READ_WITH: dict[str, tuple[Condition, ...]] = {
@@ -81,20 +98,16 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "buffer.max_age": (_REPLAY,),
     "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
     "model.preset": (_none_given("model.path"),),
-    "task.keywords_file": (_KEYWORD_TASK, _NO_PROMPT_FILES),
-    "task.keywords_per_prompt": (_KEYWORD_TASK, _NO_PROMPT_FILES),
-    "task.match": (_KEYWORD_TASK, _none_given("task.reward")),
-    "task.train_file": (_KEYWORD_TASK,),
-    "task.eval_file": (_KEYWORD_TASK,),
-    # The keyword task's own reward neither hangs nor fails.
-    "task.reward_deadline_s": (_CUSTOM_REWARD,),
-    "task.max_error_rate": (_CUSTOM_REWARD,),
+    **_task_settings(),
+    # A reward that is computed in the generator neither hangs nor fails.
+    "task.reward_deadline_s": (_SCORED_APART,),
+    "task.max_error_rate": (_SCORED_APART,),
     "task.strict": (
         Condition(
-            keys=("task.reward", "task.train_file", "task.eval_file", "task.name"),
-            needs="task.reward, task.train_file, task.eval_file or a task of your own",
-            holds=lambda *given: (
-                any(value is not None for value in given[:-1]) or is_reference(given[-1])
+            keys=("task.train_file", "task.eval_file", *_SCORED_APART.keys),
+            needs=f"task.train_file, task.eval_file, {_SCORED_APART.needs}",
+            holds=lambda train_file, eval_file, *scoring: (
+                train_file is not None or eval_file is not None or scored_apart(*scoring)
             ),
         ),
     ),
@@ -124,8 +137,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.learner_cpus": (_DISAGGREGATED,),
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),
-    "resources.reward_workers": (_CUSTOM_REWARD,),
-    "resources.reward_cpus": (_CUSTOM_REWARD,),
+    "resources.reward_workers": (_SCORED_APART,),
+    "resources.reward_cpus": (_SCORED_APART,),
     "resources.worker_gpus": (_COLOCATED,),
 }
 

@@ -6,6 +6,7 @@ docs/config.md is generated from it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass, fields, is_dataclass
@@ -16,6 +17,7 @@ from grpo_trainable.config.values import (
     Settings,
     checks_of,
     choice,
+    choice_or_path,
     choice_or_reference,
     flag,
     gpus,
@@ -49,13 +51,113 @@ class ModelSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptFileSettings(Settings):
+    """The files that a task reads prompts from."""
+
+    train_file: str | None = path(
+        None,
+        "A JSONL file of training prompts in a layout of the task (docs/howto); without eval_file "
+        "a fifth of it is held out.",
+    )
+    eval_file: str | None = path(
+        None,
+        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeywordSettings(PromptFileSettings):
+    """The settings of the keyword task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    keywords_file: str | None = path(
+        None, "A UTF-8 file with one keyword a line; none: the shipped nouns."
+    )
+    keywords_per_prompt: int = integer(1, "How many keywords a prompt asks for at once.", minimum=1)
+    match: str = choice(
+        ("word", "substring"),
+        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(Settings):
+    """How a question is put, and where its answer stands in the response."""
+
+    template: str = choice_or_path(
+        ("short", "r1_zero", "question_only"),
+        "What a question becomes a prompt by; in a file of yours {question} stands for it.",
+    )
+    answer_in: str = choice(
+        ("auto", "tags", "boxed"),
+        r"Where a response has its answer: in answer tags after its reasoning, or in \boxed{}; "
+        "auto: as the template asks.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathSettings(PromptFileSettings, AnswerSettings):
+    """The settings of the math task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    equality: str = choice(
+        ("auto", "exact", "math_verify"),
+        "How an answer is compared with the true one: as a number or a text, or as mathematics by "
+        "math-verify; auto: exact for the shipped problems, math_verify for files of yours.",
+    )
+
+
+def _is_options(text: str) -> bool:
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(options, dict) and options.keys().isdisjoint({"seed", "size"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymSettings(AnswerSettings):
+    """The settings of the reasoning_gym task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    dataset: str | None = text(
+        None,
+        "The data set of reasoning-gym that makes the problems and scores the answers.",
+        expected="the name of a data set, such as chain_sum",
+        valid=str.isidentifier,
+    )
+    size: int | None = integer(
+        None,
+        "Problems to train on, which come round again in another order; none: new ones for ever.",
+        minimum=1,
+    )
+    options: str = text(
+        "{}",
+        "The data set's own options as JSON.",
+        expected='a JSON object without seed and size, such as {"min_terms": 2}',
+        valid=_is_options,
+    )
+
+
+# The settings of each built-in task, besides those that every task has.
+TASK_SETTINGS: dict[str, type[Settings]] = {
+    "keyword": KeywordSettings,
+    "math": MathSettings,
+    "reasoning_gym": ReasoningGymSettings,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class CommonTaskSettings(Settings):
     """The settings that every task has."""
 
     SECTION: ClassVar[str] = "task"
 
     name: str = choice_or_reference(
-        ("keyword",), "The task, which makes prompts and scores responses.", what="Class"
+        tuple(TASK_SETTINGS), "The task, which makes prompts and scores responses.", what="Class"
     )
     reward: str | None = reference(
         None,
@@ -63,7 +165,9 @@ class CommonTaskSettings(Settings):
         what="function",
     )
     reward_deadline_s: float = number(
-        10.0, "Seconds that one call of your own reward may take.", above=0
+        10.0,
+        "Seconds that scoring one response may take, where that has processes of its own.",
+        above=0,
     )
     max_error_rate: float = number(
         0.1,
@@ -79,32 +183,7 @@ class CommonTaskSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeywordSettings(Settings):
-    """The settings of the keyword task alone."""
-
-    SECTION: ClassVar[str] = "task"
-
-    keywords_file: str | None = path(
-        None, "A UTF-8 file with one keyword a line; none: the shipped nouns."
-    )
-    keywords_per_prompt: int = integer(1, "How many keywords a prompt asks for at once.", minimum=1)
-    match: str = choice(
-        ("word", "substring"),
-        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
-    )
-    train_file: str | None = path(
-        None,
-        "A JSONL file of training prompts with prompt, and keywords or answer; without eval_file a "
-        "fifth of it is held out.",
-    )
-    eval_file: str | None = path(
-        None,
-        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings(KeywordSettings, CommonTaskSettings):
+class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings):
     """Where prompts come from and how responses are scored. A task of your own adds the settings
     that it declares."""
 
@@ -122,12 +201,24 @@ class TaskSettings(KeywordSettings, CommonTaskSettings):
         """Whether code of the user's scores the responses: a function, or a task's."""
         return self.reward is not None or self.is_custom
 
+    @property
+    def is_scored_apart(self) -> bool:
+        """Whether responses are scored in processes of their own, since that may take long."""
+        return scored_apart(self.reward, self.name, self.equality)
+
     def to_dict(self) -> dict[str, Any]:
+        """The settings that the task has; those of other tasks are left out."""
         settings = super().to_dict()
         own = dict(settings.pop("own"))
-        if not self.is_custom:
-            return settings
-        return {key: settings[key] for key in checks_of(CommonTaskSettings)} | own
+        of_task = {} if self.is_custom else checks_of(TASK_SETTINGS[self.name])
+        keys = {**checks_of(CommonTaskSettings), **of_task}
+        return {key: settings[key] for key in settings if key in keys} | own
+
+
+def scored_apart(reward: str | None, name: str, equality: str) -> bool:
+    """Whether a task with these settings scores responses in processes of their own."""
+    verified = name == "reasoning_gym" or (name == "math" and equality == "math_verify")
+    return reward is not None or is_reference(name) or verified
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,7 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._settle_equality()
         self._refuse_unread()
         self._settle_clip()
         for key, reason in contradictions(self):
@@ -60,6 +61,15 @@ class GRPOConfig(TrialSettings):
     def _unread_values(self, key: str) -> tuple[Any, ...]:
         """What a key may hold where it is not read."""
         return CHECKS[key].default, default_of(key, self.task.name), HARMLESS.get(key)
+
+    def _settle_equality(self) -> None:
+        """Puts in how the math task compares answers, so that a trial's files show it."""
+        task = self.task
+        if task.name != "math" or task.equality != "auto" or task.reward is not None:
+            return
+        shipped = task.train_file is None and task.eval_file is None
+        equality = "exact" if shipped else "math_verify"
+        object.__setattr__(self, "task", replace(task, equality=equality))
 
     def _settle_clip(self) -> None:
         """Puts the loss's default clip range in as numbers, so that a trial's files show it."""

@@ -180,6 +180,24 @@ def path(default: str | None, meaning: str = "") -> Any:
     )
 
 
+def choice_or_path(words: Sequence[str], meaning: str = "") -> Any:
+    """One of a few words, or the path of a file, which has a dot or a slash in it."""
+    return _text(
+        words[0],
+        meaning,
+        f"one of {', '.join(words)}, or the path of a file (./NAME where it has no ending)",
+        lambda text: text in words or is_path(text),
+        "choice or path",
+        choices=tuple(words),
+        refers_to="path",
+    )
+
+
+def is_path(text: str) -> bool:
+    """Whether `text` can only be a path where a word could be as well: it has a dot or a slash."""
+    return bool(re.search(r"[./]", text)) and "\0" not in text
+
+
 def text(
     default: str | None,
     meaning: str = "",

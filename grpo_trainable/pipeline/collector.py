@@ -73,6 +73,7 @@ class Collector:
         group_size = self._config.rollout.group_size
         counts = self.counts
         counts.reward_errors += scored.reward_errors
+        counts.unverified += scored.unverified
         counts.scored_responses += prompts * group_size
         told = f"reward: the reward function failed on {counts.reward_errors} of "
         told += f"{counts.scored_responses} responses"

@@ -63,6 +63,7 @@ def held_out_rewards(
     groups = sorted((g for scored in answers for g in scored.groups), key=lambda g: g.prompt_index)
     unscored = sorted(prompt for scored in answers for prompt in scored.unscored)
     notes = _check_rewards(config, sum(scored.reward_errors for scored in answers), unscored)
+    notes += _unverified(config, sum(scored.unverified for scored in answers))
     rewards = [float(group.rewards.mean()) for group in groups]
     # fsum is exact, so the order in which generators answered does not matter.
     mean = math.fsum(rewards) / len(rewards)
@@ -91,4 +92,14 @@ def _check_rewards(
     return [
         f"{len(unscored)} of {prompts} held-out prompts could not be scored; "
         f"reward/eval_mean is the mean of the others (prompt {index}: {reason})"
+    ]
+
+
+def _unverified(config: GRPOConfig, responses: int) -> list[str]:
+    """A note where answers to held-out prompts could not be verified."""
+    if not responses:
+        return []
+    return [
+        f"{responses} of {config.eval.prompts * config.eval.samples} held-out responses could not "
+        "be verified and count as wrong"
     ]

@@ -25,6 +25,7 @@ class Counts:
     dropped_lost: int = 0
     dropped_zero_advantage: int = 0
     reward_errors: int = 0  # responses
+    unverified: int = 0  # responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
     skipped_rounds: int = 0  # with nothing to train on
@@ -42,8 +43,8 @@ class Counts:
 
     def metrics(self) -> dict[str, float]:
         names = ("requested", "redispatched", "trained", "dropped", "reward_errors",
-                 "checkpoint_failures", "skipped_rounds", "dropped_stale", "dropped_reward",
-                 "dropped_lost", "dropped_zero_advantage")  # fmt: skip
+                 "unverified", "checkpoint_failures", "skipped_rounds", "dropped_stale",
+                 "dropped_reward", "dropped_lost", "dropped_zero_advantage")  # fmt: skip
         return {f"count/{name}": float(getattr(self, name)) for name in names}
 
 

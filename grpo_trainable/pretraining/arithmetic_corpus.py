@@ -18,7 +18,7 @@ from grpo_trainable.pretraining.arithmetic_measures import measure_arithmetic
 from grpo_trainable.pretraining.corpus import Corpus, Document
 from grpo_trainable.pretraining.problems import Problem, ProblemWriter
 from grpo_trainable.pretraining.recipe import ArithmeticRecipe
-from grpo_trainable.tasks.templates import SHORT
+from grpo_trainable.tasks.templates import SHORT, prompt_of
 
 TRAIN_PROBLEMS = 4096
 HELD_OUT_PROBLEMS = 768
@@ -91,7 +91,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
 def _documents(recipe: ArithmeticRecipe, stream: str, *, held_out: bool) -> Iterable[Document]:
     rng = Random(f"formats {stream} {recipe.seed}")
     for problem in _writer(recipe, stream).problems(held_out=held_out):
-        prompt = SHORT.format(question=problem.question)
+        prompt = prompt_of(SHORT, problem.question)
         yield Document(prompt, solution(problem, rng, recipe.format_share))
 
 

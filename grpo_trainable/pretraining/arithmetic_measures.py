@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_trainable.config import TaskSettings
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.pretraining.corpus import Document, encode
@@ -21,8 +22,8 @@ from grpo_trainable.pretraining.measuring import (
 )
 from grpo_trainable.pretraining.problems import Problem
 from grpo_trainable.rollout import SamplingLimits
-from grpo_trainable.tasks.math import r1_zero_reward_fn
-from grpo_trainable.tasks.templates import SHORT
+from grpo_trainable.tasks.math_reward import MathReward
+from grpo_trainable.tasks.templates import SHORT, prompt_of
 
 SAMPLED_PROBLEMS = 256
 RESPONSES_PER_PROBLEM = 8
@@ -89,10 +90,12 @@ def _on_problems(
     problems: Sequence[Problem], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> dict[str, Any]:
     """How often problems are solved, and how long the responses are."""
-    prompts = [SHORT.format(question=p.question) for p in problems]
+    prompts = [prompt_of(SHORT, p.question) for p in problems]
     groups = sample(model, tokenizer, prompts, RESPONSES_PER_PROBLEM, LIMITS, seed)
+    settings = TaskSettings(name="math", template="short", equality="exact")
+    reward = MathReward(settings).reward
     scores = [
-        [r1_zero_reward_fn(response.text, problem.answer) for response in group]
+        [reward(response.text, problem.answer) for response in group]
         for problem, group in zip(problems, groups, strict=True)
     ]
     right_of = [statistics.mean(score.answer_reward for score in group) for group in scores]

@@ -175,6 +175,7 @@ class VirtualGenerator:
             answer_rewards=answer_rewards,
             unscored=unscored,
             reward_errors=len(unscored) * requests[0].group_size,
+            unverified=0,
             loaded=loaded,
             spans=[
                 *self._idle(start, end),

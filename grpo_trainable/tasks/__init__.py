@@ -15,14 +15,27 @@ from grpo_trainable.tasks.keyword import (
     keyword_prompt,
     split_of,
 )
+from grpo_trainable.tasks.math import MathTask
+from grpo_trainable.tasks.math_reward import (
+    MathReward,
+    question_only_reward_fn,
+    r1_zero_reward_fn,
+)
+from grpo_trainable.tasks.reasoning_gym import ReasoningGymReward, ReasoningGymTask
 
-TASKS = {"keyword": KeywordTask}
+TASKS = {"keyword": KeywordTask, "math": MathTask, "reasoning_gym": ReasoningGymTask}
+
+# The rewards of the tasks whose responses are scored in processes of their own.
+REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
 
 __all__ = [
+    "REWARDS",
     "TASKS",
     "Example",
     "JSONValue",
     "KeywordTask",
+    "MathTask",
+    "ReasoningGymTask",
     "RewardError",
     "Score",
     "ScoreRequest",
@@ -30,5 +43,7 @@ __all__ = [
     "as_score",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
+    "question_only_reward_fn",
+    "r1_zero_reward_fn",
     "split_of",
 ]

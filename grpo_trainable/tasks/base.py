@@ -32,6 +32,7 @@ class Score:
     reward: float  # what is trained on
     format_reward: float
     answer_reward: float
+    verified: bool = True  # False: the answer could not be judged, and counts as wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,10 @@ def as_score(result: Any) -> Score:
     Raises:
         TypeError, ValueError, OverflowError: it is anything else, or no finite float32.
     """
-    if isinstance(result, Score):
-        result = asdict(result)
-    scores = result if isinstance(result, Mapping) else {"reward": result}
+    verified = not isinstance(result, Score) or result.verified
+    scores = asdict(result) if isinstance(result, Score) else result
+    if not isinstance(scores, Mapping):
+        scores = {"reward": scores}
     if "reward" not in scores:
         raise ValueError(f"returned a dict without reward: keys {sorted(map(str, scores))}")
     reward = _finite("reward", scores["reward"])
@@ -59,6 +61,7 @@ def as_score(result: Any) -> Score:
         reward=reward,
         format_reward=_finite("format_reward", scores.get("format_reward", 1.0)),
         answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
+        verified=verified,
     )
 
 

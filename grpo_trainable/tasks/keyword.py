@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import codecs
-import hashlib
-import json
-import logging
-import random
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Example, JSONValue, Score
-
-logger = logging.getLogger(__name__)
+from grpo_trainable.tasks.order import permutation
+from grpo_trainable.tasks.prompt_files import (
+    hash_fraction,
+    is_text,
+    numbered_lines,
+    split_files,
+)
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
 HELD_OUT_WORDS = 0.25  # share of a keyword file
-HELD_OUT_PROMPTS = 0.20  # share of a JSONL file that comes alone
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
@@ -36,12 +35,7 @@ def keyword_prompt(keywords: Sequence[str]) -> str:
 
 def split_of(word: str) -> str:
     """`train` or `heldout`: the side of a keyword, in any letter case, in every file and run."""
-    return "heldout" if _hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
-
-
-def _hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but `text`."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48
+    return "heldout" if hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
 
 
 # ---- Matching --------------------------------------------------------------------------------
@@ -104,7 +98,7 @@ def read_keywords(path: str | Path) -> list[str]:
     is not UTF-8 (with the line number) or holds no keyword.
     """
     keywords: dict[str, str] = {}
-    for number, line in _lines("keywords_file", path):
+    for number, line in numbered_lines("keywords_file", path):
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -120,75 +114,26 @@ def read_keywords(path: str | Path) -> list[str]:
     return list(keywords.values())
 
 
-def read_examples(key: str, path: str | Path, *, strict: bool) -> list[Example]:
-    """The examples of a JSONL file with `prompt` and `keywords` (a list) or else `answer` (text).
+def parse_example(row: Mapping[str, Any]) -> Example:
+    """The example of a JSONL line with `prompt` and `keywords` (a list) or else `answer` (text).
 
-    A prompt gets a closing newline if it has none, since the response follows at once. A bad line
-    is skipped with a warning, or a ValueError when `strict`, both with file and line number.
-    ValueError when the file cannot be read or holds no example. `key` is its name in the config.
+    A prompt gets a closing newline if it has none, since the response follows at once.
     """
-    examples = []
-    for number, line in _lines(key, path):
-        if not line.strip():
-            continue
-        try:
-            examples.append(_parse_example(line))
-        except ValueError as error:
-            message = f"task.{key}={path}: line {number}: {error}"
-            if strict:
-                raise ValueError(message) from None
-            logger.warning("%s; skipped", message)
-    if not examples:
-        raise ValueError(f"task.{key}={path}: holds no valid line")
-    return examples
-
-
-def _lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"task.{key}={path}: cannot be read: {error.strerror}") from None
-    return enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), start=1)
-
-
-def _parse_example(line: bytes) -> Example:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"must be a JSON object, got {type(row).__name__}")
     prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
-    if not _is_text(prompt):
+    if not is_text(prompt):
         raise ValueError("prompt must be non-empty text")
     if not prompt.endswith("\n"):
         prompt += "\n"
     if keywords is not None:
-        if not (isinstance(keywords, list) and keywords and all(map(_is_text, keywords))):
+        if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
             raise ValueError("keywords must be a non-empty list of non-empty texts")
         return Example(prompt, keywords)
-    if not _is_text(answer):
+    if not is_text(answer):
         raise ValueError("answer must be non-empty text, or keywords a list of them")
     return Example(prompt, answer)
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    # JSON can spell half a surrogate pair, which no later step could encode.
-    return (
-        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-    )
-
-
-# ---- Order -----------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4)
-def _permutation(key: str, epoch: int, size: int) -> tuple[int, ...]:
-    order = list(range(size))
-    random.Random(f"{key} epoch {epoch}").shuffle(order)
-    return tuple(order)
+# ---- The task --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -200,24 +145,10 @@ class _Words:
 
     def example(self, key: str, prompt_index: int) -> Example:
         epoch, place = divmod(prompt_index, len(self.words) // self.per_prompt)
-        order = _permutation(key, epoch, len(self.words))
+        order = permutation(key, epoch, len(self.words))
         chosen = order[place * self.per_prompt : (place + 1) * self.per_prompt]
         keywords = [self.words[i] for i in chosen]
         return Example(keyword_prompt(keywords), keywords)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """An endless stream of the examples of a file; a pass uses each once."""
-
-    rows: Sequence[Example]
-
-    def example(self, key: str, prompt_index: int) -> Example:
-        epoch, place = divmod(prompt_index, len(self.rows))
-        return self.rows[_permutation(key, epoch, len(self.rows))[place]]
-
-
-# ---- The task --------------------------------------------------------------------------------
 
 
 class KeywordTask:
@@ -239,7 +170,9 @@ class KeywordTask:
             path = settings.keywords_file or NOUNS_FILE
             self._train, self._heldout = _split_words(path, settings.keywords_per_prompt)
         else:
-            self._train, self._heldout = _split_rows(train_file, eval_file, strict=settings.strict)
+            self._train, self._heldout = split_files(
+                train_file, eval_file, parse_example, strict=settings.strict
+            )
 
     def train_example(self, prompt_index: int) -> Example:
         """The `prompt_index`-th training example; each pass over the prompts has its own order.
@@ -276,25 +209,3 @@ def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
             f"and {len(heldout)} held-out, task.keywords_per_prompt={per_prompt} of each are needed"
         )
     return _Words(train, per_prompt), _Words(heldout, per_prompt)
-
-
-def _split_rows(
-    train_file: str | None, eval_file: str | None, *, strict: bool
-) -> tuple[_Rows, _Rows]:
-    if train_file is not None and eval_file is not None:
-        return (
-            _Rows(read_examples("train_file", train_file, strict=strict)),
-            _Rows(read_examples("eval_file", eval_file, strict=strict)),
-        )
-    key, path = ("eval_file", eval_file) if train_file is None else ("train_file", train_file)
-    assert path is not None
-    rows = read_examples(key, path, strict=strict)
-    train = [row for row in rows if _hash_fraction(row.prompt) >= HELD_OUT_PROMPTS]
-    heldout = [row for row in rows if _hash_fraction(row.prompt) < HELD_OUT_PROMPTS]
-    if not train or not heldout:
-        other = "train_file" if key == "eval_file" else "eval_file"
-        raise ValueError(
-            f"task.{key}={path}: too few prompts; the hash makes {len(train)} of them train and "
-            f"{len(heldout)} held-out, one of each is needed, or a task.{other}"
-        )
-    return _Rows(train), _Rows(heldout)

@@ -567,13 +567,15 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(resources__reward_workers=8),
-            "resources.reward_workers=8: not read with task.reward=none and task.name=keyword; "
-            "needs task.reward or a task of your own",
+            "resources.reward_workers=8: not read with task.reward=none and task.name=keyword "
+            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
+            "task.equality=math_verify",
         ),
         (
             nested(resources__reward_cpus=1),
-            "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword; "
-            "needs task.reward or a task of your own",
+            "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword "
+            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
+            "task.equality=math_verify",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
@@ -932,6 +934,67 @@ def test_another_word_is_refused_with_the_nearest_name():
     )
 
 
+# ---- The math task and that of reasoning-gym ---------------------------------------------------
+
+
+def test_a_task_has_its_own_settings_and_no_other_tasks():
+    common = {"name", "reward", "reward_deadline_s", "max_error_rate", "strict"}
+    math_keys = {"train_file", "eval_file", "template", "answer_in", "equality"}
+    gym_keys = {"dataset", "size", "options", "template", "answer_in"}
+    math_task = GRPOConfig.from_dict(nested(task__name="math"))
+    assert math_task.to_dict()["task"].keys() == common | math_keys
+    gym = GRPOConfig.from_dict(nested(task__name="reasoning_gym", task__dataset="chain_sum"))
+    assert gym.to_dict()["task"].keys() == common | gym_keys
+    for config in (math_task, gym):
+        assert GRPOConfig.from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "equality"),
+    [
+        ({}, "exact"),
+        ({"train_file": "/t"}, "math_verify"),
+        ({"eval_file": "/e"}, "math_verify"),
+        ({"eval_file": "/e", "equality": "exact"}, "exact"),
+        ({"equality": "math_verify"}, "math_verify"),
+        ({"reward": "my:reward"}, "auto"),
+    ],
+)
+def test_how_answers_are_compared_is_settled_and_shown(given, equality):
+    config = GRPOConfig.from_dict({"task": {"name": "math", **given}})
+    assert config.task.equality == config.to_dict()["task"]["equality"] == equality
+    assert config.task.is_scored_apart == (equality != "exact")
+
+
+def test_what_is_verified_apart_has_a_deadline_within_that_of_its_generator():
+    own = {"name": "math", "equality": "math_verify", "reward_deadline_s": 301}
+    assert error({"task": own}) == (
+        "resources.deadline_s=600.0: must be >= 602, twice task.reward_deadline_s=301"
+    )
+    assert error(nested(task__name="math", task__reward_deadline_s=301)) == (
+        "task.reward_deadline_s=301.0: not read with task.reward=none and task.name=math and "
+        "task.equality=exact; needs task.reward, a task of your own, task.name=reasoning_gym or "
+        "task.equality=math_verify"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "stored"),
+    [("r1_zero", "r1_zero"), ("my.txt", "/base/my.txt"), ("./mine", "/base/mine")],
+)
+def test_a_template_is_a_word_or_a_path(template, stored):
+    data = make_absolute(nested(task__name="math", task__template=template), "/base")
+    assert GRPOConfig.from_dict(data).task.template == stored
+
+
+def test_a_slip_in_the_name_of_a_template_is_no_path():
+    data = make_absolute(nested(task__name="math", task__template="r1_zer"), "/base")
+    assert error(data) == (
+        "task.template=r1_zer: must be one of short, r1_zero, question_only, or the path of a file "
+        "(./NAME where it has no ending); did you mean r1_zero?"
+    )
+
+
 # ---- A task of the user's ---------------------------------------------------------------------
 
 SUMS = {"task": {"name": "/my/sums.py:Sums", "largest": 9, "signs": ["+", "-"], "strict": True}}
@@ -1000,7 +1063,8 @@ def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
 def test_flatten_undoes_nesting():
     flat = flatten(DEFAULTS)
     assert (flat["k"], flat["optim.betas"], flat["task.reward"]) == (1, [0.9, 0.95], None)
-    assert flat.keys() == CHECKS.keys()
+    of_other_tasks = {"template", "answer_in", "equality", "dataset", "size", "options"}
+    assert CHECKS.keys() - flat.keys() == {f"task.{name}" for name in of_other_tasks}
     rebuilt: dict = {}
     for key, value in flat.items():
         set_dotted(rebuilt, key, value)

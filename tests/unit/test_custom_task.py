@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from grpo_trainable.actors.scorer import ProcessScorer, check_reward, custom_reward, make_scorer
+from grpo_trainable.actors.scorer import ProcessScorer, check_reward, make_scorer, reward_apart
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.prompts import build_task
@@ -218,4 +218,4 @@ def test_a_task_that_a_reward_process_cannot_make_is_one_line(tmp_path):
     with pytest.raises(
         ValueError, match=r"^task\.name=.*cannot be made: AssertionError: no torch$"
     ):
-        check_reward(*custom_reward(config(name)))
+        check_reward(*reward_apart(config(name)))

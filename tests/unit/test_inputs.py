@@ -18,6 +18,7 @@ from grpo_trainable.inputs import (
 )
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
+from grpo_trainable.tasks.math import EVAL_PROBLEMS, TRAIN_PROBLEMS
 
 
 def config(**sections: Any) -> GRPOConfig:
@@ -142,3 +143,20 @@ def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# changed\n")
     with pytest.raises(InputChanged, match=r"^task\.name: .*mine\.py is not what it was"):
         refuse_changed_inputs(reads, input_digests(reads), before)
+
+
+def test_the_math_task_reads_its_problems_and_its_template(tmp_path):
+    shipped = {
+        key: path for key, path in input_files(config(task={"name": "math"})).items() if "task" in key
+    }
+    assert shipped == {"task.train_file": TRAIN_PROBLEMS, "task.eval_file": EVAL_PROBLEMS}
+    own = {"name": "math", "eval_file": "/e.jsonl", "template": f"{tmp_path}/t.txt"}
+    files = {key: path for key, path in input_files(config(task=own)).items() if "task" in key}
+    assert files == {"task.eval_file": Path("/e.jsonl"), "task.template": tmp_path / "t.txt"}
+
+
+def test_the_task_of_reasoning_gym_reads_no_file_but_a_template(tmp_path):
+    gym = {"name": "reasoning_gym", "dataset": "chain_sum"}
+    assert not [key for key in input_files(config(task=gym)) if key.startswith("task.")]
+    gym["template"] = f"{tmp_path}/t.txt"
+    assert input_files(config(task=gym))["task.template"] == tmp_path / "t.txt"

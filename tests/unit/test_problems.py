@@ -28,8 +28,8 @@ from grpo_trainable.pretraining.problems import (
 )
 from grpo_trainable.pretraining.recipe import ArithmeticRecipe
 from grpo_trainable.pretraining.stories import BOYS, GIRLS
-from grpo_trainable.tasks.math import r1_zero_reward_fn
-from grpo_trainable.tasks.templates import SHORT
+from grpo_trainable.tasks import r1_zero_reward_fn
+from grpo_trainable.tasks.templates import SHORT, prompt_of
 
 LARGEST = 60
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")
@@ -172,19 +172,19 @@ def test_format_share_is_the_share_of_solutions_that_are_rewarded(share: float):
         for problem in written(held_out=False)
     ]
     for kind in ("format_reward", "answer_reward", "reward"):
-        mean = sum(getattr(score, kind) for score in scores) / len(scores)
+        mean = sum(score[kind] for score in scores) / len(scores)
         assert mean == pytest.approx(share, abs=0.04 if share == 0.6 else 0)
 
 
 def test_no_other_closing_is_in_the_right_format():
     for closing in CLOSINGS:
         score = r1_zero_reward_fn(" 3 + 4 = 7." + closing.format(answer="7"), "7")
-        assert score.format_reward == 0.0, closing
+        assert score["format_reward"] == 0.0, closing
 
 
 def test_digits_are_tokens_and_a_solution_fits_the_limit():
     rng = Random(0)
-    told = [(SHORT.format(question=p.question), p) for p in written(held_out=False)]
+    told = [(prompt_of(SHORT, p.question), p) for p in written(held_out=False)]
     texts = [prompt + solution(p, rng, 0.7) for prompt, p in told]
     tokenizer = Tokenizer.train(texts, 1024, digits_alone=True)
     for prompt, problem in told[:500]:

@@ -12,6 +12,11 @@ from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
 REWARD = {"task.reward": "my:reward"}
+MATH = {"task.name": "math"}
+GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
+SCORED_APART = (
+    "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
+)
 
 # Key -> another value than the default, settings beside which it is not read, the setting that the
 # error blames and what it says is needed, settings beside which it is read.
@@ -48,6 +53,22 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "task.train_file=none and task.eval_file=none",
         REWARD,
     ),
+    **{
+        f"task.{name}": ("/t", GYM, "task.name=reasoning_gym", "task.name=keyword or math", MATH)
+        for name in ("train_file", "eval_file")
+    },
+    **{
+        f"task.{name}": (value, {}, "task.name=keyword", "task.name=math or reasoning_gym", task)
+        for name, value, task in (
+            ("template", "/t.txt", GYM),
+            ("answer_in", "boxed", GYM),
+        )
+    },
+    "task.equality": ("exact", {**MATH, **REWARD}, "task.reward=my:reward", "task.reward=none", MATH),
+    **{
+        f"task.{name}": (value, MATH, "task.name=math", "task.name=reasoning_gym", GYM)
+        for name, value in (("dataset", "spell_backward"), ("size", 9), ("options", '{"a": 1}'))
+    },
     "task.match": (
         "substring",
         REWARD,
@@ -59,8 +80,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         key: (
             value,
             {},
-            "task.reward=none and task.name=keyword",
-            "task.reward or a task of your own",
+            "task.reward=none and task.name=keyword and task.equality=auto",
+            SCORED_APART,
             REWARD,
         )
         for key, value in (
@@ -73,8 +94,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "task.strict": (
         True,
         {},
-        "task.reward=none and task.train_file=none and task.eval_file=none and task.name=keyword",
-        "task.reward, task.train_file, task.eval_file or a task of your own",
+        "task.train_file=none and task.eval_file=none and task.reward=none and task.name=keyword "
+        "and task.equality=auto",
+        f"task.train_file, task.eval_file, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
     "loss.advantage_eps": (
@@ -149,10 +171,6 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
 }
 
 
-# A user's task has keys of its own under `task`, so from plain data these cannot reach it.
-KEYWORD_TASK_ONLY = {"task.train_file", "task.eval_file"}
-
-
 def config_of(*settings: dict[str, Any]) -> GRPOConfig:
     data: dict[str, Any] = {}
     for dotted in settings:
@@ -164,7 +182,7 @@ def config_of(*settings: dict[str, Any]) -> GRPOConfig:
 def test_every_key_is_always_read_or_has_a_row() -> None:
     assert READ_WITH.keys() | ALWAYS_READ == CHECKS.keys()
     assert not READ_WITH.keys() & ALWAYS_READ
-    assert CASES.keys() == READ_WITH.keys() - KEYWORD_TASK_ONLY
+    assert CASES.keys() == READ_WITH.keys()
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -209,8 +227,8 @@ def test_several_conditions_are_named_together() -> None:
     )
 
 
-@pytest.mark.parametrize("key", sorted(KEYWORD_TASK_ONLY))
-def test_files_of_the_keyword_task_are_not_read_by_another(key: str) -> None:
+@pytest.mark.parametrize("key", ["task.train_file", "task.eval_file"])
+def test_prompt_files_are_not_read_by_a_users_task(key: str) -> None:
     name = key.removeprefix("task.")
     with pytest.raises(
         ConfigError, match=r"not read with task\.name=my:Task; needs task\.name=key"

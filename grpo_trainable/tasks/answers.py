@@ -1,0 +1,77 @@
+r"""Where the answer of a response is: between tags after its reasoning, or in \boxed{}."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.tasks.base import Score
+from grpo_trainable.tasks.templates import asks_for_tags, template_text
+
+ANSWER_OPENS = "</think> <answer>"
+ANSWER_CLOSES = "</answer>"
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\s])")
+
+
+def tagged_answer(response: str) -> str | None:
+    """What stands between `</think> <answer>` and `</answer>`, the last time; None without it."""
+    _, opened, rest = response.rpartition(ANSWER_OPENS)
+    answer, closed, _ = rest.partition(ANSWER_CLOSES)
+    return answer.strip() if opened and closed else None
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""What the last box of a text holds, `\boxed{…}`, `\fbox{…}` or `\boxed 5`; None without one
+    that is closed."""
+    boxes = list(_BOX.finditer(text))
+    if not boxes:
+        return None
+    rest = text[boxes[-1].end() :]
+    if not rest.startswith("{"):
+        word = re.match(r"[^\s${}]+", rest)
+        return word[0] if word else None
+    depth = 0
+    for end, character in enumerate(rest):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return rest[1:end].strip()
+    return None
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """Where responses have their answers; one without an answer there earns nothing."""
+
+    find: Callable[[str], str | None]  # the answer of a response
+    stop: tuple[str, ...]  # texts after which a response has nothing left to say
+
+    def judged(self, response: str, judge: Callable[[str], float]) -> Score:
+        """The score of a response by what `judge` says of its answer."""
+        answer = self.find(response)
+        if answer is None:
+            return Score(reward=0.0, format_reward=0.0, answer_reward=0.0)
+        right = judge(answer)
+        return Score(reward=right, format_reward=1.0, answer_reward=right)
+
+    def unverified(self, response: str) -> Score:
+        """The score of a response whose answer could not be judged: it counts as wrong."""
+        has_answer = float(self.find(response) is not None)
+        return Score(reward=0.0, format_reward=has_answer, answer_reward=0.0, verified=False)
+
+
+TAGS = AnswerForm(tagged_answer, stop=(ANSWER_CLOSES,))
+BOXED = AnswerForm(boxed_answer, stop=())
+
+
+def answer_form(settings: TaskSettings) -> AnswerForm:
+    """The form of the answers that a task's settings ask for.
+
+    Raises:
+        ValueError: the file of the template cannot be read.
+    """
+    if settings.answer_in == "auto":
+        return TAGS if asks_for_tags(template_text(settings.template)) else BOXED
+    return TAGS if settings.answer_in == "tags" else BOXED

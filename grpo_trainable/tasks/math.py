@@ -1,0 +1,95 @@
+"""The math task: problems with an answer that can be verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.tasks.answers import answer_form, boxed_answer
+from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.math_reward import MathReward
+from grpo_trainable.tasks.prompt_files import is_text, split_files
+from grpo_trainable.tasks.templates import prompt_of, template_text
+
+# The problems that ship: sums in words, whose answers are whole numbers.
+ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
+TRAIN_PROBLEMS = ARITHMETIC / "train.jsonl"
+EVAL_PROBLEMS = ARITHMETIC / "heldout.jsonl"
+
+
+def problem_files(settings: TaskSettings) -> dict[str, str | Path]:
+    """`train_file` and `eval_file` as far as they are read: those that are given, else those that
+    ship."""
+    given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
+    files = {key: path for key, path in given.items() if path is not None}
+    return files or {"train_file": TRAIN_PROBLEMS, "eval_file": EVAL_PROBLEMS}
+
+
+def parse_problem(row: Mapping[str, Any]) -> Example:
+    r"""The question and the true answer of a JSONL line, in MATH's layout or in GSM8K's.
+
+    `problem` or `question` is the question. `answer`, or else `solution`, has the true answer: what
+    follows its last `####`, or what its last \boxed{} holds; an `answer` with neither is the true
+    answer itself.
+    """
+    question = row.get("problem", row.get("question"))
+    if not is_text(question):
+        raise ValueError("problem, or question, must be non-empty text")
+    answer = row.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    worked = row.get("solution") if answer is None else answer
+    if not is_text(worked):
+        raise ValueError("answer, or solution, must be non-empty text")
+    truth = _final_answer(worked)
+    if truth is None and answer is not None:
+        truth = worked.strip()
+    if not truth:
+        raise ValueError(r"solution must have its answer in \boxed{} or after ####")
+    return Example(question.strip(), truth)
+
+
+def _final_answer(worked: str) -> str | None:
+    _, marked, after = worked.rpartition("####")
+    return after.strip() if marked else boxed_answer(worked)
+
+
+class MathTask:
+    """Problems from JSONL files, or those that ship. `train_file` and `eval_file` are used as they
+    are; either one alone is split by a hash of the question.
+
+    Raises:
+        ValueError: a file is missing, empty or malformed, or math-verify is needed and missing, in
+            one line.
+    """
+
+    def __init__(self, settings: TaskSettings, seed: int) -> None:
+        self._seed = seed
+        self._template = template_text(settings.template)
+        self._reward = MathReward(settings)
+        self.stop = answer_form(settings).stop
+        files = problem_files(settings)
+        self._train, self._heldout = split_files(
+            files.get("train_file"),
+            files.get("eval_file"),
+            parse_problem,
+            strict=settings.strict,
+        )
+
+    def train_example(self, prompt_index: int) -> Example:
+        """The `prompt_index`-th training problem; each pass over them has its own order."""
+        return self._asked(self._train.example(f"train {self._seed}", prompt_index))
+
+    def eval_examples(self, count: int) -> list[Example]:
+        """`count` held-out problems, the same for every seed; beyond all of them they come round
+        again."""
+        return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """1 where the answer of the response equals the true one, else 0."""
+        return self._reward.reward(response, ground_truth)
+
+    def _asked(self, problem: Example) -> Example:
+        return Example(prompt_of(self._template, problem.prompt), problem.ground_truth)

@@ -1,0 +1,118 @@
+r"""The rewards of mathematics: does a response have an answer, and does that equal the true one?"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.tasks.answers import BOXED, TAGS, AnswerForm, answer_form
+from grpo_trainable.tasks.base import JSONValue, Score
+from grpo_trainable.tasks.equality import Decide, decide_exactly, equal
+
+Truth: TypeAlias = str | int | float | Sequence[str | int | float]
+
+
+def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
+    """`reward`, `format_reward` and `answer_reward` of a response that closes its reasoning by
+    `</think> <answer>…</answer>`, each 0 or 1.
+
+    The answer must equal `ground_truth`, or one of several, mathematically (math-verify, extra
+    `math`); without the right form it earns nothing. Numbers and equal texts need no library. A
+    formula may keep the library busy for any time, so a trial calls this in a process that it can
+    end; whoever calls it elsewhere has no deadline.
+
+    Raises:
+        ValueError: math-verify is needed and not installed.
+    """
+    return _as_dict(_score(TAGS, response, ground_truth, verified_equal))
+
+
+def question_only_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
+    r"""The same of a response whose answer is in \boxed{}."""
+    return _as_dict(_score(BOXED, response, ground_truth, verified_equal))
+
+
+def _as_dict(score: Score) -> dict[str, float]:
+    return {
+        "reward": score.reward,
+        "format_reward": score.format_reward,
+        "answer_reward": score.answer_reward,
+    }
+
+
+def _score(form: AnswerForm, response: str, ground_truth: Truth, decide: Decide) -> Score:
+    truths = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
+    return form.judged(
+        response, lambda answer: float(any(equal(answer, str(truth), decide) for truth in truths))
+    )
+
+
+class MathReward:
+    """The reward of the math task, without its prompts."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        """ValueError when math-verify is asked for and not installed, or a template cannot be
+        read, in one line."""
+        self._form = answer_form(settings)
+        self._by_library = settings.equality == "math_verify"
+        if self._by_library:
+            require_math_verify()
+
+    def warm_up(self) -> None:
+        """Does what is slow the first time, by seconds."""
+        if self._by_library:
+            verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """1 where the answer of the response equals the true one, else 0."""
+        assert isinstance(ground_truth, str), ground_truth
+        decide = verified_equal if self._by_library else decide_exactly
+        return _score(self._form, response, ground_truth, decide)
+
+
+# ---- math-verify -------------------------------------------------------------------------------
+
+
+def require_math_verify() -> None:
+    """ValueError, in one line, when math-verify is not installed. It is not imported."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError(
+            "task.equality=math_verify: math-verify is missing; install it by: "
+            "pip install 'grpo-trainable[math]', or compare numbers only by task.equality=exact"
+        )
+
+
+def verified_equal(answer: str, truth: str) -> bool:
+    """Whether math-verify says that an answer equals a truth, both in LaTeX.
+
+    Its own time-outs are off: they rest on SIGALRM, which only the main thread of a process can
+    use. Whoever needs a deadline ends the process.
+
+    Raises:
+        ValueError: math-verify is not installed.
+    """
+    require_math_verify()
+    import math_verify
+
+    true, given = _parsed(truth), _parsed(answer)
+    return bool(true and given and math_verify.verify(true, given, timeout_seconds=None))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(latex: str) -> list[Any]:
+    """What math-verify reads of a formula; nothing where it cannot read it."""
+    import math_verify
+
+    # Says once in every process that its time-outs are off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    formula = "$" + latex.replace("\\$", "").replace("$", "") + "$"
+    return math_verify.parse(
+        formula,
+        extraction_config=[math_verify.LatexExtractionConfig()],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+    )

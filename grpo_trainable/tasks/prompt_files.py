@@ -1,0 +1,112 @@
+"""Prompts from files: read line by line, and split into those to train on and those held out."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, TypeGuard
+
+from grpo_trainable.tasks.base import Example
+from grpo_trainable.tasks.order import Rows
+
+logger = logging.getLogger(__name__)
+
+HELD_OUT_PROMPTS = 0.20  # share of a JSONL file that comes alone
+
+# Makes an example of a line of a JSONL file; ValueError says what is wrong with the line.
+ParseRow: TypeAlias = Callable[[Mapping[str, Any]], Example]
+
+
+def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, counted from 1. ValueError when it cannot be read; `task.key` is its
+    name in the config."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"task.{key}={path}: cannot be read: {error.strerror}") from None
+    return enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), start=1)
+
+
+def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
+    """The examples of a JSONL file, in order.
+
+    A bad line is skipped with a warning, or a ValueError when `strict`, both with file and line
+    number. ValueError when the file cannot be read or holds no example.
+    """
+    examples = []
+    for number, line in numbered_lines(key, path):
+        if not line.strip():
+            continue
+        try:
+            examples.append(parse(_json_object(line)))
+        except ValueError as error:
+            message = f"task.{key}={path}: line {number}: {error}"
+            if strict:
+                raise ValueError(message) from None
+            logger.warning("%s; skipped", message)
+    if not examples:
+        raise ValueError(f"task.{key}={path}: holds no valid line")
+    return examples
+
+
+def _json_object(line: bytes) -> Mapping[str, Any]:
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether `value` is text that says something and that every later step can encode."""
+    # JSON can spell half a surrogate pair.
+    return (
+        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
+    )
+
+
+def split_files(
+    train_file: str | Path | None, eval_file: str | Path | None, parse: ParseRow, *, strict: bool
+) -> tuple[Rows, Rows]:
+    """The examples to train on and those held out. Two files are used as they are; either one alone
+    is split by a hash of each prompt.
+
+    Raises:
+        ValueError: a file is missing, empty or malformed, or too small to be split.
+    """
+    if train_file is not None and eval_file is not None:
+        return (
+            Rows(read_examples("train_file", train_file, parse, strict=strict)),
+            Rows(read_examples("eval_file", eval_file, parse, strict=strict)),
+        )
+    key, path = ("eval_file", eval_file) if train_file is None else ("train_file", train_file)
+    assert path is not None
+    rows = read_examples(key, path, parse, strict=strict)
+    train = [row for row in rows if not is_held_out(row.prompt)]
+    heldout = [row for row in rows if is_held_out(row.prompt)]
+    if not train or not heldout:
+        other = "train_file" if key == "eval_file" else "eval_file"
+        raise ValueError(
+            f"task.{key}={path}: too few prompts; the hash makes {len(train)} of them train and "
+            f"{len(heldout)} held-out, one of each is needed, or a task.{other}"
+        )
+    return Rows(train), Rows(heldout)
+
+
+def is_held_out(prompt: str) -> bool:
+    """The side of a prompt that comes without one: the same in every file and run."""
+    return hash_fraction(prompt) < HELD_OUT_PROMPTS
+
+
+def hash_fraction(text: str) -> float:
+    """A number in [0, 1) that depends on nothing but `text`."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48

@@ -1,0 +1,160 @@
+"""The reasoning_gym task: problems that a data set of reasoning-gym makes, and whose answers it
+scores by a function of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.plugins import one_line
+from grpo_trainable.tasks.answers import answer_form
+from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.order import permutation
+from grpo_trainable.tasks.prompt_files import is_held_out
+from grpo_trainable.tasks.templates import prompt_of, template_text
+
+# A data set makes its problem number n of its seed plus n, so those of two seeds share problems.
+# Here there is one seed, and only the number tells problems apart.
+SEED = 0
+NUMBERS = 2**31
+DRAWS = 1000  # after which a problem of one side is not looked for any more
+
+
+class Problems:
+    """The problems of a data set: number n is always the same.
+
+    Raises:
+        ValueError: reasoning-gym is missing, refuses the data set or its options, or makes other
+            problems each time; in one line.
+    """
+
+    def __init__(self, settings: TaskSettings) -> None:
+        assert settings.dataset is not None
+        self._named = f"task.dataset={settings.dataset}"
+        self._dataset = _data_set(settings)
+        self.entry = lru_cache(maxsize=1024)(self._made)
+        again = _data_set(settings)
+        if any(again[number]["question"] != self.question(number) for number in range(3)):
+            raise self._not_repeated("each time")
+
+    def _made(self, number: int) -> Mapping[str, Any]:
+        try:
+            return self._dataset[number]
+        except Exception as error:
+            raise ValueError(f"{self._named}: problem {number}: {one_line(error)}") from error
+
+    def question(self, number: int) -> str:
+        return self.entry(number)["question"]
+
+    def example(self, number: int) -> Example:
+        """The question, and a truth that names the problem: not all that it holds survives JSON."""
+        entry = self.entry(number)
+        answer = None if entry["answer"] is None else str(entry["answer"])
+        return Example(
+            entry["question"], {"number": number, "question": entry["question"], "answer": answer}
+        )
+
+    def score(self, answer: str, truth: Mapping[str, Any]) -> float:
+        """What the data set says of an answer to the problem that `truth` names."""
+        return float(self._dataset.score_answer(answer, self.entry(truth["number"])))
+
+    def refuse_another(self, truth: Mapping[str, Any]) -> None:
+        """ValueError when the problem that `truth` names was another where it was asked."""
+        if self.question(truth["number"]) != truth["question"]:
+            raise self._not_repeated("in each process")
+
+    def draw(self, key: str, *, held_out: bool) -> int:
+        """The number of a problem of one side, drawn by `key`.
+
+        The side follows from the question alone, so that none is both trained on and held out.
+        """
+        for attempt in range(DRAWS):
+            number = random.Random(f"{key} {attempt}").randrange(NUMBERS)
+            if is_held_out(self.question(number)) is held_out:
+                return number
+        side = "to hold out" if held_out else "to train on"
+        raise ValueError(f"{self._named}: no problem {side} among {DRAWS}; it makes too few")
+
+    def _not_repeated(self, when: str) -> ValueError:
+        return ValueError(f"{self._named}: makes other problems {when}; choose another data set")
+
+
+def _data_set(settings: TaskSettings) -> Any:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise ValueError(
+            "task.name=reasoning_gym: reasoning-gym is missing; install it by: "
+            "pip install 'grpo-trainable[gym]'"
+        )
+    import reasoning_gym
+
+    options = json.loads(settings.options)
+    try:
+        return reasoning_gym.create_dataset(settings.dataset, seed=SEED, size=NUMBERS, **options)
+    except Exception as error:
+        named = f"task.dataset={settings.dataset} task.options={settings.options}"
+        raise ValueError(f"{named}: {one_line(error)}") from error
+
+
+class ReasoningGymReward:
+    """The reward of the reasoning_gym task, without its prompts. ValueError as for its problems."""
+
+    def __init__(self, settings: TaskSettings) -> None:
+        self._form = answer_form(settings)
+        self.problems = Problems(settings)
+
+    def warm_up(self) -> None:
+        """Does nothing: what is slow, the import, is done."""
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """What the data set says of the answer, often between 0 and 1; 0 without an answer in the
+        right form, and where the data set's function cannot cope with the answer."""
+        assert isinstance(ground_truth, Mapping), ground_truth
+        self.problems.refuse_another(ground_truth)
+        try:
+            return self._form.judged(
+                response, lambda answer: self.problems.score(answer, ground_truth)
+            )
+        except Exception:  # whatever a policy writes, and whatever it makes of it
+            return self._form.unverified(response)
+
+
+class ReasoningGymTask:
+    """Problems of one data set: `size` of them, or new ones for ever.
+
+    Raises:
+        ValueError: as for `Problems`, or a template cannot be read.
+    """
+
+    def __init__(self, settings: TaskSettings, seed: int) -> None:
+        self._seed = seed
+        self._size = settings.size
+        self._template = template_text(settings.template)
+        self._reward = ReasoningGymReward(settings)
+        self._problems = self._reward.problems
+        self.stop = answer_form(settings).stop
+
+    def train_example(self, prompt_index: int) -> Example:
+        """Training problem `prompt_index`; with `size`, each pass over them has its own order."""
+        key = f"train {self._seed} {prompt_index}"
+        if self._size is not None:
+            epoch, place = divmod(prompt_index, self._size)
+            order = permutation(f"train {self._seed}", epoch, self._size)
+            key = f"train {order[place]}"
+        return self._asked(self._problems.draw(key, held_out=False))
+
+    def eval_examples(self, count: int) -> list[Example]:
+        """`count` held-out problems, the same for every seed; fewer are the first of more."""
+        return [self._asked(self._problems.draw(f"eval {i}", held_out=True)) for i in range(count)]
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """What the data set says of the answer of the response."""
+        return self._reward.reward(response, ground_truth)
+
+    def _asked(self, number: int) -> Example:
+        problem = self._problems.example(number)
+        return Example(prompt_of(self._template, problem.prompt), problem.ground_truth)

@@ -1,0 +1,189 @@
+r"""Answers of every kind, verified or refused in processes that can be ended. The verdicts are
+written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.actors.scorer import ProcessScorer, make_scorer
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.prompts import build_task
+from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.tasks.math_reward import verified_equal
+
+RIGHT, WRONG = Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0)
+REFUSED = Score(0.0, 1.0, 0.0, verified=False)
+NO_ANSWER = Score(0.0, 0.0, 0.0)
+
+PMATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
+
+# Truth, answer, whether they are equal.
+ANSWERS: list[tuple[str, str, bool]] = [
+    # fractions
+    (r"\frac{1}{2}", "1/2", True),
+    (r"\frac{1}{2}", "0.5", True),
+    (r"\frac12", r"\frac{2}{4}", True),
+    (r"\frac{1}{3}", "0.33", False),
+    ("1.5", r"1\frac{1}{2}", True),
+    (r"-\frac{3}{4}", r"\frac{-3}{4}", True),
+    (r"\dfrac{7}{3}", "7/3", True),
+    (r"\frac{x}{2}", r"\frac{1}{2}x", True),
+    # integers
+    ("42", "The answer is 42.", True),
+    ("1000", "1,000", True),
+    ("18", r"\$18", True),
+    ("18", "18.00", True),
+    ("7", "-7", False),
+    ("6", "I think 5 or 6", False),
+    ("1024", "2^{10}", True),
+    ("300000", r"3\times 10^{5}", True),
+    # units and percent
+    ("18", r"18\text{ dollars}", True),
+    (r"5\text{ cm}", "5", True),
+    (r"5\text{ cm}", r"5\text{ m}", False),
+    (r"30\text{ cm}^2", r"30\text{ cm}^3", False),
+    (r"45^\circ", "45", True),
+    (r"10\%", "10", True),
+    ("0.1", r"10\%", True),
+    (r"50\%", r"5\%", False),
+    # LaTeX
+    (r"2\sqrt{2}", r"$\sqrt{8}$", True),
+    ("x^2+2x+1", "(x+1)^2", True),
+    ("x^2+2x+1", "(x-1)^2", False),
+    (r"\frac{\sqrt{3}}{3}", r"\frac{1}{\sqrt{3}}", True),
+    (r"\pi r^2", r"r^2\pi", True),
+    (r"\frac{\pi}{4}", "0.785", False),
+    ("3", "x=3", True),
+    ("x=3", "y=3", False),
+    ("2+3i", "3i+2", True),
+    ("3", r"\log_2 8", True),
+    ("y=2x+1", "2x+1", True),
+    # sets and lists
+    (r"\{1,2,3\}", r"\{3,1,2\}", True),
+    (r"\{1,2,3\}", r"\{1,2\}", False),
+    ("1,-2", r"-2 \text{ and } 1", True),
+    (r"\{\sqrt{2},1\}", r"\left\{1,2^{1/2}\right\}", True),
+    (r"\{1,2\}", "1", False),
+    # tuples and intervals
+    ("(1,2)", "(1, 2)", True),
+    ("(1,2)", "(2,1)", False),
+    (r"(\frac{1}{2},\sqrt{9})", "(0.5,3)", True),
+    ("[2,5)", r"2\le x<5", True),
+    ("[2,5)", "(2,5)", False),
+    (r"(-\infty,3)\cup(5,\infty)", r"(5,\infty)\cup(-\infty,3)", True),
+    (r"x \ge \frac{1}{2}", r"[0.5,\infty)", True),
+    ("(2,5]", r"x\in(2,5]", True),
+    # matrices
+    (PMATRIX, r"\begin{bmatrix}1&2\\3&4\end{bmatrix}", True),
+    (PMATRIX, r"\begin{pmatrix}1&2\\3&5\end{pmatrix}", False),
+    # words
+    (r"\text{east}", "East", True),
+    (r"\text{east}", "west", False),
+    ("C", "(C)", True),
+    # nonsense
+    ("5", "", False),
+    ("5", r"asdf \frac{ {{ } $", False),
+    ("5", "\N{CRAB}\N{CRAB}", False),
+    ("5", r"\frac{1}{" * 30 + "x" + "}" * 30, False),
+    ("5", "9" * 10_000, False),
+    ("5", r"\sqrt{" * 2_500, False),
+    ("5", "5 " * 5_000, False),
+]
+
+# Each would keep sympy busy for ever, or take all memory that there is.
+BOMBS = [
+    "9^{9^{9^{9}}}",
+    "9**9**9**9",
+    "1000000000!",
+    r"\binom{1000000000}{500000000}",
+    r"\sum_{n=1}^{1000000000} n^n",
+]
+
+
+def asked(truth: str, answer: str) -> ScoreRequest:
+    return ScoreRequest(f"So it is this. </think> <answer>{answer}</answer>", truth)
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory) -> str:
+    path: Path = tmp_path_factory.mktemp("math") / "problems.jsonl"
+    rows = [{"problem": f"p{i}", "solution": rf"\boxed{{{i}}}"} for i in range(40)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def scorer(problems):
+    task = {"name": "math", "train_file": problems, "reward_deadline_s": 4.0}
+    config = GRPOConfig.from_dict({"task": task, "resources": {"reward_workers": 2}})
+    with contextlib.closing(make_scorer(config, build_task(config))) as scorer:
+        assert isinstance(scorer, ProcessScorer)
+        yield scorer
+
+
+def workers(scorer) -> set[int]:
+    return {worker._process.pid for worker in scorer._processes}
+
+
+def test_sixty_answers_get_the_verdicts_that_were_written_by_hand(scorer):
+    assert len(ANSWERS) == 60
+    before = workers(scorer)
+    scores = scorer.score([asked(truth, answer) for truth, answer, _ in ANSWERS])
+    expected = [RIGHT if equal else WRONG for _, _, equal in ANSWERS]
+    differing = [
+        (*pair, score)
+        for pair, score, wanted in zip(ANSWERS, scores, expected, strict=True)
+        if score != wanted
+    ]
+    assert differing == []
+    assert workers(scorer) == before  # nobody had to die for it
+
+
+def test_a_bomb_is_a_wrong_answer_and_the_next_ones_are_verified(scorer):
+    requests = [request for bomb in BOMBS for request in (asked("5", bomb), asked("x+1", "1+x"))]
+    scores = scorer.score(requests)
+    assert scores[1::2] == [RIGHT] * len(BOMBS)
+    assert all(score in (WRONG, REFUSED) for score in scores[::2])
+
+
+def test_an_answer_that_takes_too_long_is_refused_and_its_process_ended(scorer):
+    before = workers(scorer)
+    assert scorer.score([asked("5", BOMBS[2])]) == [REFUSED]
+    assert len(before - workers(scorer)) == 1
+    assert len(workers(scorer)) == len(before)
+
+
+def test_a_response_without_an_answer_earns_nothing(scorer):
+    assert scorer.score([ScoreRequest("5", "5")]) == [NO_ANSWER]
+
+
+def test_formulas_are_verified_off_the_main_thread(scorer):
+    """A time-out by SIGALRM would fail there, and score everything 0."""
+    requests = [asked(truth, answer) for truth, answer, equal in ANSWERS if equal]
+    scores = []
+    thread = threading.Thread(target=lambda: scores.extend(scorer.score(requests)))
+    thread.start()
+    thread.join()
+    assert scores == [RIGHT] * len(requests)
+
+
+def test_the_library_itself_needs_no_main_thread():
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(verified_equal, r"\sqrt{18}", r"3\sqrt{2}").result()
+        assert not thread.submit(verified_equal, r"\sqrt{18}", r"2\sqrt{3}").result()
+
+
+def test_bombs_alone_become_errors_after_the_tenth(problems):
+    """Where everything takes too long, verification is at fault and the trial has to end."""
+    task = {"name": "math", "train_file": problems, "reward_deadline_s": 0.05}
+    config = GRPOConfig.from_dict({"task": task})
+    with contextlib.closing(make_scorer(config, build_task(config))) as scorer:
+        scores = scorer.score([asked("5", BOMBS[2])] * 12)
+    left_out = RewardError("not asked for: 10 others of its chunk hung")
+    assert scores == [REFUSED] * 10 + [left_out] * 2

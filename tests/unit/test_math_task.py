@@ -1,0 +1,288 @@
+"""The math task: layouts of files, templates, the form of answers, rewards."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.actors.scorer import InlineScorer, make_scorer
+from grpo_trainable.config import GRPOConfig, TaskSettings
+from grpo_trainable.prompts import build_task
+from grpo_trainable.tasks import (
+    Example,
+    MathTask,
+    Score,
+    question_only_reward_fn,
+    r1_zero_reward_fn,
+)
+from grpo_trainable.tasks.answers import boxed_answer, tagged_answer
+from grpo_trainable.tasks.math import parse_problem
+from grpo_trainable.tasks.templates import R1_ZERO, TEMPLATES
+
+
+def write_jsonl(path: Path, rows: list) -> str:
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path):
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(200)]
+    return write_jsonl(tmp_path / "sums.jsonl", rows)
+
+
+def math_task(*, seed: int = 0, **settings) -> MathTask:
+    return MathTask(TaskSettings(name="math", **{"equality": "exact", **settings}), seed)
+
+
+# ---- Layouts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "question", "truth"),
+    [
+        # MATH: the problem and its solution.
+        (
+            {"problem": "What is $1+1$?", "level": "Level 1", "solution": r"It is $\boxed{2}$."},
+            "What is $1+1$?",
+            "2",
+        ),
+        (
+            {"problem": "p", "solution": r"First \boxed{1}, so $\boxed{\frac{1}{2}}$."},
+            "p",
+            r"\frac{1}{2}",
+        ),
+        # MATH-500: the answer beside the solution.
+        ({"problem": "p", "solution": r"\boxed{3}", "answer": r"\frac{3}{1}"}, "p", r"\frac{3}{1}"),
+        # GSM8K: the answer after its calculation.
+        ({"question": "q", "answer": "48/2 = <<48/2=24>>24 clips.\n#### 72"}, "q", "72"),
+        ({"question": "q", "answer": "#### 1,080\n"}, "q", "1,080"),
+        # The problems that ship, and the simplest files.
+        ({"question": " q \n", "answer": "12"}, "q", "12"),
+        ({"question": "q", "answer": 12}, "q", "12"),
+        ({"question": "q", "answer": -0.5}, "q", "-0.5"),
+    ],
+)
+def test_a_line_in_each_layout(row, question, truth):
+    assert parse_problem(row) == Example(question, truth)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"answer": "1"}, "problem, or question, must be non-empty text"),
+        ({"question": 3, "answer": "1"}, "problem, or question, must be non-empty text"),
+        ({"question": "q"}, "answer, or solution, must be non-empty text"),
+        ({"question": "q", "answer": " "}, "answer, or solution, must be non-empty text"),
+        ({"question": "q", "answer": True}, "answer, or solution, must be non-empty text"),
+        ({"question": "q", "answer": ["1"]}, "answer, or solution, must be non-empty text"),
+        ({"problem": "p", "solution": "It is 2."}, r"solution must have its answer in \boxed{} or"),
+        ({"problem": "p", "solution": r"\boxed{2"}, r"solution must have its answer in \boxed{} or"),
+        ({"question": "q", "answer": "so ####  "}, r"must have its answer in \boxed{} or after ####"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong(row, message, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_problem(row)
+    path = write_jsonl(tmp_path / "bad.jsonl", [{"question": "q", "answer": "1"}, row])
+    with pytest.raises(ValueError, match=rf"^task\.train_file={re.escape(path)}: line 2: "):
+        math_task(train_file=path, strict=True)
+
+
+def test_one_file_is_split_by_question_whatever_the_template(sums):
+    tasks = [math_task(train_file=sums, template=name) for name in ("short", "r1_zero")]
+    held_out = [{e.ground_truth for e in task.eval_examples(60)} for task in tasks]
+    trained = [{task.train_example(i).ground_truth for i in range(400)} for task in tasks]
+    assert held_out[0] == held_out[1]
+    assert trained[0] == trained[1]
+    assert not held_out[0] & trained[0]
+    assert len(held_out[0] | trained[0]) == 200
+
+
+def test_two_files_are_used_whole_and_the_order_follows_from_the_seed(sums, tmp_path):
+    other = write_jsonl(tmp_path / "e.jsonl", [{"question": "One?", "answer": "1"}])
+    task = math_task(train_file=sums, eval_file=other)
+    first = [task.train_example(i).prompt for i in range(200)]
+    assert len(set(first)) == 200
+    again = math_task(train_file=sums, eval_file=other)
+    assert [again.train_example(i).prompt for i in reversed(range(200))] == first[::-1]
+    seeded = math_task(seed=1, train_file=sums, eval_file=other)
+    assert [seeded.train_example(i).prompt for i in range(200)] != first
+    assert task.eval_examples(2) == [Example("User: One?\nAssistant: <think>", "1")] * 2
+
+
+# ---- Templates -------------------------------------------------------------------------------
+
+
+def test_r1_zero_is_the_prompt_of_the_paper():
+    assert R1_ZERO == (
+        "A conversation between User and Assistant. The User asks a question, and the Assistant "
+        "solves it. The Assistant first thinks about the reasoning process in the mind and then "
+        "provides the User with the answer. The reasoning process is enclosed within <think> "
+        "</think> and answer is enclosed within <answer> </answer> tags, respectively, i.e., "
+        "<think> reasoning process here </think> <answer> answer here </answer>.\n"
+        "User: {question}\nAssistant: <think>"
+    )
+    assert TEMPLATES["short"] == "User: {question}\nAssistant: <think>"
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt", "tags"),
+    [
+        ("Q: {question}\nA:", "Q: What {question} is {x}?\nA:", False),
+        ("{question}\nGive it in \\boxed{}.\n", "What {question} is {x}?\nGive it in \\boxed{}.", False),
+        ("{question}\n<think>\n", "What {question} is {x}?\n<think>", True),
+        ("Write <answer>5</answer>. {question}", "Write <answer>5</answer>. What {question} is {x}?", True),
+    ],
+)
+def test_a_template_of_the_users_says_where_answers_are(tmp_path, text, prompt, tags):
+    (tmp_path / "t.txt").write_text(text)
+    rows = write_jsonl(tmp_path / "a.jsonl", [{"question": "What {question} is {x}?", "answer": "1"}])
+    task = math_task(train_file=rows, eval_file=rows, template=str(tmp_path / "t.txt"))
+    assert task.train_example(0).prompt == prompt
+    assert task.stop == (("</answer>",) if tags else ())
+    assert task.reward("</think> <answer>1</answer>", "1").reward == float(tags)
+    assert task.reward(r"\boxed{1}", "1").reward == float(not tags)
+
+
+@pytest.mark.parametrize(
+    ("template", "answer_in", "stop"),
+    [
+        ("r1_zero", "auto", ("</answer>",)),
+        ("short", "auto", ("</answer>",)),
+        ("question_only", "auto", ()),
+        ("question_only", "tags", ("</answer>",)),
+        ("r1_zero", "boxed", ()),
+    ],
+)
+def test_where_answers_are_can_be_set(sums, template, answer_in, stop):
+    assert math_task(train_file=sums, template=template, answer_in=answer_in).stop == stop
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"Question: {}", "must have {question} where the question goes"),
+        (b"{question} \xe9", "is not UTF-8"),
+    ],
+)
+def test_a_bad_template_is_one_line(sums, tmp_path, content, reason):
+    path = tmp_path / "t.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"task.template={path}: {reason}")):
+        math_task(train_file=sums, template=str(path))
+
+
+# ---- The form of answers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (" 1 + 1 = 2. </think> <answer>2</answer>", "2"),
+        ("</think> <answer> 2 </answer>", "2"),
+        ("<think> 2 </think> <answer>2</answer>\nUser: next", "2"),
+        ("</think> <answer>1</answer> no: </think> <answer>2</answer>", "2"),
+        ("</think> <answer></answer>", ""),
+        ("</think><answer>2</answer>", None),
+        ("</think>\n<answer>2</answer>", None),
+        ("<answer>2</answer>", None),
+        ("</think> <answer>2", None),
+        ("</think> 2 </answer>", None),
+        ("2", None),
+        ("", None),
+    ],
+)
+def test_an_answer_between_tags(response, answer):
+    assert tagged_answer(response) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so $\boxed{2}$.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} or rather \boxed{ 2 }", "2"),
+        (r"\fbox{3}", "3"),
+        (r"$\boxed 5$", "5"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"\boxed{1} and \boxed{2", None),
+        (r"\boxed", None),
+        (r"\boxedfoo{2}", None),
+        ("2", None),
+    ],
+)
+def test_an_answer_in_a_box(text, answer):
+    assert boxed_answer(text) == answer
+
+
+# ---- Rewards ---------------------------------------------------------------------------------
+
+RIGHT = {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+WRONG = {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
+NO_FORM = {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "expected"),
+    [
+        ("4", "4", RIGHT),
+        ("4", 4, RIGHT),
+        ("1/2", 0.5, RIGHT),
+        ("4", ["3", 4], RIGHT),
+        ("5", ["3", 4], WRONG),
+        ("5", "4", WRONG),
+        ("4 or 5", "4", WRONG),
+    ],
+)
+def test_the_three_categories_of_a_response(answer, truth, expected):
+    assert r1_zero_reward_fn(f"so </think> <answer>{answer}</answer>", truth) == expected
+    assert question_only_reward_fn(rf"so \boxed{{{answer}}}", truth) == expected
+    assert r1_zero_reward_fn(f"so </think> {answer}", truth) == NO_FORM
+    assert question_only_reward_fn(f"so {answer}", truth) == NO_FORM
+
+
+def test_plain_numbers_load_no_library():
+    program = (
+        "import sys\n"
+        "from grpo_trainable.tasks import r1_zero_reward_fn\n"
+        "assert r1_zero_reward_fn('</think> <answer>1/2</answer>', '0.5')['reward'] == 1\n"
+        "assert r1_zero_reward_fn('</think> <answer>3</answer>', '0.5')['reward'] == 0\n"
+        "assert not {'math_verify', 'sympy', 'reasoning_gym'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    line = (
+        r"^task\.equality=math_verify: math-verify is missing; install it by: pip install "
+        r"'grpo-trainable\[math\]', or compare numbers only by task\.equality=exact$"
+    )
+    for attempt in (
+        lambda: build_task(config(train_file=sums)),
+        lambda: r1_zero_reward_fn(r"</think> <answer>\sqrt{4}</answer>", "2"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            attempt()
+    task = math_task(train_file=sums)
+    assert task.reward(r"</think> <answer>\sqrt{4}</answer>", "2") == Score(0.0, 1.0, 0.0)
+    assert task.reward("</think> <answer>2</answer>", "2") == Score(1.0, 1.0, 1.0)
+
+
+def config(**task) -> GRPOConfig:
+    return GRPOConfig.from_dict({"task": {"name": "math", **task}})
+
+
+def test_numbers_are_compared_in_the_generator(sums):
+    trial = config(train_file=sums, equality="exact")
+    assert not trial.task.is_scored_apart
+    assert isinstance(make_scorer(trial, build_task(trial)), InlineScorer)
+    assert config(train_file=sums).task.is_scored_apart
