@@ -94,7 +94,9 @@ def memory(args: argparse.Namespace) -> dict:
 
     config = config_of(args)
     worker = Colocated(config, InProcess())
-    prompts = Prompts(config, build_task(config), read_tokenizer(config.model.preset, config.model.path))
+    prompts = Prompts(
+        config, build_task(config), read_tokenizer(config.model.preset, config.model.path)
+    )
     for round_ in range(3):
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS

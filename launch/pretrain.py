@@ -10,10 +10,11 @@ the inclusion rate that GRPO starts from. Without the first ones the policy is f
 copies, and GRPO learns nothing. All are of one length, so that nothing but the keyword itself tells
 a story that holds it from one that does not.
 
-The arithmetic corpus is word problems with their calculation, step by step, and the answer. How
-large the numbers are sets how many problems are solved, and a share of the documents marks its
-answer in another way than the reward wants. The problems that GRPO trains on and is evaluated on
-are written beside the policy, as train.jsonl and heldout.jsonl.
+The arithmetic corpus is word problems with their calculation, step by step, and the answer. The
+first documents are all right, and teach calculating; of the later ones only a share is calculated
+with care, and a share marks its answer as the reward wants it. So the policy can calculate and does
+not always do so, which GRPO can change. The problems to train on and to be evaluated on are written
+beside the policy, as train.jsonl and heldout.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +127,8 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         "--front-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of the story corpus that comes first and always holds its keywords: copying is "
-        f"learned from it (default {stories.front_share:g})",
+        help="share of the documents that come first and are all as the reward wants them: copying "
+        f"and calculating are learned from them ({_defaults('front_share')})",
     )
     parser.add_argument(
         "--keyword-share",
@@ -140,8 +141,7 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         "--largest",
         type=number(int, 10, 999),
         metavar="N",
-        help="largest number in a word problem, results included (default "
-        f"{arithmetic.largest})",
+        help=f"largest number in a word problem, results included (default {arithmetic.largest})",
     )
     parser.add_argument(
         "--operations",
@@ -150,11 +150,18 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         help=f"most operations of a word problem (default {arithmetic.operations})",
     )
     parser.add_argument(
+        "--careful-share",
+        type=number(float, 0, 1),
+        metavar="X",
+        help="share of the later word problems that are calculated right (default "
+        f"{arithmetic.careful_share:g})",
+    )
+    parser.add_argument(
         "--format-share",
         type=number(float, 0, 1),
         metavar="X",
-        help="share of word problems whose answer is marked as the reward wants it (default "
-        f"{arithmetic.format_share:g})",
+        help="share of the later word problems whose answer is marked as the reward wants it "
+        f"(default {arithmetic.format_share:g})",
     )
 
 
@@ -210,14 +217,15 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         UsageError: one is a setting of another corpus.
     """
     kind = RECIPES.get(args.corpus, Recipe)
-    of_any = {item.name: corpus for corpus in RECIPES for item in fields(RECIPES[corpus])}
+    known = {name: {item.name for item in fields(made)} for name, made in RECIPES.items()}
     options = vars(args).items()
-    given = {name: value for name, value in options if name in of_any and value is not None}
-    unread = sorted(given.keys() - asdict(kind()).keys())
-    for name in unread[:1]:
-        option = f"--{name.replace('_', '-')}"
+    settings = set().union(*known.values())
+    given = {name: value for name, value in options if name in settings and value is not None}
+    for name in given.keys() - {item.name for item in fields(kind)}:
+        corpora = " or ".join(corpus for corpus, names in known.items() if name in names)
         raise UsageError(
-            f"{option}: not read with --corpus {args.corpus}; needs --corpus {of_any[name]}"
+            f"--{name.replace('_', '-')}: not read with --corpus {args.corpus}; needs --corpus "
+            f"{corpora}"
         )
     return kind(**given)
 

@@ -18,8 +18,8 @@ INTRODUCTION = f"""\
 
 Every setting of a trial. `python launch/tune.py --set KEY=VALUE` fixes one in all trials;
 `GRPOConfig.from_dict` takes them as nested dicts, as in `{{"optim": {{"lr": 1e-4}}}}`. Where a task
-has a default of its own, it stands behind its name. A key that the chosen combination does not read may only
-have its default; the last column says what it needs.
+has a default of its own, it stands behind its name. A key that the chosen combination does
+not read may only have its default; the last column says what it needs.
 """
 
 HEADER = "| key | type | default | must be | meaning | read when |\n|---|---|---|---|---|---|"
@@ -63,4 +63,3 @@ def _defaults(key: str) -> str:
         if key in defaults
     )
     return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
-

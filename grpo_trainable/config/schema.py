@@ -41,9 +41,8 @@ class ModelSettings(Settings):
 
     preset: str = choice(
         ("tiny", "arithmetic", "small", "course"),
-        "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic the "
-        "one that solves word problems, small and course are shapes with random weights drawn by "
-        "seed.",
+        "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic "
+        "the one that solves word problems; small and course are shapes with random weights.",
     )
     path: str | None = path(
         None, "The directory of the policy to start from, as launch/pretrain.py writes it."

@@ -1,22 +1,25 @@
 """The arithmetic corpus: word problems with worked solutions, and the problems that GRPO asks.
 
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
-A share of the documents marks its answer in another way, so that GRPO has a format to teach as well
-as arithmetic; the calculation before it is right in all of them, and they are about as long. The
-problems of evaluations are in no document and in no training prompt, nor are their calculations.
+The first documents are all right, and teach calculating. Of the later ones only a share is
+calculated with care, in the others one step is off by 1 or by 10; and only a share marks its answer
+as the reward wants it. These shares set what GRPO starts from: a policy that can calculate and does
+not always do so. All are about as long, so that length earns nothing. The problems of evaluations
+are in no document and in no training prompt, nor are their calculations.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from random import Random
 
 from grpo_trainable.pretraining.arithmetic_measures import measure_arithmetic
 from grpo_trainable.pretraining.corpus import Corpus, Document
-from grpo_trainable.pretraining.problems import Problem, ProblemWriter
+from grpo_trainable.pretraining.problems import Problem, ProblemWriter, Step, written
 from grpo_trainable.pretraining.recipe import ArithmeticRecipe
 from grpo_trainable.tasks.templates import SHORT, prompt_of
 
@@ -25,22 +28,24 @@ HELD_OUT_PROBLEMS = 768
 HELD_OUT_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 5000  # they hold every word of the grammar many times
 
-CLOSINGS = (
+SLIPS = (-10, -1, 1, 10)  # by which a step may be off
+CLOSING = " </think> <answer>{answer}</answer>"
+OTHER_CLOSINGS = (
     " </think> {answer}",
     " </think> The answer is {answer}.",
     " The answer is {answer}.",
     " <answer>{answer}</answer>",
     " </think> <answer>{answer}",
 )
-CLOSING = " </think> <answer>{answer}</answer>"
 
 
 def arithmetic_corpus(recipe: ArithmeticRecipe) -> Corpus:
     count = recipe.steps * recipe.batch_size
-    documents = list(islice(_documents(recipe, "corpus", held_out=False), count))
-    unseen = list(islice(_documents(recipe, "held-out", held_out=True), HELD_OUT_DOCUMENTS))
+    front = round(count * recipe.front_share)
+    documents = list(islice(_documents(recipe, "corpus", front, held_out=False), count))
+    unseen = list(islice(_documents(recipe, "held-out", 0, held_out=True), HELD_OUT_DOCUMENTS))
     asked = held_out_problems(recipe)
-    texts = [d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]]
+    texts = [d.prompt + d.response for d in documents[-TOKENIZER_DOCUMENTS:]]
     return Corpus(
         documents=documents,
         held_out=unseen,
@@ -76,11 +81,33 @@ def as_jsonl(problems: Iterable[Problem]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def solution(problem: Problem, rng: Random, format_share: float) -> str:
-    """The response of a document: marked as the reward wants it with that probability."""
-    marked = rng.random() < format_share
-    closing = CLOSING if marked else rng.choice(CLOSINGS)
-    return f" {problem.calculation}{closing.format(answer=problem.answer)}"
+def solution(problem: Problem, rng: Random, careful_share: float, format_share: float) -> str:
+    """The response of a document: calculated right, and marked as the reward wants it, with these
+    probabilities."""
+    steps = problem.steps if rng.random() < careful_share else careless(problem.steps, rng)
+    closing = CLOSING if rng.random() < format_share else rng.choice(OTHER_CLOSINGS)
+    return f" {written(steps)}{closing.format(answer=steps[-1].result)}"
+
+
+def careless(steps: Sequence[Step], rng: Random) -> tuple[Step, ...]:
+    """The calculation with one step that is off, from which the later ones go on."""
+    slips = [(place, by) for place in range(len(steps)) for by in SLIPS]
+    rng.shuffle(slips)
+    wrong = (_slipped(steps, place, by) for place, by in slips)
+    return next(calculation for calculation in wrong if calculation is not None)
+
+
+def _slipped(steps: Sequence[Step], place: int, by: int) -> tuple[Step, ...] | None:
+    """The calculation with the step at `place` off; None where a number would not be a whole one,
+    from 1 on."""
+    off = replace(steps[place], result=steps[place].result + by)
+    calculation = [*steps[:place], off]
+    for step in steps[place + 1 :]:
+        left = calculation[-1].result
+        if step.sign == "/" and left % step.right:
+            return None
+        calculation.append(Step.of(left, step.sign, step.right))
+    return tuple(calculation) if all(step.result >= 1 for step in calculation) else None
 
 
 def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
@@ -88,11 +115,14 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
     return ProblemWriter(rng, largest=recipe.largest, most_operations=recipe.operations)
 
 
-def _documents(recipe: ArithmeticRecipe, stream: str, *, held_out: bool) -> Iterable[Document]:
-    rng = Random(f"formats {stream} {recipe.seed}")
-    for problem in _writer(recipe, stream).problems(held_out=held_out):
-        prompt = prompt_of(SHORT, problem.question)
-        yield Document(prompt, solution(problem, rng, recipe.format_share))
+def _documents(
+    recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
+) -> Iterator[Document]:
+    """An endless stream of documents, the first `front` of which are all right."""
+    rng = Random(f"solutions {stream} {recipe.seed}")
+    for number, problem in enumerate(_writer(recipe, stream).problems(held_out=held_out)):
+        shares = (1.0, 1.0) if number < front else (recipe.careful_share, recipe.format_share)
+        yield Document(prompt_of(SHORT, problem.question), solution(problem, rng, *shares))
 
 
 def _distinct(

@@ -101,9 +101,9 @@ def _on_problems(
     right_of = [statistics.mean(score.answer_reward for score in group) for group in scores]
     by_operations = {
         str(number): statistics.mean(
-            share for share, p in zip(right_of, problems, strict=True) if p.operations == number
+            share for share, p in zip(right_of, problems, strict=True) if len(p.steps) == number
         )
-        for number in sorted({problem.operations for problem in problems})
+        for number in sorted({len(problem.steps) for problem in problems})
     }
     responses = [response for group in groups for response in group]
     flat = [score for group in scores for score in group]

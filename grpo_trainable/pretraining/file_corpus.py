@@ -32,9 +32,7 @@ def file_corpus(path: str, recipe: Recipe) -> Corpus:
         tokenizer_texts=[d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]],
         shuffle=True,
         places=places,
-        measure=partial(
-            measure_stories, held_out, f"lines of {path} that were not trained on"
-        ),
+        measure=partial(measure_stories, held_out, f"lines of {path} that were not trained on"),
     )
 
 

@@ -117,7 +117,9 @@ def described(limits: SamplingLimits) -> str:
     return f"temperature {limits.temperature}, {limits.max_new_tokens} new tokens"
 
 
-def first_samples(documents: Sequence[Document], responses: Sequence[Response]) -> list[dict[str, Any]]:
+def first_samples(
+    documents: Sequence[Document], responses: Sequence[Response]
+) -> list[dict[str, Any]]:
     """The first responses to held-out prompts, for a card."""
     return [
         {"prompt": document.prompt, "response": response.text, "finished": response.finished}

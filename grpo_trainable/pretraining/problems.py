@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -29,19 +29,38 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a calculation, with the result that is written down."""
+
+    left: int
+    sign: str
+    right: int
+    result: int
+
+    @classmethod
+    def of(cls, left: int, sign: str, right: int) -> Step:
+        """The step with its true result."""
+        return cls(left, sign, right, OPERATIONS[sign](left, right))
+
+
+def written(steps: Iterable[Step]) -> str:
+    """A calculation as solutions write it: "3 + 4 = 7. 7 * 2 = 14."."""
+    return " ".join(f"{s.left} {s.sign} {s.right} = {s.result}." for s in steps)
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     question: str
-    calculation: str  # "3 + 4 = 7. 7 * 2 = 14."
-    answer: str  # an integer
+    steps: tuple[Step, ...]
 
     @property
-    def operations(self) -> int:
-        return self.calculation.count("=")
+    def answer(self) -> str:
+        return str(self.steps[-1].result)
 
     @property
     def is_held_out(self) -> bool:
         """Whether it may only be asked in evaluations, which follows from its calculation alone."""
-        digest = hashlib.sha256(self.calculation.encode()).digest()
+        digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
 
@@ -117,17 +136,17 @@ class ProblemWriter:
         if not 0 <= between <= len(scene.changes):
             return None
         lines = [start, *self._rng.sample(scene.changes, between), question]
-        told = self._numbers(lines)
-        if told is None:
+        chosen = self._numbers(lines)
+        if chosen is None:
             return None
-        numbers, steps = told
+        numbers, steps = chosen
         words = self._words(scene)
         sentences = [
             _filled(line.text, words | given) for line, given in zip(lines, numbers, strict=True)
         ]
-        return Problem(" ".join(sentences), " ".join(steps), steps[-1].split()[-1].rstrip("."))
+        return Problem(" ".join(sentences), tuple(steps))
 
-    def _numbers(self, lines: list[Line]) -> tuple[list[dict[str, str]], list[str]] | None:
+    def _numbers(self, lines: list[Line]) -> tuple[list[dict[str, str]], list[Step]] | None:
         """What stands for `{m}` and `{n}` in each line, and the steps of the calculation."""
         value, numbers, steps = None, [], []
         for line in lines:
@@ -139,14 +158,15 @@ class ProblemWriter:
                 operand = self._operand(line.sign, value)
                 if operand is None:
                     return None
-                result = OPERATIONS[line.sign](value, operand)
-                steps.append(f"{value} {line.sign} {operand} = {result}.")
-                given["n"], value = str(operand), result
+                steps.append(Step.of(value, line.sign, operand))
+                given["n"], value = str(operand), steps[-1].result
             numbers.append(given)
         return numbers, steps
 
     def _first(self, sign: str | None) -> int:
-        return self._rng.randint(2, min(MOST_TIMES, self._largest) if sign == "*" else self._largest)
+        return self._rng.randint(
+            2, min(MOST_TIMES, self._largest) if sign == "*" else self._largest
+        )
 
     def _operand(self, sign: str, value: int) -> int | None:
         """What `value` may be changed by, so that the result is within the bounds."""

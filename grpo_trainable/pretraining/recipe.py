@@ -29,9 +29,11 @@ class ArithmeticRecipe(Recipe):
     """Settings of a policy that solves word problems."""
 
     preset: str = "arithmetic"
-    largest: int = 50  # the largest number in a problem, results included
+    largest: int = 60  # the largest number in a problem, results included
     operations: int = 2  # the most operations of a problem
-    format_share: float = 0.7  # the share of documents whose answer is marked as it should be
+    front_share: float = 0.6  # the share of documents that come first and are right in every way
+    careful_share: float = 0.6  # the share of the later documents that are calculated right
+    format_share: float = 0.7  # the share of the later documents that mark their answer right
 
 
 # Corpora that are generated, by name; a JSONL file has the settings of any policy.

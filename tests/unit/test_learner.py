@@ -61,7 +61,9 @@ class Pair:
         self.learner = Learner(self.config, transport)
         self.generator = Generator(self.config, transport)
         self.prompts = Prompts(
-            self.config, build_task(self.config), read_tokenizer(self.config.model.preset, self.config.model.path)
+            self.config,
+            build_task(self.config),
+            read_tokenizer(self.config.model.preset, self.config.model.path),
         )
         self.next_prompt = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -13,7 +13,9 @@ import pytest
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.pretraining import problems
 from grpo_trainable.pretraining.arithmetic_corpus import (
-    CLOSINGS,
+    OTHER_CLOSINGS,
+    SLIPS,
+    careless,
     held_out_problems,
     solution,
     train_problems,
@@ -24,7 +26,9 @@ from grpo_trainable.pretraining.problems import (
     SCENES,
     Problem,
     ProblemWriter,
+    Step,
     read_scenes,
+    written,
 )
 from grpo_trainable.pretraining.recipe import ArithmeticRecipe
 from grpo_trainable.pretraining.stories import BOYS, GIRLS
@@ -32,7 +36,6 @@ from grpo_trainable.tasks import r1_zero_reward_fn
 from grpo_trainable.tasks.templates import SHORT, prompt_of
 
 LARGEST = 60
-STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")
 
 
 def writer(seed: int = 0, largest: int = LARGEST, operations: int = 3) -> ProblemWriter:
@@ -40,13 +43,13 @@ def writer(seed: int = 0, largest: int = LARGEST, operations: int = 3) -> Proble
 
 
 @functools.cache
-def written(*, held_out: bool, count: int = 3000) -> list[Problem]:
+def drawn(*, held_out: bool, count: int = 3000) -> list[Problem]:
     return list(islice(writer().problems(held_out=held_out), count))
 
 
 def test_the_same_seed_writes_the_same_problems():
     again = list(islice(writer().problems(held_out=False), 100))
-    assert again == written(held_out=False)[:100]
+    assert again == drawn(held_out=False)[:100]
     assert again != list(islice(writer(1).problems(held_out=False), 100))
 
 
@@ -62,41 +65,43 @@ def test_a_scene_is_told_with_its_calculation(monkeypatch: pytest.MonkeyPatch):
         ).groups()  # type: ignore[union-attr]
         held = int(m) * int(n)
         steps = [f"{m} * {n} = {held}."]
-        if problem.operations == 2:
+        if len(problem.steps) == 2:
             assert pronoun == ("She" if name in GIRLS else "He")
             steps.append(f"{held} - {eaten} = {held - int(eaten)}.")
-        assert problem.calculation == " ".join(steps)
+        assert written(problem.steps) == " ".join(steps)
         assert problem.answer == steps[-1].split()[-1][:-1]
 
 
-def test_every_step_is_right_and_goes_on_from_the_one_before():
-    compute = {
-        "+": int.__add__,
-        "-": int.__sub__,
-        "*": int.__mul__,
-        "/": lambda a, b: a // b if a % b == 0 else -1,
+def is_true(step: Step) -> bool:
+    right = {
+        "+": step.left + step.right,
+        "-": step.left - step.right,
+        "*": step.left * step.right,
+        "/": step.left / step.right,
     }
-    for problem in written(held_out=False):
-        steps = STEP.findall(problem.calculation)
-        assert " ".join(f"{a} {s} {b} = {c}." for a, s, b, c in steps) == problem.calculation
-        assert len(steps) == problem.operations
-        for a, sign, b, c in steps:
-            assert compute[sign](int(a), int(b)) == int(c), problem
-            assert 1 <= int(c) <= LARGEST
-        for before, after in zip(steps, steps[1:], strict=False):
-            assert before[3] == after[0]
-        assert problem.answer == steps[-1][3]
+    return right[step.sign] == step.result
+
+
+def test_every_step_is_true_and_goes_on_from_the_one_before():
+    for problem in drawn(held_out=False):
+        assert all(map(is_true, problem.steps)), problem
+        assert all(1 <= step.result <= LARGEST for step in problem.steps)
+        assert all(one.result == next_.left for one, next_ in pairwise(problem.steps))
+        assert problem.answer == str(problem.steps[-1].result)
+
+
+def test_a_calculation_is_written_step_by_step():
+    assert written([Step.of(12, "-", 5), Step.of(7, "*", 2)]) == "12 - 5 = 7. 7 * 2 = 14."
 
 
 def test_the_question_gives_the_numbers_in_the_order_of_the_calculation():
-    for problem in written(held_out=False):
-        steps = STEP.findall(problem.calculation)
-        used = [steps[0][0], *(b for _, _, b, _ in steps)]
-        assert re.findall(r"\d+", problem.question) == used, problem
+    for problem in drawn(held_out=False):
+        used = [problem.steps[0].left, *(step.right for step in problem.steps)]
+        assert re.findall(r"\d+", problem.question) == [str(n) for n in used], problem
 
 
 def test_questions_are_sentences():
-    for problem in written(held_out=False):
+    for problem in drawn(held_out=False):
         text = problem.question
         assert re.fullmatch(r"([A-Z][a-z0-9', A-Z]+[.?] ?)+", text), text
         assert text.endswith("?")
@@ -105,19 +110,19 @@ def test_questions_are_sentences():
 
 
 def test_a_person_keeps_one_pronoun():
-    for problem in written(held_out=False):
+    for problem in drawn(held_out=False):
         words = set(re.findall(r"\w+", problem.question.lower()))
         assert not (words & {"he", "him", "his"} and words & {"she", "her"}), problem
 
 
 def test_one_two_and_three_operations_are_equally_frequent():
-    counts = Counter(problem.operations for problem in written(held_out=False))
+    counts = Counter(len(problem.steps) for problem in drawn(held_out=False))
     assert set(counts) == {1, 2, 3}
     assert all(count == pytest.approx(1000, abs=100) for count in counts.values())
 
 
 def test_every_sentence_of_every_scene_is_told():
-    told = " ".join(problem.question for problem in written(held_out=False))
+    told = " ".join(problem.question for problem in drawn(held_out=False))
     for scene in SCENES:
         for line in (*scene.starts, *scene.changes, *scene.questions):
             pattern = re.sub(r"\\{\w+\\}", r"\\w+", re.escape(line.text))
@@ -130,30 +135,35 @@ def test_every_field_of_a_scene_has_words():
         for line in (*scene.starts, *scene.changes, *scene.questions):
             for field in re.findall(r"\{(\w+)\}", line.text):
                 assert field.lower() in people | set(scene.words), line
-    assert {*GIRLS, *BOYS}.isdisjoint(word for s in SCENES for ws in s.words.values() for word in ws)
+    assert {*GIRLS, *BOYS}.isdisjoint(
+        word for s in SCENES for ws in s.words.values() for word in ws
+    )
 
 
 def test_no_calculation_is_on_both_sides():
-    train, held_out = written(held_out=False), written(held_out=True)
-    assert {p.calculation for p in train}.isdisjoint(p.calculation for p in held_out)
+    train, held_out = drawn(held_out=False), drawn(held_out=True)
+    assert {p.steps for p in train}.isdisjoint(p.steps for p in held_out)
     assert {p.question for p in train}.isdisjoint(p.question for p in held_out)
     assert all(p.is_held_out for p in held_out)
     assert not any(p.is_held_out for p in train)
 
 
+def sums(right: int) -> list[Problem]:
+    return [Problem("", (Step.of(left, "+", right),)) for left in range(2, 60)]
+
+
 def test_a_tenth_of_the_calculations_is_held_out():
-    drawn = {f"{a} + {b} = {a + b}." for a in range(2, 60) for b in range(2, 60)}
-    share = sum(Problem("", text, "").is_held_out for text in drawn) / len(drawn)
+    problems = [problem for right in range(2, 60) for problem in sums(right)]
+    share = sum(problem.is_held_out for problem in problems) / len(problems)
     assert share == pytest.approx(HELD_OUT_SHARE, abs=0.02)
 
 
 def test_which_side_a_calculation_is_on_never_changes():
     """The shipped policy was trained on one side of this very split."""
-    sides = [Problem("", f"{n} + 5 = {n + 5}.", "").is_held_out for n in range(2, 60)]
-    assert [n for n, held_out in zip(range(2, 60), sides, strict=True) if held_out] == HELD_OUT_SUMS
+    assert [p.steps[0].left for p in sums(5) if p.is_held_out] == HELD_OUT_SUMS
 
 
-HELD_OUT_SUMS: list[int] = []  # n of n + 5
+HELD_OUT_SUMS = [9, 15, 23, 37, 53]  # n of n + 5
 
 
 def test_the_problems_that_grpo_asks_are_distinct():
@@ -161,36 +171,66 @@ def test_the_problems_that_grpo_asks_are_distinct():
     train, held_out = train_problems(recipe), held_out_problems(recipe)
     assert len({p.question for p in train}) == len(train) == 4096
     assert len({p.question for p in held_out}) == len(held_out) >= 512
-    assert {p.calculation for p in train}.isdisjoint(p.calculation for p in held_out)
+    assert {p.steps for p in train}.isdisjoint(p.steps for p in held_out)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-def test_format_share_is_the_share_of_solutions_that_are_rewarded(share: float):
+def rewards(careful_share: float, format_share: float) -> dict[str, float]:
+    """The mean rewards of many solutions."""
     rng = Random(0)
     scores = [
-        r1_zero_reward_fn(solution(problem, rng, share), problem.answer)
-        for problem in written(held_out=False)
+        r1_zero_reward_fn(solution(problem, rng, careful_share, format_share), problem.answer)
+        for problem in drawn(held_out=False)
     ]
-    for kind in ("format_reward", "answer_reward", "reward"):
-        mean = sum(score[kind] for score in scores) / len(scores)
-        assert mean == pytest.approx(share, abs=0.04 if share == 0.6 else 0)
+    return {kind: sum(score[kind] for score in scores) / len(scores) for kind in scores[0]}
+
+
+def test_the_front_of_the_corpus_earns_every_reward():
+    assert rewards(1.0, 1.0) == {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
+
+
+def test_shares_are_those_of_solutions_that_are_rewarded():
+    mean = rewards(0.6, 0.7)
+    assert mean["format_reward"] == pytest.approx(0.7, abs=0.03)
+    assert mean["reward"] == mean["answer_reward"] == pytest.approx(0.6 * 0.7, abs=0.03)
+    assert rewards(0.0, 1.0) == {"reward": 0.0, "format_reward": 1.0, "answer_reward": 0.0}
+    assert rewards(1.0, 0.0) == {"reward": 0.0, "format_reward": 0.0, "answer_reward": 0.0}
 
 
 def test_no_other_closing_is_in_the_right_format():
-    for closing in CLOSINGS:
+    for closing in OTHER_CLOSINGS:
         score = r1_zero_reward_fn(" 3 + 4 = 7." + closing.format(answer="7"), "7")
         assert score["format_reward"] == 0.0, closing
 
 
+def test_a_careless_calculation_has_one_step_that_is_off():
+    rng = Random(0)
+    for problem in drawn(held_out=False):
+        steps = careless(problem.steps, rng)
+        (slip,) = (step for step in steps if not is_true(step))
+        assert slip.result - Step.of(slip.left, slip.sign, slip.right).result in SLIPS
+        assert [(s.sign, s.right) for s in steps] == [(s.sign, s.right) for s in problem.steps]
+        assert all(one.result == next_.left for one, next_ in pairwise(steps))
+        assert min(step.result for step in steps) >= 1
+
+
+def test_length_tells_neither_carelessness_nor_format():
+    """Mean characters of a solution, within a twentieth."""
+
+    def length(careful_share: float, format_share: float) -> float:
+        rng = Random(0)
+        texts = [solution(p, rng, careful_share, format_share) for p in drawn(held_out=False)]
+        return sum(map(len, texts)) / len(texts)
+
+    assert length(0.0, 1.0) == pytest.approx(length(1.0, 1.0), rel=0.05)
+
+
 def test_digits_are_tokens_and_a_solution_fits_the_limit():
     rng = Random(0)
-    told = [(prompt_of(SHORT, p.question), p) for p in written(held_out=False)]
-    texts = [prompt + solution(p, rng, 0.7) for prompt, p in told]
-    tokenizer = Tokenizer.train(texts, 1024, digits_alone=True)
-    for prompt, problem in told[:500]:
-        for text in (prompt, solution(problem, rng, 0.7)):
+    told = [(prompt_of(SHORT, p.question), solution(p, rng, 0.5, 0.5)) for p in drawn(held_out=False)]
+    tokenizer = Tokenizer.train([prompt + text for prompt, text in told], 1024, digits_alone=True)
+    for prompt, response in told[:500]:
+        for text in (prompt, response):
             pieces = [tokenizer.decode([token]) for token in tokenizer.encode(text)]
             assert "".join(pieces) == text
             assert not any(re.search(r"\d.|.\d", piece) for piece in pieces)
-        longest = solution(problem, rng, 0.0)
-        assert len(tokenizer.encode(longest)) < LIMITS.max_new_tokens
+        assert len(tokenizer.encode(response)) < LIMITS.max_new_tokens

@@ -21,9 +21,7 @@ def test_math_starts_from_the_policy_that_solves_word_problems():
 
 
 def test_what_math_changes_and_nothing_else():
-    keyword, math = (
-        flatten(GRPOConfig.from_dict(data).to_dict()) for data in ({}, MATH)
-    )
+    keyword, math = (flatten(GRPOConfig.from_dict(data).to_dict()) for data in ({}, MATH))
     changed = {key for key, value in math.items() if keyword.get(key, value) != value}
     assert changed == {"task.name", *TASK_DEFAULTS["math"]}
     assert {key: math[key] for key in TASK_DEFAULTS["math"]} == TASK_DEFAULTS["math"]
@@ -51,7 +49,7 @@ def test_a_given_value_goes_before_the_default_of_the_task():
 def test_a_directory_goes_before_the_preset_of_the_task():
     config = GRPOConfig.from_dict({**MATH, "model": {"path": "/p"}})
     assert str(policy_directory(config.model.preset, config.model.path)) == "/p"
-    with pytest.raises(ConfigError, match="model.preset=small: not read with model.path=/p"):
+    with pytest.raises(ConfigError, match=r"model\.preset=small: not read with model.path=/p"):
         GRPOConfig.from_dict({**MATH, "model": {"path": "/p", "preset": "small"}})
 
 
