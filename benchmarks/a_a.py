@@ -109,8 +109,10 @@ def reward(storage: Path, name: str, sleep_s: float) -> str:
 
 
 def said(arm: str, found: dict[str, Any]) -> str:
+    if found["why_not"] is not None:
+        return f"{arm} over a: not comparable ({found['why_not']})"
     low, high = found["interval"] or (float("nan"), float("nan"))
-    outcome = {True: "told apart", False: "not told apart", None: "not comparable"}
+    outcome = {True: "told apart", False: "not told apart", None: "without an interval"}
     return (
         f"{arm} over a: {found['speed_up']:.3f} x ({low:.3f} to {high:.3f}), "
         f"{outcome[found['told_apart']]}; told apart in {found['repeats_told_apart']} of "

@@ -30,7 +30,7 @@ def inside(args: argparse.Namespace) -> dict:
     from grpo_trainable.actors.process import keep_freed_memory
 
     keep_freed_memory()
-    engine = measure.endless_engine(args.seed)
+    engine = measure.engine_of_random_weights(args.seed)
     requests = measure.sample_requests(args.seed)
     tokens = measure.RESPONSES * measure.NEW_TOKENS
     groups = engine.generate(requests, lambda: None)

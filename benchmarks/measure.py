@@ -62,7 +62,12 @@ def sample_requests(seed: int) -> list[Request]:
     from grpo_trainable.rollout import Request, SamplingLimits
 
     rng = np.random.default_rng(seed + 1)
-    limits = SamplingLimits(min_new_tokens=1, max_new_tokens=NEW_TOKENS, temperature=0.8)
+    limits = SamplingLimits(
+        min_new_tokens=1,
+        max_new_tokens=NEW_TOKENS,
+        temperature=0.8,
+        end_ids=(),  # every response has its length
+    )
     return [
         Request(
             stream="train",
@@ -75,13 +80,14 @@ def sample_requests(seed: int) -> list[Request]:
     ]
 
 
-def endless_engine(seed: int) -> TorchEngine:
-    """An engine whose end-of-text is no token of the vocabulary: every response has its length."""
+def engine_of_random_weights(seed: int) -> TorchEngine:
+    """The engine that answers `sample_requests`."""
     from grpo_trainable.engines.torch_engine import TorchEngine
+    from grpo_trainable.models.store import read_tokenizer
     from grpo_trainable.models.transformer import PRESETS, TransformerLM
 
     model = TransformerLM(PRESETS[PRESET], seed)
-    return TorchEngine(model, eos_id=model.config.vocab_size, pad_id=1, seed=seed)
+    return TorchEngine(model, read_tokenizer(None), seed=seed)
 
 
 # ---- Inside the process that is measured -----------------------------------------------------
@@ -237,7 +243,8 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
     what a figure needs to be checked, and to be known as out of date."""
     import torch
 
-    product = blobs(product_files(Path(sys.argv[0])))
+    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    product = blobs(product_files(script.as_posix()))
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": git("rev-parse", "HEAD").strip(),

@@ -1,9 +1,9 @@
 """What weights in the middle of a batch cost: looking for them, and taking them in.
 
-In one process, on one thread, the real generator samples one unit over and over by turns: with
+In one process, on one thread, the real generator samples one chunk over and over by turns: with
 nothing called between tokens, with `between_tokens` and nothing deposited, and with one deposit
 halfway, taken in with the cache kept (`in_flight`) or rebuilt (`interrupt_recompute`). Each is
-compared with the bare unit of the same turn. Weights are handed over as they are: what a transport
+compared with the bare chunk of the same turn. Weights are handed over as they are: what a transport
 takes, and how its thread gets in the way, is not in these figures.
 """
 
@@ -57,7 +57,9 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
     engine = generators["in_flight"].engine
     tensors = {name: t.clone() for name, t in unique_parameters(engine.model).items()}  # type: ignore[attr-defined]
     weights = PolicyWeights(version=1, round=1, checksum=storage_checksum(tensors), tensors=tensors)
-    limits = SamplingLimits(min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8)
+    limits = SamplingLimits(
+        min_new_tokens=tokens, max_new_tokens=tokens, temperature=0.8, end_ids=(0,)
+    )
     requests = [
         Request(
             stream="train",
@@ -162,8 +164,8 @@ def main() -> None:
     rows = [measure.in_fresh_process(args, preset, 1) for preset in WORKLOADS]
     for row in rows:
         print(
-            f"{row['preset']}: a unit takes {row['unit_s']:.3f} s, a load {row['load_s']:.4f} s, a "
-            f"look {row['look_s'] * 1e6:.2f} µs (all looks of a unit: {row['looking_share']:.4%})"
+            f"{row['preset']}: a chunk takes {row['unit_s']:.3f} s, a load {row['load_s']:.4f} s, "
+            f"a look {row['look_s'] * 1e6:.2f} µs (a chunk's looks: {row['looking_share']:.4%})"
         )
         for kind, extra in row["extra"].items():
             print(

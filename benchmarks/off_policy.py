@@ -24,11 +24,12 @@ from typing import Any
 from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
 from product import blobs_at
 
+from grpo_trainable.command_line import align
 from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parts import TrialFiles, read_files
 from reports.records import ExperimentRecord
-from reports.summary import align, compare, median, show
+from reports.summary import compare, median, show
 from reports.verdicts import quantities, verdicts
 
 SPACES = ("gradient_steps", "lag", "replay")

@@ -6,8 +6,8 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,6 +22,7 @@ ASSETS = "grpo_trainable/assets"
 
 # It loads nothing by itself: the names it hands out are imported by those who ask for them.
 LAZY = "grpo_trainable/__init__.py"
+THIS_FILE = "benchmarks/product.py"  # which names what it looks for
 
 
 def git(*words: str, text: str = "") -> str:
@@ -30,48 +31,94 @@ def git(*words: str, text: str = "") -> str:
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
-def product_files(script: Path) -> list[str]:
-    """The product's files, relative to the repository, that a benchmark runs.
+class Tree(Protocol):
+    """Files by their names, relative to the repository."""
+
+    def has(self, name: str) -> bool: ...
+
+    def read(self, name: str) -> str: ...
+
+    def under(self, folders: Iterable[str]) -> list[str]:
+        """The files in these folders; a file stands for itself."""
+        ...
+
+
+class WorkingTree:
+    """The files as they are now, committed or not."""
+
+    def has(self, name: str) -> bool:
+        return (ROOT / name).is_file()
+
+    def read(self, name: str) -> str:
+        return (ROOT / name).read_text(encoding="utf-8")
+
+    def under(self, folders: Iterable[str]) -> list[str]:
+        return git("ls-files", "--", *folders).splitlines()
+
+
+class CommittedTree:
+    """The files as they were at a commit."""
+
+    def __init__(self, commit: str) -> None:
+        self.blobs = blobs_at(commit, ())
+
+    def has(self, name: str) -> bool:
+        return name in self.blobs
+
+    def read(self, name: str) -> str:
+        return git("cat-file", "blob", self.blobs[name])
+
+    def under(self, folders: Iterable[str]) -> list[str]:
+        places = tuple(folders)
+        return [name for name in self.blobs if any(_is_in(name, place) for place in places)]
+
+
+def _is_in(name: str, place: str) -> bool:
+    return name == place or name.startswith(f"{place}/")
+
+
+def product_files(script: str, tree: Tree | None = None) -> list[str]:
+    """The product's files, relative to the repository, that a benchmark runs: `script`, named like
+    them. Of the working tree, or as another tree has them.
 
     These are the files it imports, directly or not, read from the sources; everything that a trial
     needs when it starts trials; and the assets when one of the files reads them.
     """
-    found: set[Path] = set()
-    waiting = [script.resolve()]
+    tree = WorkingTree() if tree is None else tree
+    found: set[str] = set()
+    waiting = [script]
     while waiting:
-        path = waiting.pop()
-        if path in found:
+        name = waiting.pop()
+        if name in found:
             continue
-        found.add(path)
-        if path != ROOT / LAZY:
-            waiting += imported_files(path)
-    found.discard(Path(__file__).resolve())  # it names what it looks for
-    sources = [path.read_text(encoding="utf-8") for path in found]
+        found.add(name)
+        if name != LAZY:
+            waiting += imported_files(name, tree)
+    sources = [tree.read(name) for name in found - {THIS_FILE}]
     folders = TRIAL if any(RUNS_TRIALS in source for source in sources) else ()
     if any('"assets"' in source for source in sources):
         folders = (*folders, ASSETS)
-    names = {str(path.relative_to(ROOT)) for path in found if path.is_relative_to(ROOT)}
-    names |= set(git("ls-files", "--", *folders).splitlines()) if folders else set()
-    return sorted(filter(is_product, names))
+    return sorted(filter(is_product, {*found, *(tree.under(folders) if folders else ())}))
 
 
 def is_product(name: str) -> bool:
     return name.split("/")[0] in PACKAGES
 
 
-def imported_files(path: Path) -> list[Path]:
+def imported_files(name: str, tree: Tree) -> list[str]:
     """The files of this repository that a module imports, the packages around them included."""
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    path = PurePosixPath(name)
+    module = ".".join(path.with_suffix("").parts)
     package = path.name == "__init__.py"
-    names = imported(module.removesuffix(".__init__"), path.read_text("utf-8"), package=package)
     files = []
-    for name in names:
-        parts = name.split(".")
-        for folder in (ROOT, path.parent):  # benchmarks import their neighbours by bare names
+    for dotted in imported(module.removesuffix(".__init__"), tree.read(name), package=package):
+        parts = dotted.split(".")
+        # Benchmarks import their neighbours by bare names.
+        for folder in (PurePosixPath(), path.parent):
             for length in range(1, len(parts) + 1):
                 base = folder.joinpath(*parts[:length])
-                files += [base.with_suffix(".py"), base / "__init__.py"]
-    return [file for file in files if file.is_file()]
+                files += [f"{base}.py", f"{base}/__init__.py"]
+    return [file for file in files if tree.has(file)]
 
 
 def imported(module: str, source: str, *, package: bool) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from reports.contrasts import Contrast, speed_up
+from reports.contrasts import Contrast, NotComparable, speed_up
 from reports.records import TrialRecord
 
 
@@ -23,18 +23,24 @@ def verdict(
     assert found is not None
     again = [speed_up(*resampled(arm, base, rng, swap=swap)) for _ in range(repeats)]
     return {
-        "speed_up": found.value,
-        "interval": interval(found),
-        "seeds": list(found.seeds),
-        "told_apart": found.told_apart,
-        "why_not": found.doubt,
+        **figures(found),
         "repeats": repeats,
-        "repeats_told_apart": sum(own is not None and own.told_apart is True for own in again),
+        "repeats_told_apart": sum(isinstance(o, Contrast) and bool(o.told_apart) for o in again),
     }
 
 
-def interval(found: Contrast) -> list[float] | None:
-    return None if found.interval is None else [found.interval.low, found.interval.high]
+def figures(found: Contrast | NotComparable) -> dict[str, Any]:
+    if isinstance(found, NotComparable):
+        unknown = dict.fromkeys(("speed_up", "interval", "told_apart"))
+        return {**unknown, "seeds": [], "why_not": found.why}
+    interval = found.interval
+    return {
+        "speed_up": found.value,
+        "interval": None if interval is None else [interval.low, interval.high],
+        "seeds": list(found.seeds),
+        "told_apart": found.told_apart,
+        "why_not": None,
+    }
 
 
 def resampled(

@@ -4,14 +4,14 @@ Pipeline, gate, replay buffer and learner group are the product's own; actors on
 (grpo_trainable/simulation/). Three parts, each a part of the JSON:
 
 validation   Runs trials on this machine, takes from the trace of each how long its calls took (a
-             unit of generation, an update, a publication, a load) and from its rows what the
+             chunk of generation, an update, a publication, a load) and from its rows what the
              driver adds, and simulates wall-clock a round: from the run's own times in their
              order, and `predicted` from nothing but the synchronous run beside it, which knows
              nothing of overlap, of several generators or of more passes. The policy does not
              learn in them: one that does writes shorter responses in one arm than in another.
-scaling      Weak scaling: every generator has `UNITS` units a round to sample, and the learner
+scaling      Weak scaling: every generator has `CHUNKS` chunks a round to sample, and the learner
              keeps pace with them (by as many devices as it takes), so that both sides are equally
-             busy. Times of units are log-normal with mean 1 and the given σ: 0 is responses of
+             busy. Times of chunks are log-normal with mean 1 and the given σ: 0 is responses of
              one length, 1 a long tail. A publication and a load take as long for any number of
              generators: a transport that cannot do that does worse. Speed-up is over lag 0 with
              as many generators. The plot goes to docs/results.
@@ -110,7 +110,7 @@ def wall_clock_of(directory: Path) -> float:
 # ---- Scaling ---------------------------------------------------------------------------------
 
 GENERATORS = tuple(2**n for n in range(0, 11, 2))
-UNITS = 4  # a round for each generator, of mean length 1
+CHUNKS = 4  # a round for each generator, of mean length 1
 SYNC_S = 0.02  # of a publication and of a load: one in two hundred of a round's work
 TAILS = (0.0, 0.5, 1.0)  # σ
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -124,9 +124,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 def long_tailed(seed: int, sigma: float) -> Durations:
-    """Mean 1 for a unit: e^(σz − σ²/2)."""
+    """Mean 1 for a chunk: e^(σz − σ²/2)."""
     rng = random.Random(seed)
-    fixed = {UPDATE: float(UNITS), SYNC: SYNC_S, EVALUATION: 0.0}
+    fixed = {UPDATE: float(CHUNKS), SYNC: SYNC_S, EVALUATION: 0.0}
 
     def duration(actor: str, stage: str) -> float:
         if stage in fixed:
@@ -137,7 +137,7 @@ def long_tailed(seed: int, sigma: float) -> Durations:
 
 
 def rounds_counted(generators: int) -> int:
-    """Fewer where every round averages over more units."""
+    """Fewer where every round averages over more chunks."""
     return max(12, min(200, 3200 // generators))
 
 
@@ -155,7 +155,7 @@ def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
                 # The first rounds fill the pipe, in the last there is nothing left to sample.
                 counted = rounds_counted(count)
                 config = scaled_config(count, deepest + 2 + counted + deepest, schedule)
-                # Where a round has a thousand units, seeds agree.
+                # Where a round has a thousand chunks, seeds agree.
                 for seed in range(seeds if sigma and count < 256 else 1):
                     reports = simulate(config, long_tailed(seed, sigma), seed=seed)
                     window = reports[deepest + 2 : deepest + 2 + counted]
@@ -193,7 +193,7 @@ def scaled_config(generators: int, rounds: int, schedule: dict[str, Any]) -> GRP
             "placement": "disaggregated",
             "rounds": rounds,
             "rollout": {
-                "prompts": generators * UNITS,
+                "prompts": generators * CHUNKS,
                 "unit_prompts": 1,
                 "group_size": 1,
             },
@@ -247,7 +247,7 @@ def reference_in_the_generator(measured: dict[str, Any]) -> list[dict[str, Any]]
 def lag_1_round_s(sampling_s: float, training_s: float, sync_s: float) -> float:
     fixed = {UPDATE: training_s, SYNC: sync_s, EVALUATION: 0.0}
     config = scaled_config(1, 40, {"lag": 1})
-    reports = simulate(config, lambda actor, stage: fixed.get(stage, sampling_s / UNITS), seed=0)
+    reports = simulate(config, lambda actor, stage: fixed.get(stage, sampling_s / CHUNKS), seed=0)
     return wall_clock_a_round(reports[4:-4])
 
 
@@ -329,7 +329,7 @@ def main() -> None:
         points = scale(args.generators, args.seeds)
         result["scaling"] = {
             **provenance(args),
-            "workload": {"units": UNITS, "sync_s": SYNC_S},
+            "workload": {"units": CHUNKS, "sync_s": SYNC_S},
             "points": points,
         }
         draw(points, args.plot)

@@ -6,6 +6,10 @@ Says nothing when nothing has changed. A result without such a record is listed 
 A change that was shown to be bit-equal and as fast does not make a result stale once it is
 acknowledged: `--equal BEFORE..AFTER --reason "…"` notes the product files that the commits changed
 in benchmarks/equal.json, which is committed with them.
+
+`--adopt FILE…` fills in the record of a committed result from before results had one, from the
+commit that it names: so it becomes known what has changed since. It is refused for a result that
+was measured from files that were not committed, or does not say.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from adoption import adopt
 from product import RESULTS, ROOT, blobs, blobs_at, git, is_product, measurements
 
 from grpo_trainable.command_line import Parser, run
@@ -29,12 +34,19 @@ def main() -> int:
     parser.add_argument("--fail", action="store_true", help="exit status 1 when one is listed")
     parser.add_argument("--equal", metavar="BEFORE..AFTER", help="commits to acknowledge")
     parser.add_argument("--reason", help="what showed that they change no figure")
+    parser.add_argument(
+        "--adopt", nargs="+", type=Path, metavar="FILE", help="results to fill the record of"
+    )
     args = parser.parse_args()
     if args.equal is not None:
         before, _, after = args.equal.partition("..")
         if not (before and after and args.reason):
             parser.error("--equal: needs BEFORE..AFTER and a --reason")
         acknowledge(before, after, args.reason)
+        return 0
+    if args.adopt is not None:
+        for path in args.adopt:
+            print(adopt(path))
         return 0
     lines = [
         line

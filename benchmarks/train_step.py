@@ -66,7 +66,7 @@ def step(args: argparse.Namespace) -> dict:
     generator = torch.Generator().manual_seed(args.seed)
     groups = [
         replace(group, rewards=torch.rand(measure.GROUP_SIZE, generator=generator))
-        for group in measure.endless_engine(args.seed).generate(
+        for group in measure.engine_of_random_weights(args.seed).generate(
             measure.sample_requests(args.seed), lambda: None
         )
     ]
@@ -88,21 +88,19 @@ def step(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Generator (engine, task, scorer) and learner (policy, optimizer, reference), three rounds."""
     from grpo_trainable.actors.colocated import Colocated
-    from grpo_trainable.models.store import read_tokenizer
+    from grpo_trainable.models.store import policy_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
     from grpo_trainable.transports.in_process import InProcess
 
     config = config_of(args)
     worker = Colocated(config, InProcess())
-    prompts = Prompts(
-        config, build_task(config), read_tokenizer(config.model.preset, config.model.path)
-    )
+    prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
     for round_ in range(3):
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS
         indices = range(first, first + measure.PROMPTS)
-        unit = worker.generate([prompts.request("train", index) for index in indices])
-        worker.update([unit.groups])
+        chunk = worker.generate([prompts.request("train", index) for index in indices])
+        worker.update([chunk.groups])
     worker.close()
     return measure.resident_mb()
 

@@ -202,9 +202,7 @@ def config_of(
     if isinstance(preset, ModelConfig):
         path = directory / "policy"
         if not path.exists():
-            save_policy(
-                path, TransformerLM(preset, seed), read_tokenizer("tiny", None), torch.float32
-            )
+            save_policy(path, TransformerLM(preset, seed), read_tokenizer(None), torch.float32)
         model = {"path": str(path)}
     else:
         model = {"preset": preset}

@@ -17,6 +17,7 @@ from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, label
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.stages import STAGES
+from grpo_trainable.wording import plural
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
@@ -78,7 +79,9 @@ class ConsoleCallback(FailSafeCallback):
         seconds = time.time() - self._started.get(trial.trial_id, time.time())
         ended = sum(other.is_finished() or other is trial for other in trials)
         self._show(
-            trials, trial, f"done in {seconds:.0f} s ({ended} of {self._count(trials)} trials)"
+            trials,
+            trial,
+            f"done in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
         )
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -111,13 +114,20 @@ def progress_line(result: Mapping[str, Any], rounds: int) -> str:
     kl = f"KL {result['kl/reference_nats']:.2f} · " if "kl/reference_nats" in result else ""
     return (
         f"round {result['training_iteration']}/{rounds} · "
-        f"held-out {result['reward/eval_mean']:.3f} · "
+        f"held-out {_held_out(result)} · "
         f"train {_cell(result, 'reward/train_mean', '.3f')} · "
         f"{_cell(result, 'response/length_mean', '.0f')} tokens a response · "
         f"{result['throughput/samples_per_s']:.0f} samples/s · "
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
         f"{shares} · {_seconds_left(result, rounds):.0f} s left"
     )
+
+
+def _held_out(result: Mapping[str, Any]) -> str:
+    """The latest held-out reward, and its round where that is an earlier one: the first row still
+    carries what was measured before training."""
+    reward, measured = f"{result['reward/eval_mean']:.3f}", int(result["eval/round"])
+    return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
 
 
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
@@ -168,7 +178,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             left,
         )
     done = sum(trial.is_finished() for trial in trials)
-    table.title = f"{done} of {count} trials done, {count - len(begun)} waiting"
+    table.title = f"{done} of {plural(count, 'trial')} done, {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"

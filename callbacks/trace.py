@@ -26,8 +26,8 @@ OPEN, END = b"[\n", b"]\n"
 class TraceCallback(DetailsReader):
     """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
 
-    What a thread of an actor does beside its calls overlaps with them and has a row of its own. The
-    file is a JSON array with one event a line, complete after every round. Times are in
+    What other threads of an actor do during its calls (fetching weights, scoring) has a row of its
+    own. The file is a JSON array with one event a line, complete after every round. Times are in
     microseconds since 1970 by each actor's own clock.
     """
 
@@ -55,7 +55,7 @@ class TraceCallback(DetailsReader):
         rows = self._rows.setdefault(trial.trial_id, [])
         # The trial's own row first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
-            row = f"{item.actor}, beside" if item.span.concurrent else item.actor
+            row = f"{item.actor}, other threads" if item.span.concurrent else item.actor
             if row not in rows:
                 rows.append(row)
                 events.append(_named("thread_name", row, len(rows), details.round))

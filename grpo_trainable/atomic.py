@@ -1,12 +1,14 @@
-"""A file is written whole or not at all, here and nowhere else in the project.
+"""A file or a directory is written whole or not at all, here and nowhere else in the project.
 
 The standard library only: callbacks, reports and command lines write through it as well.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -52,3 +54,34 @@ def _sync_directory(folder: str, dir_fd: int | None) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """A directory to fill, which becomes `path` when the block ends, and is removed if it raises.
+
+    `path` must not exist, or be an empty directory; parents that are missing are made. A killed
+    process may leave the directory `.NAME.RANDOM` beside `path`.
+
+    Raises:
+        FileExistsError: something is at `path`.
+        OSError: the directory cannot be made or renamed.
+    """
+    path = Path(os.path.abspath(path))
+    refuse_occupied(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(8)}"
+    temporary.mkdir()
+    try:
+        yield temporary
+        os.replace(temporary, path)  # where an empty directory is, this takes its place
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def refuse_occupied(path: Path) -> None:
+    """FileExistsError where `path` is anything but free, or an empty directory."""
+    is_empty = path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+    if not is_empty and (path.exists() or path.is_symlink()):
+        raise FileExistsError(errno.EEXIST, "is not a new or empty directory", str(path))

@@ -1,4 +1,5 @@
-"""What every command line shares: how it reads arguments, reports a mistake, and ends.
+"""What every command line shares: how it reads arguments, shows what it found, reports a mistake,
+and ends.
 
 The standard library only: a command answers bad usage before anything slow is imported.
 """
@@ -11,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,6 +57,17 @@ def number(kind: type, low: float, high: float = math.inf) -> Callable[[str], An
         return value
 
     return read
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """The rows as text in columns; the first is aligned to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def command(name: str) -> list[str]:

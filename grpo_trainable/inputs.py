@@ -1,22 +1,22 @@
-"""What a trial reads besides its config, by SHA-256: a resumed run must read the same again."""
+"""What a trial reads besides its config, by SHA-256. All trials of an experiment, and a resumed
+one, must read the same."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
-from grpo_trainable.models.store import POLICY_FILES, SHIPPED_POLICY, policy_directory
+from grpo_trainable.digests import digest_of
+from grpo_trainable.models.store import policy_files
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.tasks.math import problem_files
 from grpo_trainable.tasks.templates import TEMPLATES
 
-CHUNK_BYTES = 1 << 20
 ASSETS = NOUNS_FILE.parent
 
 
@@ -42,13 +42,19 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    task = config.task
-    yield from (_custom_task_files if task.is_custom else TASK_FILES[task.name])(task)
+    """Files with a user's code come first, before any of it is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
-    directory = policy_directory(config.model.preset, config.model.path)
-    for name in ("tokenizer.json",) if directory is None else POLICY_FILES:
-        yield f"model.path/{name}", (directory or SHIPPED_POLICY) / name
+    task = config.task
+    yield from (_custom_task_files if task.is_custom else TASK_FILES[task.name])(task)
+    if config.model.chat_template not in CHECKS["model.chat_template"].choices:
+        yield "model.chat_template", config.model.chat_template
+    yield from _policy_files(config)
+
+
+def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:
+    for name, path in policy_files(config.model).items():
+        yield f"model.path/{name}", path
 
 
 def _keyword_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
@@ -83,9 +89,11 @@ def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
-        if check.refers_to == "path" and value is not None and not os.path.isdir(value):
+        if value is None or value in check.choices:
+            continue
+        if check.refers_to == "path" and not os.path.isdir(value):
             yield key, value
-        elif check.refers_to == "object" and value is not None and is_reference(value):
+        elif check.refers_to == "object" and is_reference(value):
             yield from _source(key, value)
 
 
@@ -95,45 +103,64 @@ def _source(key: str, reference: str) -> Iterator[tuple[str, str]]:
         yield key, source
 
 
-def input_digests(config: GRPOConfig) -> dict[str, str]:
+def input_digests(config: GRPOConfig, before: Mapping[str, str] | None = None) -> dict[str, str]:
     """Config key -> SHA-256 of its file.
+
+    With `before`, which is what this function or `inputs_of_all` said earlier, each file is
+    compared as soon as it is read; one that only one of them has is not compared. A user's files
+    with code come first, so a task's is compared before it is imported.
 
     Raises:
         ValueError: a file cannot be read, in one line that names it.
+        InputChanged: a file has another content than `before`.
     """
+    return _digests(_input_files(config), before or {})
+
+
+def _digests(files: Iterable[tuple[str, str | Path]], before: Mapping[str, str]) -> dict[str, str]:
     digests = {}
-    for key, path in input_files(config).items():
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.sha256()
-                for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
-                    digest.update(chunk)
-                digests[key] = digest.hexdigest()
-        except OSError as error:
-            raise ValueError(f"{key}: {path} cannot be read ({error.strerror})") from None
+    for key, path in files:
+        digests[key] = digest_of(key, Path(path))
+        refuse_changed(key, Path(path), digests[key], before)
     return digests
 
 
-def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
-    """`input_digests` of several trials together: where a key makes them read different files, each
-    but the first stands under the key and its path.
+class Input(NamedTuple):
+    path: Path
+    sha256: str
+
+    @property
+    def ships(self) -> bool:
+        """Whether it comes with the package; others are the user's own."""
+        return ASSETS in self.path.parents
+
+
+def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
+    """What several trials read together, by config key: where a key makes them read different
+    files, each but the first stands under the key and its path.
 
     Raises:
         ValueError: a file cannot be read, in one line that names it.
     """
-    together: dict[str, str] = {}
+    together: dict[str, Input] = {}
     for config in configs:
-        files = input_files(config)
-        for key, digest in input_digests(config).items():
-            if together.setdefault(key, digest) != digest:
-                together[f"{key} {files[key]}"] = digest
+        add_inputs(together, config)
     return together
+
+
+def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
+    """Adds one more trial to what `inputs_of_all` says of several."""
+    files = input_files(config)
+    for key, digest in input_digests(config).items():
+        found = Input(files[key], digest)
+        if together.setdefault(key, found).sha256 != digest:
+            together[f"{key} {files[key]}"] = found
 
 
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Compares what `input_digests` says `now` with what it, or `digests_of_all`, said `before`; a
+    """Compares what `input_digests` says `now` with what it, or `inputs_of_all`, said `before`; a
     key that only one of them has is not compared.
 
     Raises:
@@ -141,10 +168,31 @@ def refuse_changed_inputs(
     """
     files = input_files(config)
     for key, digest in now.items():
-        if before.get(f"{key} {files[key]}", before.get(key, digest)) != digest:
-            shipped = ASSETS in files[key].parents
-            old = "install the version of grpo-trainable" if shipped else "put the file back"
-            raise InputChanged(
-                f"{key}: {files[key]} is not what it was when this run started; {old} that it "
-                "started with, or start a new run"
-            )
+        refuse_changed(key, files[key], digest, before)
+
+
+def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None:
+    """Compares the files of the policy that a trial started from with what `input_digests` said
+    `before`. No code of the user's is imported.
+
+    Raises:
+        InputChanged: a file has another content.
+        ValueError: one cannot be read, in one line.
+    """
+    _digests(_policy_files(config), before)
+
+
+def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:
+    """Compares the digest of one file with what `input_digests` or `inputs_of_all` said `before`.
+
+    Raises:
+        InputChanged: it has another content.
+    """
+    if before.get(f"{key} {path}", before.get(key, digest)) == digest:
+        return
+    ships = Input(path, digest).ships
+    old = "install the version of grpo-trainable" if ships else "put the file back"
+    raise InputChanged(
+        f"{key}: {path} is not what it was when this run started; {old} that it started with, or "
+        "start a new run"
+    )

@@ -28,6 +28,12 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
+# What may be shown of a command line: words of this form, and of options the values of those that
+# say what a program runs, or that look like the name of a file. Others may be secret.
+PLAIN_WORD = re.compile(r"[\w.+-]{1,40}")
+RUNS = ("-m", "-jar")
+FILE_NAME = re.compile(r"[\w.+-]*\w\.[A-Za-z]{1,4}")
+
 # Children of the raylet that work for no trial in particular, by their names as the kernel cuts
 # them. A child without a `ray::` name is a worker that starts.
 RAY_SERVICES = ("ray::IDLE", "ray::DashboardA", "ray::RuntimeEnv")
@@ -73,7 +79,7 @@ class Disturbance:
 
     def note(self, round_: int) -> str:
         """One line that tells the user about a disturbed round."""
-        name = name_of(self.culprit) if self.culprit else ""
+        name = shown_command(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
         return (
             f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
@@ -341,3 +347,26 @@ def name_of(pid: int) -> str:
 
 def _command(pid: int) -> str:
     return _text(PROC / str(pid) / "cmdline")
+
+
+def shown_command(pid: int) -> str:
+    """The first words of a process's command line, such as `python3 -m pip`.
+
+    At most three; of paths the last part, and of options no value that may be secret. It is the
+    process's name where the first word is of another form, and empty when the process has ended.
+    """
+    words = _command(pid).split("\0")[:3]
+    # An address is shown nowhere: it may hold a token.
+    program, *arguments = [w if "://" in w else os.path.basename(w) for w in words]
+    if not PLAIN_WORD.fullmatch(program):
+        return name_of(pid)
+    shown = [program]
+    for word in arguments:
+        before, is_option = shown[-1], word.startswith("-")
+        is_value = before.startswith("-") and before not in RUNS and not is_option
+        if not PLAIN_WORD.fullmatch(word) or (is_value and not FILE_NAME.fullmatch(word)):
+            break
+        # A short option may be followed by its value without a space.
+        is_short = is_option and not word.startswith("--") and word not in RUNS
+        shown.append(word[:2] if is_short else word)
+    return " ".join(shown)

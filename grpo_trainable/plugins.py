@@ -6,9 +6,11 @@ A module is looked for in the current directory first, then on `sys.path`. Every
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -20,9 +22,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MOST_NAMED = 8  # names that an error lists
+
 
 class PluginError(ValueError):
-    """A mistake in a user's code or in its name, in one line that begins with `key=reference`."""
+    """A mistake in a user's code or in its name, in one line that begins with `key=reference`
+    or `--option reference`."""
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -55,32 +60,23 @@ def load(key: str, reference: str) -> Callable[..., Any]:
         PluginError: it cannot be imported, or cannot be called.
     """
     with _one_line_errors(key, reference):
-        found = _import_name(reference)
+        found = _import_name(reference, callable)
         if not callable(found):
             raise TypeError(f"{split_reference(reference)[1]} is not callable")
         return found
 
 
-def load_object(key: str, reference: str) -> Any:
-    """What `key` names, whatever it is.
-
-    Raises:
-        PluginError: it cannot be imported.
-    """
-    with _one_line_errors(key, reference):
-        return _import_name(reference)
-
-
 def load_instance(key: str, reference: str, kind: type[T]) -> T:
-    """The object that `key` names, which must be a `kind`.
+    """The object that the setting or the option `key` names, which must be a `kind`.
 
     Raises:
         PluginError: it cannot be imported, or is something else.
     """
-    found = load_object(key, reference)
+    with _one_line_errors(key, reference):
+        found = _import_name(reference, lambda value: isinstance(value, kind))
     if not isinstance(found, kind):
         wanted, got = f"{kind.__module__}.{kind.__name__}", type(found).__name__
-        raise PluginError(f"{key}={reference}: must be a {wanted}, got a {got}")
+        raise PluginError(f"{_named(key, reference)}: must be a {wanted}, got a {got}")
     return found
 
 
@@ -99,15 +95,36 @@ def _one_line_errors(key: str, reference: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{key}={reference}: cannot be imported: {one_line(error)}") from error
+        reason = one_line(error)
+        raise PluginError(f"{_named(key, reference)}: cannot be imported: {reason}") from error
 
 
-def _import_name(reference: str) -> Any:
+def _named(key: str, reference: str) -> str:
+    """A setting or an option with its value, as it is written on a command line."""
+    return f"{key} {reference}" if key.startswith("--") else f"{key}={reference}"
+
+
+def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
+    """What `reference` names. Where there is no such name, the error lists those that would fit."""
     where, name = split_reference(reference)
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
-        raise AttributeError(f"{where} has no attribute {name!r}")
+        offered = [text for text, value in _own_names(module) if fits(value)]
+        near = difflib.get_close_matches(name, offered, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        others = f"; {hint}it has {', '.join(offered[:MOST_NAMED])}" if offered else ""
+        raise AttributeError(f"{where} has no attribute {name!r}{others}")
     return getattr(module, name)
+
+
+def _own_names(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """The public names of a module and their values; functions and classes that it only imports
+    are left out."""
+    for name, value in vars(module).items():
+        has_home = inspect.isclass(value) or inspect.isroutine(value)
+        home = f"{getattr(value, '__module__', None) if has_home else module.__name__}."
+        if not name.startswith("_") and home.startswith(f"{module.__name__}."):
+            yield name, value
 
 
 def source_of(reference: str) -> str | None:

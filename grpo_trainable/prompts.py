@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
-from grpo_trainable.tasks import TASKS, JSONValue, Task
+from grpo_trainable.stops import end_ids, stop_strings
+from grpo_trainable.tasks import TASKS, Example, JSONValue, Prompt, Task, as_messages, as_text
 from grpo_trainable.tasks.custom import CustomTask
 
 
@@ -29,8 +31,16 @@ class Prompts:
     """
 
     def __init__(self, config: GRPOConfig, task: Task, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            ValueError: the chat template or the stop strings that are asked for cannot be used, in
+                one line.
+        """
         self._task = task
         self._tokenizer = tokenizer
+        model = config.model
+        self._chat = chat_template(model.chat_template, model.path, tokenizer)
+        self._system = model.system
         self._group_size = {"train": config.rollout.group_size, "eval": config.eval.samples}
         rollout = config.rollout
         self._limits = {
@@ -38,6 +48,8 @@ class Prompts:
                 min_new_tokens=rollout.min_new_tokens,
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=temperature,
+                end_ids=end_ids(config, tokenizer),
+                stop_strings=stop_strings(config, tokenizer, task),
             )
             for stream, temperature in (
                 ("train", rollout.temperature),
@@ -47,21 +59,39 @@ class Prompts:
         self._eval_examples = task.eval_examples(config.eval.prompts)
 
     def request(self, stream: str, prompt_index: int) -> Request:
+        """
+        Raises:
+            ValueError: the prompt cannot be encoded, in one line.
+        """
         return Request(
             stream=stream,
             prompt_index=prompt_index,
-            prompt_ids=tuple(self._tokenizer.encode(self.text(stream, prompt_index))),
+            prompt_ids=tuple(self._encode(self._example(stream, prompt_index).prompt)),
             group_size=self._group_size[stream],
             limits=self._limits[stream],
         )
 
     def text(self, stream: str, prompt_index: int) -> str:
-        return self._example(stream, prompt_index).prompt
+        """The prompt as people read it: what the chat template makes of it, where there is one."""
+        prompt = self._example(stream, prompt_index).prompt
+        if self._chat is None:
+            return as_text(prompt)
+        return self._chat.render(as_messages(prompt, self._system))
 
     def ground_truth(self, stream: str, prompt_index: int) -> JSONValue:
         return self._example(stream, prompt_index).ground_truth
 
-    def _example(self, stream: str, prompt_index: int):
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if self._chat is not None:
+            return self._chat.encode(as_messages(prompt, self._system))
+        if not isinstance(prompt, str):
+            raise ValueError(
+                "model.chat_template=off: a prompt of the task is a list of messages, which only a "
+                "chat template makes text of; set it to on, or to a jinja file"
+            )
+        return self._tokenizer.encode_prompt(prompt)
+
+    def _example(self, stream: str, prompt_index: int) -> Example:
         if stream == "eval":
             return self._eval_examples[prompt_index]
         return self._task.train_example(prompt_index)

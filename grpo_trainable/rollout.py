@@ -17,11 +17,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
-    """How a response is sampled and where it must end. Temperature 1 is the model's own law."""
+    """How a response is sampled and where it ends. Temperature 1 is the model's own law.
+
+    It ends after the first token that is one of `end_ids` or completes one of `stop_strings` in
+    its text, and is finished then; otherwise it is cut off after `max_new_tokens`. It cannot end
+    before token number `min_new_tokens`: end ids are impossible among the tokens before it, and a
+    string that one of them completes does not count, then or later.
+    """
 
     min_new_tokens: int
     max_new_tokens: int
     temperature: float
+    end_ids: tuple[int, ...]  # the tokenizer's end ids are among them
+    stop_strings: tuple[str, ...] = ()  # they stay in the text of the response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +57,10 @@ class RolloutGroup:
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
     response_ids: Tensor  # (G, R) int64, pad off the mask
-    response_mask: Tensor  # (G, R) bool, end-of-text included; may have holes
+    response_mask: Tensor  # (G, R) bool, what ended it included; may have holes
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
-    finished: Tensor  # (G,) bool, ended with end-of-text rather than by length
+    finished: Tensor  # (G,) bool, ended by an end id or a stop string rather than by length
     token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
     reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where

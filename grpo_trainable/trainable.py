@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from grpo_trainable.details import (
     response_columns,
     rollout_columns,
 )
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.store import policy_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
@@ -62,7 +64,15 @@ class GRPOTrainable(tune.Trainable):
         """A bundle for the trial's own process and one for each actor."""
         return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
-    def setup(self, config: dict[str, Any]) -> None:
+    def setup(self, config: dict[str, Any], inputs: Mapping[str, str] | None = None) -> None:
+        """`inputs`: what `inputs_of_all` said of the trials when the experiment started. The files
+        that this trial reads must still be so; None compares nothing. Hand it over by
+        `tune.with_parameters`.
+
+        Raises:
+            InputChanged: a file that the trial reads has changed.
+        """
+        self._inputs_at_start = inputs
         self._warm_up_s: float | None = None  # None: the actors are not warm yet
         self.grpo = resolved(config)
         self._runtime = RayRuntime()
@@ -78,9 +88,9 @@ class GRPOTrainable(tune.Trainable):
     def _begin(self) -> None:
         """Puts the trial at round 0, over actors that have done nothing yet."""
         config, choice = self.grpo, self._actors.choice
-        self._tokenizer = read_tokenizer(config.model.preset, config.model.path)
+        self._inputs = input_digests(config, self._inputs_at_start)
+        self._tokenizer = policy_tokenizer(config.model)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
-        self._inputs = input_digests(config)
         self._learners = self._actors.learner_group()
         self.pipeline = Pipeline(
             config,
@@ -92,7 +102,11 @@ class GRPOTrainable(tune.Trainable):
         )
         self._stored = TrialStorage(self._storage, config.checkpoint.keep)
         self._notes = self._stored.notes()  # warnings since the last round
-        self._news = [f"weights travel by {choice.key}: {choice.why}"]
+        engine = chosen_engine(config)
+        self._news = [
+            f"weights travel by {choice.key}: {choice.why}",
+            f"engine {engine.name}: {engine.promise}",
+        ]
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # written since the last round
         self._saved_round: int | None = None
@@ -117,6 +131,7 @@ class GRPOTrainable(tune.Trainable):
 
     def _replace_generator(self, name: str) -> Actor:
         self._lost_actor = True
+        input_digests(self.grpo, self._inputs)  # the new actor reads the files again
         return self._actors.replace(name)
 
     def step(self) -> dict[str, Any]:
@@ -370,6 +385,11 @@ class DetailedGRPO(GRPOTrainable):
         return {DETAILS: details}
 
 
-def register() -> None:
-    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks."""
-    register_trainable(NAME, DetailedGRPO)
+def register(inputs: Mapping[str, str] | None = None) -> None:
+    """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
+
+    `inputs`: what `inputs.inputs_of_all` says of the trials. A trial that would then read a file
+    with another content fails and names it; without them each trial reads what it finds.
+    """
+    guarded = DetailedGRPO if inputs is None else tune.with_parameters(DetailedGRPO, inputs=inputs)
+    register_trainable(NAME, guarded)

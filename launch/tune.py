@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, number
+from grpo_trainable.config.describe import settings
+from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from tuning.checks import at_once
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.plan import Options, Plan
+from tuning.preview import preview
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
@@ -43,6 +46,9 @@ exit status: 0 every trial done, 1 a trial failed, 2 bad usage (nothing was star
 130 interrupted (go on with --resume)"""
 
 
+SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and run nothing
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     # Until the trials run, SIGTERM ends the command as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -56,11 +62,14 @@ def _main(argv: Sequence[str]) -> int:
     if args.list:
         print_spaces()
         return OK
-    plan = plan_of(args)
-    if args.dry_run:
-        print_trials(plan)
+    if args.settings is not None:
+        print(settings(args.settings), end="")
         return OK
+    plan = plan_of(args)
     plan.check()
+    if args.dry_run is not None:
+        print_trials(plan, args.dry_run)
+        return OK
     plan.prepare_directory()
     return run(plan)
 
@@ -86,23 +95,29 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         help="fix a config key in every trial, for example optim.lr=2e-4, or arm=async_k1 to run "
-        "one arm only; may be given many times; python -m grpo_trainable.config lists the keys",
+        "one arm only; may be given many times; --settings lists the keys. A relative path means "
+        "the current directory",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--samples",
-        metavar="N",
+        metavar="RESPONSES",
         type=number(int, 1),
-        help="responses of every trial, cut into each arm's own rounds; evaluations then fall at "
-        "equal samples as well",
+        help="how long a trial is: its responses, cut into each arm's own rounds; evaluations then "
+        "fall at equal samples as well. Not --num-samples, which is how many seeds there are",
     )
     length.add_argument(
         "--iterations",
-        metavar="N",
+        metavar="ROUNDS",
         type=number(int, 1),
-        help="rounds of every arm, however many responses an arm's round has",
+        help="how long a trial is: its rounds, however many responses an arm's round has",
     )
-    add("--num-samples", metavar="N", type=number(int, 1), help="seeds of every arm (1)")
+    add(
+        "--num-samples",
+        metavar="SEEDS",
+        type=number(int, 1),
+        help="how many seeds each arm runs with (1). Not --samples, which is how long a trial is",
+    )
     add("--seed", metavar="N", type=number(int, 0), help="the first seed (0)")
     add("--name", metavar="NAME", help="of the experiment (the space's and the time)")
     add(
@@ -154,7 +169,22 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "what Ray and the actors log",
     )
     add("--list", action="store_true", help="show the search spaces and end")
-    add("--dry-run", action="store_true", help="show every trial's config and end, without Ray")
+    add(
+        "--settings",
+        nargs="?",
+        const="",
+        metavar="WORD",
+        help="show the keys of --set with default, range and meaning, all or those with WORD in "
+        "name or meaning, and end",
+    )
+    add(
+        "--dry-run",
+        nargs="?",
+        const="table",
+        choices=("table", "json"),
+        help="check all that can be checked without Ray, show the trials and end: as a table of "
+        "what they differ in (the bare option), or each one's whole config as a line of JSON",
+    )
     defaults = asdict(Options())
     del defaults["assignments"]  # for which argparse needs a list
     parser.set_defaults(**defaults)
@@ -162,22 +192,29 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    given = {name: value for name, value in vars(args).items() if name not in ("list", "dry_run")}
+    given = {name: value for name, value in vars(args).items() if name not in SHOWN_ONLY}
     return Plan(Options(**given))
 
 
 def print_spaces() -> None:
     width = max(map(len, SPACES))
     for space in SPACES.values():
-        print(f"{space.name:<{width}}  {space.question} ({len(space.arms)} arms)")
+        print(f"{space.name:<{width}}  {space.question} ({plural(len(space.arms), 'arm')})")
 
 
-def print_trials(plan: Plan) -> None:
-    print(f"# {plan.space.name}: {len(plan.trials)} trials")
-    for arm, why in plan.not_available.items():
-        print(f"# not available here: {arm} ({why})")
-    for trial in plan.trials:
-        print(json.dumps(trial.to_dict()))
+def print_trials(plan: Plan, form: str) -> None:
+    """`form`: table, or json for programs, which find nothing else on standard output."""
+    if form == "json":
+        print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
+        for note in notes(plan):
+            print(note, file=sys.stderr)
+        return
+    print(f"{plan.space.name}: {plan.space.question}")
+    order = ", in the order in which they run" if len(plan.trials) > 1 else ""
+    print(f"{plural(len(plan.trials), 'trial')}{order}:\n")
+    print(preview(plan.trials))
+    print(*("", *notes(plan)), sep="\n")
+    print("--dry-run json prints each trial's whole config")
 
 
 def run(plan: Plan) -> int:
@@ -201,18 +238,29 @@ def opening(plan: Plan, available: Mapping[str, float]) -> list[str]:
     """What is said before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
-        f"{len(plan.trials)} trials, kept in {plan.directory}",
-        *(f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()),
+        f"{plural(len(plan.trials), 'trial')}, kept in {plan.directory}",
     ]
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1
     if by_default and at_once(plan.trials, available) > 1:
         lines.append(
             "one trial at a time, so that none slows another; --max-concurrent N runs more"
         )
+    return [*lines, *notes(plan)]
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the user may not have meant, or could not know."""
+    lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * trial.responses_per_round for trial in plan.trials}) > 1:
         lines.append(
             "note: the arms do not train on equal samples; --samples N gives each of them N "
             "responses"
+        )
+    seeds = plan.options.num_samples
+    if seeds >= min(trial.responses_per_round for trial in plan.trials):
+        lines.append(
+            f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
+            f"responses are --samples {seeds}"
         )
     return lines
 

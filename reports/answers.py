@@ -6,14 +6,14 @@ trials of the same seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.figures import early_reward, figure
 from reports.parts import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import Comparison, show
+from reports.summary import MARK, Comparison, show
 from search_spaces.columns import SHARES, Column
 
 REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean", form="{:.3f}")
@@ -25,6 +25,7 @@ class Answer:
 
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one a seed
     columns: Sequence[Column]
+    not_comparable: Collection[str]  # arms whose speeds are not shown
     said: Sequence[str]
     note: str
 
@@ -33,10 +34,12 @@ class Answer:
         return ("arm", *(column.title for column in self.columns))
 
     def rows(self) -> list[tuple[str, ...]]:
-        return [
-            (arm, *(show(values[column.name], column.form) for column in self.columns))
-            for arm, values in self.arms.items()
-        ]
+        return [(arm, *(self._cell(arm, column) for column in self.columns)) for arm in self.arms]
+
+    def _cell(self, arm: str, column: Column) -> str:
+        if column.is_speed and arm in self.not_comparable:
+            return MARK
+        return show(self.arms[arm][column.name], column.form)
 
 
 def answer(
@@ -57,22 +60,30 @@ def answer(
     difference = replace(REWARD, name="against", title=f"against {base}", form="{:+.3f}")
     early = replace(REWARD, name="early_reward", title="after a quarter")
     asked = (*experiment.question.columns, *SHARES)
+    not_comparable = {arm for arm in arms if not comparison.comparable(arm)}
+
+    def figures(column: Column, arm: str) -> list[float | None]:
+        if column.is_speed and arm in not_comparable:
+            return [None] * len(arms[arm])
+        return [figure(column, trial, files[trial.name]) for trial in arms[arm]]
+
     values = {
         arm: {
             REWARD.name: [trial.last(REWARD.metric) for trial in trials],
             difference.name: [against(trial) for trial in trials],
             early.name: [early_reward(trial) for trial in trials],
-            **{c.name: [figure(c, trial, files[trial.name]) for trial in trials] for c in asked},
+            **{column.name: figures(column, arm) for column in asked},
         }
         for arm, trials in arms.items()
     }
     return Answer(
         arms=values,
         columns=(REWARD, difference, early, *asked),
+        not_comparable=not_comparable,
         said=_not_available(experiment.description),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
         "below; differences are between trials of one seed. The quarter is of the rounds, as near "
-        f"as it was evaluated. {_how_measured(asked)}",
+        f"as it was evaluated. {_how_measured(asked)}{_marked(not_comparable)}",
     )
 
 
@@ -82,6 +93,10 @@ def _how_measured(columns: Sequence[Column]) -> str:
     for column in columns:
         kinds.setdefault(column.how, []).append(column.title)
     return " ".join(f"{', '.join(titles)}: {how}." for how, titles in kinds.items())
+
+
+def _marked(not_comparable: Collection[str]) -> str:
+    return f" {MARK}: too disturbed by other work to be compared." if not_comparable else ""
 
 
 def _not_available(description: Mapping[str, Any]) -> list[str]:

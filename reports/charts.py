@@ -17,7 +17,6 @@ from reports.canvas import FONT, HEIGHT, Plot, Theme, axes_of, colour, legend, m
 from reports.parts import TrialFiles
 from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
-from reports.summary import MARK
 
 FIRST_ROUNDS = 12  # rounds that a version time line shows; with 64 none could be seen
 
@@ -29,7 +28,6 @@ class Bar:
     middle: float
     low: float
     high: float
-    doubtful: bool = False
 
 
 def lines(
@@ -109,7 +107,7 @@ def lines(
 
 
 def bars(
-    values: Mapping[str, Bar | None],
+    values: Mapping[str, Bar | str],
     *,
     name: str,
     title: str,
@@ -119,10 +117,10 @@ def bars(
     line: float | None,
     missing: str,
 ) -> Plot:
-    """A plot with a bar and a whisker for each arm; None stands for an unknown value."""
-    known = {arm: bar for arm, bar in values.items() if bar is not None}
+    """A plot with a bar and a whisker for each arm; words stand where there is no bar."""
+    known = {arm: bar for arm, bar in values.items() if isinstance(bar, Bar)}
     labels = {
-        arm: form.format(bar.middle) + f" {MARK}" * bar.doubtful for arm, bar in known.items()
+        arm: form.format(bar.middle) if isinstance(bar, Bar) else bar for arm, bar in values.items()
     }
 
     def draw(figure: Figure, theme: Theme) -> None:
@@ -131,8 +129,8 @@ def bars(
         end = 3 * max(bar.middle for bar in known.values())
         end = min(end, max(bar.high for bar in known.values()))
         for i, (arm, bar) in enumerate(values.items()):
-            if bar is None:
-                axes.text(0.01 * end, i, "not known", va="center", color=theme.text, fontsize=FONT)
+            if isinstance(bar, str):
+                axes.text(0.01 * end, i, bar, va="center", color=theme.text, fontsize=FONT)
                 continue
             axes.barh(i, bar.middle, height=0.66, color=colour(i), zorder=2)
             if bar.low < bar.high:

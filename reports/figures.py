@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
-from reports.contrasts import pace
 from reports.parts import TrialFiles
 from reports.records import TrialRecord
 from reports.summary import median
@@ -15,7 +14,9 @@ EARLY = 0.25  # of the rounds
 
 
 def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | None:
-    """None where the trial's rows or files do not tell."""
+    """None where the trial's rows or files do not tell, or other work disturbed a speed."""
+    if column.is_speed and trial.pace is not None and not trial.pace.comparable:
+        return None
     if column.metric in DERIVED:
         value = DERIVED[column.metric](trial, files)
     else:
@@ -45,11 +46,6 @@ OVER: Mapping[str, Callable[[TrialRecord, str], float | None]] = {
 }
 
 
-def _samples_per_s(trial: TrialRecord, files: TrialFiles) -> float | None:
-    own = pace(trial)
-    return own.samples_per_s if own is not None and own.comparable else None
-
-
 def _lag_of_bound(trial: TrialRecord, files: TrialFiles) -> float | None:
     mean = _mean(trial, "lag/mean")
     return None if mean is None or trial.config.lag == 0 else mean / trial.config.lag
@@ -62,7 +58,7 @@ def _never_trained(trial: TrialRecord, files: TrialFiles) -> float | None:
 
 # Figures that are no metric of a round: the keys of search_spaces.columns.DERIVED.
 DERIVED: Mapping[str, Callable[[TrialRecord, TrialFiles], float | None]] = {
-    "samples_per_s": _samples_per_s,
+    "samples_per_s": lambda trial, files: trial.samples_per_s,
     "lag_of_bound": _lag_of_bound,
     "uses_per_group": lambda trial, files: files.uses,
     "never_trained": _never_trained,

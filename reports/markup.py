@@ -42,10 +42,6 @@ def moment(started: Any) -> str:
     return f"{found[1]} {found[2]} {zone}".strip()
 
 
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def html_list(said: Sequence[str]) -> str:
     """A list; nothing when it would be empty."""
     items = "".join(f"<li>{escaped(sentence)}</li>\n" for sentence in said)

@@ -7,23 +7,23 @@ that a model wrote, so all of it is escaped.
 from __future__ import annotations
 
 import base64
-import json
 import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from grpo_trainable.command_line import command
-from grpo_trainable.config import GRPOConfig, flatten, shown
+from grpo_trainable.wording import plural
 from reports import changes
-from reports.answers import Answer, answer
-from reports.markup import escaped, html_list, html_table, moment, plural, shortened
+from reports.answers import Answer
+from reports.markup import escaped, html_list, html_table, moment, shortened
 from reports.parts import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import HEADER, Comparison, ends
+from reports.settings import settings_section
+from reports.summary import Comparison, ends
 
 if TYPE_CHECKING:
     from reports.canvas import Plot, Section
@@ -35,6 +35,7 @@ STYLE = Path(__file__).with_name("page.css").read_text("utf-8")
 def render_page(
     experiment: ExperimentRecord,
     comparison: Comparison,
+    asked: Answer | None,
     files: Mapping[str, TrialFiles],
     sections: Sequence[Section],
     images: Mapping[str, bytes],
@@ -48,11 +49,11 @@ def render_page(
         _missing(experiment, files, damaged),
         _table_section(comparison),
         _told_section(told),
-        _answer_section(answer(experiment, comparison, files)),
+        _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
         _examples_section(experiment, files),
-        _settings_section(experiment),
+        settings_section(experiment),
         _machine_section(experiment),
         _files_section(experiment),
     ]
@@ -164,10 +165,11 @@ def _some(names: Sequence[str], total: int) -> str:
 
 
 def _table_section(comparison: Comparison) -> str:
-    notes = [comparison.note(), *comparison.footnotes()]
+    title = "The arms compared" if len(comparison.arms) > 1 else "The arm"
+    notes = [note for note in (comparison.note(), *comparison.footnotes()) if note]
     return (
-        f'<section id="arms">\n<h2>The arms compared</h2>\n'
-        f"{html_table(HEADER, comparison.rows(), figures=True)}\n"
+        f'<section id="arms">\n<h2>{title}</h2>\n'
+        f"{html_table(comparison.header, comparison.rows(), figures=True)}\n"
         + "".join(f'<p class="note">{escaped(note)}</p>\n' for note in notes)
         + "</section>"
     )
@@ -312,48 +314,7 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
     )
 
 
-# ---- Settings, machine, files ----------------------------------------------------------------
-
-
-def _settings_section(experiment: ExperimentRecord) -> str:
-    by_arm: dict[str, list[Mapping[str, Any]]] = {}
-    for trial in experiment.trials:
-        by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
-    every = [flat for trials in by_arm.values() for flat in trials]
-    # A user's task has keys of its own, so arms need not have the same.
-    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
-    first = every[0]
-    shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
-    defaults = flatten(GRPOConfig().to_dict())
-    changed = [f"{key}={shown(v)}" for key, v in shared.items() if v != defaults.get(key)]
-    different = [
-        (key, *(" | ".join(dict.fromkeys(shown(f.get(key)) for f in fs)) for fs in by_arm.values()))
-        for key in keys
-        if key not in shared
-    ]
-    seeds = sorted({trial.config.seed for trial in experiment.trials})
-    fixed = "; ".join(changed) if changed else "none: all of them are the defaults"
-    table = (
-        f"<h3>What the arms set differently</h3>\n{html_table(('key', *by_arm), different)}\n"
-        if different
-        else "<p>The trials differ in nothing but arm and seed.</p>\n"
-    )
-    jsons = "\n".join(
-        f"<details><summary>params.json of {escaped(trials[0].name)}</summary>"
-        f"<pre>{escaped(json.dumps(trials[0].params, indent=1))}</pre></details>"
-        for trials in experiment.arms.values()
-    )
-    described = json.dumps(dict(experiment.description), indent=1)
-    return (
-        f'<section id="settings">\n<h2>Settings</h2>\n'
-        f"<p>Seeds: {escaped(', '.join(map(str, seeds)))}. "
-        f"Shared settings that are not the defaults: {escaped(fixed)}.</p>\n{table}"
-        f"<details><summary>All {len(shared)} settings that the trials share</summary>\n"
-        f"{html_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
-        f"</details>\n{jsons}\n"
-        f"<details><summary>experiment.json</summary><pre>{escaped(described)}</pre></details>\n"
-        "</section>"
-    )
+# ---- Machine and files -----------------------------------------------------------------------
 
 
 def _machine_section(experiment: ExperimentRecord) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from reports.canvas import HEIGHT, Plot, Section, panel_rows
 from reports.charts import (
@@ -20,9 +20,11 @@ from reports.contrasts import Contrast
 from reports.parts import StepPoint, TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
-from reports.summary import Comparison
+from reports.summary import MARK, Comparison
 
 NO_WALL_CLOCK = "No wall-clock was recorded."
+NOT_KNOWN = "not known"
+NOT_COMPARABLE = f"{MARK} not comparable"
 
 
 def sections(
@@ -31,9 +33,9 @@ def sections(
     """Every figure in the order of the page. `files` maps the name of a trial to its parts."""
     arms = experiment.arms
     return [
-        Section(title="What was learned", plots=_learning(arms)),
+        Section(title="What was learned", plots=_learning(arms, comparison)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
-        Section(title="Where the time goes", plots=_stages(arms), legend=False),
+        Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
         Section(title="How stale the rollouts were", plots=_lags(arms, files)),
         *(
@@ -47,7 +49,7 @@ def sections(
     ]
 
 
-def _learning(arms: Arms) -> list[Plot]:
+def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
     def samples(trial: TrialRecord, row: Mapping[str, float]) -> float | None:
         trained = row.get("count/trained") if row else 0.0
         return None if trained is None else trained * trial.config.rollout.group_size
@@ -68,7 +70,7 @@ def _learning(arms: Arms) -> list[Plot]:
         name="reward_wall_clock",
         title="Held-out reward against wall-clock",
         look="Curves further left learn faster in real time. Seconds count from the start of "
-        "round 1, without evaluation and checkpoints.",
+        f"round 1, without evaluation and checkpoints.{_beware(comparison)}",
         x_label="wall-clock, seconds",
         y_label=reward,
         series=held_out_by(lambda t, n, row: row.get("time/wall_clock_s", 0.0)),
@@ -110,69 +112,81 @@ def _learning(arms: Arms) -> list[Plot]:
     ]
 
 
+def _beware(comparison: Comparison) -> str:
+    """A sentence behind what a plot of seconds shows, where other work disturbed an arm."""
+    disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
+    named = ", ".join(disturbed)
+    return f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+
+
 def _costs(comparison: Comparison) -> list[Plot]:
-    relative = comparison.baseline or "-"
+    hours = bars(
+        {arm: _device_hours(comparison, arm) for arm in comparison.arms},
+        name="device_hours",
+        title="Device-hours",
+        look="What the arm cost: shorter is cheaper. Hours of its GPUs, or of its CPU cores when "
+        "it has none. A question mark: other work on the machine disturbed it.",
+        unit="device-hours",
+        form="{:.3g}",
+        line=None,
+        missing=_no_bar(comparison),
+    )
+    return [*(_ratios(comparison) if comparison.has_ratios else ()), hours]
+
+
+def _ratios(comparison: Comparison) -> list[Plot]:
+    relative = f"relative to {comparison.baseline} (the line at 1)"
     return [
         bars(
-            _ratios(comparison, comparison.speed),
+            _ratio_bars(comparison, comparison.speed),
             name="speed_up",
             title="Speed-up",
-            look=f"Samples a second relative to {relative} (the line at 1), whatever an arm "
-            "reserves: longer is faster. Whiskers: the interval at 95 %. A question mark: other "
-            "work on the machine made it incomparable.",
+            look=f"Samples a second {relative}, whatever an arm reserves: longer is faster. "
+            "Whiskers: the interval at 95 %. A question mark: other work on the machine made it "
+            "incomparable.",
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
-            missing=NO_WALL_CLOCK,
+            missing=_no_bar(comparison),
         ),
         bars(
-            _ratios(comparison, comparison.cost),
+            _ratio_bars(comparison, comparison.cost),
             name="equal_cost",
             title="Speed-up at equal cost",
-            look=f"Samples a device-hour relative to {relative} (the line at 1): longer is "
-            "cheaper. A device is a GPU, or a CPU core of the actors where there is no GPU.",
+            look=f"Samples a device-hour {relative}: longer is cheaper. A device is a GPU, or a "
+            "CPU core of the actors where there is no GPU.",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
-            missing=NO_WALL_CLOCK,
-        ),
-        bars(
-            {
-                arm: _spread(
-                    [t.device_hours for t in trials if t.device_hours],
-                    doubtful=not comparison.comparable(arm),
-                )
-                for arm, trials in comparison.arms.items()
-            },
-            name="device_hours",
-            title="Device-hours",
-            look="What the arm cost: shorter is cheaper. Hours of its GPUs, or of its CPU cores "
-            "when it has none. A question mark: disturbed by other work on the machine.",
-            unit="device-hours",
-            form="{:.3g}",
-            line=None,
-            missing=NO_WALL_CLOCK,
+            missing=_no_bar(comparison),
         ),
     ]
 
 
-def _ratios(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | None]:
-    ratios: dict[str, Bar | None] = dict.fromkeys(comparison.arms)
+def _ratio_bars(comparison: Comparison, contrasts: Mapping[str, Contrast]) -> dict[str, Bar | str]:
+    found: dict[str, Bar | str] = dict.fromkeys(comparison.arms, NOT_KNOWN)
     if comparison.baseline is not None:
-        ratios[comparison.baseline] = Bar(1.0, 1.0, 1.0)
+        found[comparison.baseline] = Bar(1.0, 1.0, 1.0)
     for arm, own in contrasts.items():
         ends = (own.interval.low, own.interval.high) if own.interval else (own.value, own.value)
-        ratios[arm] = Bar(own.value, *ends, doubtful=own.doubt is not None)
-    return ratios
+        found[arm] = Bar(own.value, *ends)
+    return found | dict.fromkeys(comparison.not_comparable, NOT_COMPARABLE)
 
 
-def _spread(values: Sequence[float], *, doubtful: bool) -> Bar | None:
-    if not values:
-        return None
-    return Bar(statistics.median(values), min(values), max(values), doubtful)
+def _device_hours(comparison: Comparison, arm: str) -> Bar | str:
+    values = [trial.device_hours for trial in comparison.arms[arm] if trial.device_hours]
+    if not comparison.comparable(arm):
+        return NOT_COMPARABLE
+    return Bar(statistics.median(values), min(values), max(values)) if values else NOT_KNOWN
 
 
-def _stages(arms: Arms) -> list[Plot]:
+def _no_bar(comparison: Comparison) -> str:
+    """Why no arm has a bar."""
+    disturbed = any(not comparison.comparable(arm) for arm in comparison.arms)
+    return "Other work on the machine disturbed every arm." if disturbed else NO_WALL_CLOCK
+
+
+def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
     height = max(HEIGHT, panel_rows(len(arms)) * 1.3 + 0.9)
     seconds = {arm: stage_seconds(trials, responses=100) for arm, trials in arms.items()}
     timed = any(any(stages.values()) for stages in seconds.values())
@@ -187,7 +201,7 @@ def _stages(arms: Arms) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look="The longest piece is what to speed up. The tick is the whole step where nothing "
             "is evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
-            "waiting for the other.",
+            f"waiting for the other.{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,

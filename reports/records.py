@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
+from reports.pace import Pace, pace_of
 from search_spaces.question import Question
 
 
@@ -59,6 +61,18 @@ class TrialRecord:
             return f"failed after {reached}: {self.error}"
         before = f"; it had failed: {self.error}" if self.error is not None else ""
         return f"still running or interrupted: {reached}{before}" if self.rows else "no round yet"
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """How fast the trial was; None where its rows do not say how long a round took."""
+        return pace_of(self.rows, self.config)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Responses a second; None where it is unknown, or too disturbed to be compared."""
+        if self.pace is None or not self.pace.comparable:
+            return None
+        return self.pace.samples_per_s
 
     def column(self, name: str) -> list[float]:
         """The values of a metric in the order of rounds; rounds without it are left out."""

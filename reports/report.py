@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from grpo_trainable.command_line import program
 from reports import experiment_files
+from reports.answers import answer
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import render_page
 from reports.parts import read_files
@@ -71,10 +72,11 @@ def write_report_of(
         warn(text)
     shown = sections(experiment, comparison, files)
     images = _images(shown, list(comparison.arms))
+    asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
     told = verdicts(found, comparison)
-    data = report_data(experiment, comparison, found, told, damaged)
-    page = render_page(experiment, comparison, files, shown, images, damaged, told)
+    data = report_data(experiment, comparison, asked, found, told, damaged)
+    page = render_page(experiment, comparison, asked, files, shown, images, damaged, told)
     try:
         _write_plots(directory, shown, images)
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_trainable.noise import DISTURBED_ABOVE
+from reports.answers import Answer
 from reports.changes import LENGTH, Change
-from reports.contrasts import Contrast, doubts, pace
+from reports.contrasts import Contrast, doubts
 from reports.intervals import LEVEL
+from reports.own_files import OwnFile, own_files
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import Comparison, TrialSummary
 from reports.verdicts import Quantity
+from search_spaces.columns import Column
 
 FORMAT = 1
 
@@ -20,6 +23,7 @@ FORMAT = 1
 def report_data(
     experiment: ExperimentRecord,
     comparison: Comparison,
+    asked: Answer | None,
     found: Sequence[Quantity],
     told: Sequence[str],
     problems: Sequence[str],
@@ -35,19 +39,40 @@ def report_data(
         "level": LEVEL,
         "disturbed_above": DISTURBED_ABOVE,
         "baseline": comparison.baseline,
+        "columns": {column.name: _column(column) for column in (asked.columns if asked else ())},
         "arms": {
-            arm: _arm(comparison, arm, trials, records[arm])
+            arm: {
+                **_arm(comparison, arm, trials, records[arm]),
+                "columns": _cells(asked, arm),
+            }
             for arm, trials in comparison.arms.items()
         },
         "pairs": {
-            arm: {quantity.key: _contrast(quantity.contrasts.get(arm)) for quantity in found}
+            arm: {quantity.key: _pair(quantity, arm) for quantity in found}
             for arm in comparison.arms
             if arm != comparison.baseline
         },
         "told": list(told),
         "trials": [_trial(trial) for trial in experiment.trials],
+        "own_files": {file.key: _own_file(file) for file in own_files(experiment)},
         "problems": list(problems),
     }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    return {
+        "title": column.title,
+        "metric": column.metric,
+        "how": column.how,
+        "factor": column.factor,
+    }
+
+
+def _cells(asked: Answer | None, arm: str) -> dict[str, Any]:
+    if asked is None:
+        return {}
+    values = asked.arms.get(arm, {})
+    return {column.name: _spread(values.get(column.name, ())) for column in asked.columns}
 
 
 def _arm(
@@ -93,32 +118,42 @@ def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
     return {"median": statistics.median(known), "least": min(known), "most": max(known)}
 
 
-def _contrast(own: Contrast | None) -> dict[str, Any] | None:
-    if own is None:
+def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
+    """A pair that is not comparable has no value: only why there is none."""
+    own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
+    if own is None and why_not is None:
         return None
-    interval = own.interval
+    return {**_figures(own), "comparable": own is not None, "why_not": why_not}
+
+
+def _figures(own: Contrast | None) -> dict[str, Any]:
+    interval = own and own.interval
     return {
-        "value": own.value,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-        "seeds": list(own.seeds),
-        "told_apart": own.told_apart,
-        "seeds_needed": own.seeds_needed,
-        "comparable": own.doubt is None,
-        "why_not": own.doubt,
+        "value": own and own.value,
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "seeds": list(own.seeds) if own else [],
+        "told_apart": own and own.told_apart,
+        "seeds_needed": own and own.seeds_needed,
     }
 
 
 def _trial(trial: TrialRecord) -> dict[str, Any]:
-    own = pace(trial)
+    own = trial.pace
     return {
         "name": trial.name,
         "arm": trial.arm,
         "seed": trial.config.seed,
         "status": trial.status,
-        "samples_per_s": None if own is None else own.samples_per_s,
+        "samples_per_s": trial.samples_per_s,
+        # Of all rounds, disturbed ones included: no figure to compare arms by.
+        "disturbed_samples_per_s": None if own is None or own.comparable else own.samples_per_s,
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,
         "disturbed_share": None if own is None else own.others,
         "comparable": own is None or own.comparable,
     }
+
+
+def _own_file(file: OwnFile) -> dict[str, str]:
+    return {"name": file.name, "sha256": file.sha256}

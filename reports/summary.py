@@ -7,13 +7,17 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_trainable.command_line import align
+from grpo_trainable.wording import plural
 from reports import changes
 from reports.changes import Change
-from reports.contrasts import Contrast, Pace, doubts, pace, speed_up
+from reports.contrasts import Contrast, NotComparable, doubts, speed_up
+from reports.pace import Pace
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-MARK = "?"  # follows a figure that other work on the machine made incomparable
+# In place of a speed, and behind a total, that other work on the machine made incomparable.
+MARK = "?"
 COVERS = {  # what an interval of speed covers, with one seed and with several
     False: "With one seed, an interval covers only the noise between rounds of these runs. It says "
     "nothing about the next run; --num-samples 3 or more would.",
@@ -29,6 +33,7 @@ HEADER = (
     *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
+RATIOS = ("speed-up", "at equal cost")  # columns that one arm alone does not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,7 @@ class TrialSummary:
     samples: float | None  # responses trained on
     wall_clock_s: float | None
     pace: Pace | None
+    samples_per_s: float | None  # also None where it is too disturbed to be compared
     eval_s: float
     checkpoint_s: float
     device_hours: float | None
@@ -49,10 +55,6 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return None if self.pace is None else self.pace.samples_per_s
 
     @property
     def comparable(self) -> bool:
@@ -72,7 +74,8 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         complete=trial.complete,
         samples=None if trained is None else trained * trial.config.rollout.group_size,
         wall_clock_s=trial.last("time/wall_clock_s") or None,
-        pace=pace(trial),
+        pace=trial.pace,
+        samples_per_s=trial.samples_per_s,
         eval_s=sum(trial.column("time/eval_s")),
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
@@ -91,6 +94,7 @@ class Comparison:
     baseline: str | None  # the arm that speed-ups are relative to; None when none can be
     speed: Mapping[str, Contrast]  # samples a second relative to the baseline, for other arms
     cost: Mapping[str, Contrast]  # the same for samples a device-hour
+    not_comparable: Mapping[str, str]  # arm -> why it has neither of the two
     disturbed: Sequence[str]  # the trials whose speed cannot be trusted, and why
     changes: Mapping[str, Sequence[Change]]  # what the reward did not ask for, arm by arm
 
@@ -105,42 +109,45 @@ class Comparison:
         known = [samples for samples in medians if samples is not None]
         return not known or max(known) <= (1 + EQUAL_SAMPLES) * min(known)
 
+    @property
+    def has_ratios(self) -> bool:
+        """Whether there is an arm to compare with the baseline in speed."""
+        return bool(self.speed or self.not_comparable)
+
+    @property
+    def header(self) -> tuple[str, ...]:
+        """The titles of the table's columns."""
+        return tuple(title for title in HEADER if self.has_ratios or title not in RATIOS)
+
     def comparable(self, arm: str) -> bool:
         """Whether at least half of the arm's trials were undisturbed."""
         trials = self.arms[arm]
         return 2 * sum(trial.comparable for trial in trials) >= len(trials)
 
     def rates(self, arm: str) -> list[float | None]:
-        """Samples a second of each trial that counts."""
-        known = [trial for trial in self.arms[arm] if trial.samples_per_s is not None]
-        counted = [trial for trial in known if trial.comparable] if self.comparable(arm) else known
-        return [trial.samples_per_s for trial in counted]
+        """Samples a second of each trial that counts; none where the arm is not comparable."""
+        return [t.samples_per_s for t in self.arms[arm]] if self.comparable(arm) else []
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows of the table, with a cell for each name of `HEADER`."""
+        """The rows of the table, with a cell for each title of the header."""
         return [self._row(arm, trials) for arm, trials in self.arms.items()]
 
     def note(self) -> str:
-        """The line above the table."""
+        """The line above the table; empty where there is nothing to explain."""
         if self.seeds == 1:
-            return "Speed-ups with their 95 % interval."
-        return (
-            f"Medians over {self.seeds} seeds (least to most). Speed-ups are geometric means over "
-            "the seeds, with their 95 % interval."
-        )
+            return "Speed-ups with their 95 % interval." if self.has_ratios else ""
+        how = " Speed-ups are geometric means over the seeds, with their 95 % interval."
+        return f"Medians over {self.seeds} seeds (least to most).{how if self.has_ratios else ''}"
 
     def footnote(self) -> str:
         return "\n".join(textwrap.fill(line, 100) for line in self.footnotes())
 
     def footnotes(self) -> list[str]:
-        relative = f", relative to {self.baseline}" if self.baseline is not None else ""
         notes = [
             "Wall-clock and device-hours run from the start of round 1, to which the actors come "
-            "warmed up; evaluation and checkpoints are subtracted. Speed-up: "
-            f"samples a second{relative}, whatever an arm reserves. At equal cost: samples a "
-            f"device-hour{relative}. A device is a GPU, or a CPU core of the actors where there "
-            "is no GPU. Tokens a response: the held-out responses before training and at the "
-            "latest evaluation."
+            f"warmed up; evaluation and checkpoints are subtracted. {self._what_ratios_are()}A "
+            "device is a GPU, or a CPU core of the actors where there is no GPU. Tokens a "
+            "response: the held-out responses before training and at the latest evaluation."
         ]
         among_seeds = {len(own.seeds) > 1 for own in self.speed.values() if own.interval}
         notes += [COVERS[several] for several in sorted(among_seeds)]
@@ -151,13 +158,27 @@ class Comparison:
             notes.append(f"Speed-ups that rest on some of the seeds alone: {', '.join(fewer)}.")
         if not self.equal_samples:
             notes.append(UNEQUAL)
+        return notes + self._notes_on_other_work()
+
+    def _what_ratios_are(self) -> str:
+        if not self.has_ratios:
+            return ""
+        return (
+            f"Speed-up: samples a second, relative to {self.baseline}, whatever an arm reserves. "
+            f"At equal cost: samples a device-hour, relative to {self.baseline}. "
+        )
+
+    def _notes_on_other_work(self) -> list[str]:
+        notes = []
         if self.disturbed:
             notes.append(
                 f"Too disturbed to count: {'; '.join(self.disturbed)}. Their seeds are left out of "
-                f"speed-ups; where too few remain, the figure has a {MARK}."
+                f"speeds and speed-ups; where too few remain, a {MARK} stands in place of the "
+                "figure."
             )
         left_out = [
-            f"{trial.pace.disturbed} of {trial.pace.rounds} rounds of {arm}, seed {trial.seed}"
+            f"{trial.pace.disturbed} of {plural(trial.pace.rounds, 'round')} of {arm}, seed "
+            f"{trial.seed}"
             for arm, trials in self.arms.items()
             for trial in trials
             if trial.pace is not None and trial.pace.disturbed and trial.comparable
@@ -167,7 +188,10 @@ class Comparison:
                 f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
             )
         if self.disturbed or left_out:
-            notes.append("Wall-clock and device-hours count every round, disturbed ones included.")
+            marked = f"; those with a {MARK} compare with nothing" if self.disturbed else ""
+            notes.append(
+                f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
+            )
         return notes
 
     def seeds_used(self, own: Contrast) -> str:
@@ -177,13 +201,14 @@ class Comparison:
 
     def _row(self, arm: str, trials: Sequence[TrialSummary]) -> tuple[str, ...]:
         length = next(c for c in self.changes[arm] if c.quantity is changes.LENGTH)
-        doubt = "" if self.comparable(arm) else f" {MARK}"
-        return (
+        comparable = self.comparable(arm)
+        doubt = "" if comparable else f" {MARK}"
+        cells = (
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
             show([t.wall_clock_s for t in trials], "{:.1f}") + doubt,
-            show(self.rates(arm), "{:.0f}") + doubt,
+            show(self.rates(arm), "{:.0f}") if comparable else MARK,
             self._ratio(arm, self.speed),
             self._ratio(arm, self.cost),
             show([t.device_hours for t in trials], "{:.4f}") + doubt,
@@ -194,16 +219,20 @@ class Comparison:
             show([t.eval_s for t in trials], "{:.1f}"),
             show([t.checkpoint_s for t in trials], "{:.1f}"),
         )
+        by_title = dict(zip(HEADER, cells, strict=True))
+        return tuple(by_title[title] for title in self.header)
 
     def _ratio(self, arm: str, contrasts: Mapping[str, Contrast]) -> str:
         if arm == self.baseline:
             return "1.00x"
+        if arm in self.not_comparable:
+            return MARK
         if arm not in contrasts:
             return "-"
         own = contrasts[arm]
         interval = own.shown_interval("{:.2f}", "-")
         between = f" ({interval})" if interval else ""
-        return f"{own.value:.2f}x{between}{'' if own.doubt is None else f' {MARK}'}"
+        return f"{own.value:.2f}x{between}"
 
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:
@@ -218,12 +247,14 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
     }
     timed = [arm for arm in arms if any(trial.pace is not None for trial in arms[arm])]
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
-    speed, cost = {}, {}
+    speed, cost, not_comparable = {}, {}, {}
     for arm in arms:
         if baseline is None or arm == baseline:
             continue
         found = speed_up(records[arm], records[baseline])
-        if found is not None:
+        if isinstance(found, NotComparable):
+            not_comparable[arm] = found.why
+        elif found is not None:
             speed[arm] = found
             base, own = records[baseline][0].config, records[arm][0].config
             if own.uses_gpus == base.uses_gpus:  # GPU-hours and core-hours have no ratio
@@ -233,6 +264,7 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         baseline=baseline,
         speed=speed,
         cost=cost,
+        not_comparable=not_comparable,
         changes={arm: changes.of_arm(own) for arm, own in records.items()},
         disturbed=doubts([trial for own in records.values() for trial in own]),
     )
@@ -242,10 +274,11 @@ def table(comparison: Comparison) -> str:
     """The comparison as text, with its footnotes."""
     if not comparison.arms:
         return "no trial has finished a round"
-    rows = align([HEADER, *comparison.rows()])
+    rows = align([comparison.header, *comparison.rows()])
     moved = f"what changed that the reward did not ask for: {changes.moved_in(comparison.changes)}"
     more = f"{moved}; the report says more."
-    return "\n".join([comparison.note(), rows, comparison.footnote(), more])
+    note = [comparison.note()] if comparison.note() else []
+    return "\n".join([*note, rows, comparison.footnote(), more])
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -270,14 +303,3 @@ def ends(before: Sequence[float | None], after: Sequence[float | None], form: st
     """Both medians as text: `0.366 -> 0.911 (0.902-0.915)`."""
     first, last = show(before, form), show(after, form)
     return "-" if first == last == "-" else f"{first} -> {last}"
-
-
-def align(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as text in columns; the first is aligned to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

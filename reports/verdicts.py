@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_trainable.wording import plural
 from reports.contrasts import Contrast, reward_difference
 from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
 from reports.parts import TrialFiles
@@ -27,6 +28,7 @@ class Quantity:
     below: str
     form: str
     contrasts: Mapping[str, Contrast]
+    not_comparable: Mapping[str, str]  # arm -> why it has no contrast
 
 
 def quantities(
@@ -41,6 +43,7 @@ def quantities(
             below="Slower than {} (samples a second)",
             form="{:.2f}x",
             contrasts=comparison.speed,
+            not_comparable=comparison.not_comparable,
         ),
         Quantity(
             key="equal_cost",
@@ -49,6 +52,7 @@ def quantities(
             below="More expensive than {} (fewer samples a device-hour)",
             form="{:.2f}x",
             contrasts=comparison.cost,
+            not_comparable=comparison.not_comparable,
         ),
         Quantity(
             key="reward_difference",
@@ -57,6 +61,7 @@ def quantities(
             below="Less held-out reward than {}",
             form="{:+.3f}",
             contrasts=reward_differences(experiment, comparison.baseline, files),
+            not_comparable={},
         ),
     ]
 
@@ -75,8 +80,7 @@ def reward_differences(
 
 def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
     """The sentences of the report; empty where there is nothing to compare."""
-    every = [contrast for quantity in found for contrast in quantity.contrasts.values()]
-    if not every:
+    if not any(quantity.contrasts or quantity.not_comparable for quantity in found):
         return []
     doubt = _baseline_doubt(comparison)
     said = [] if doubt is None else [doubt]
@@ -94,8 +98,7 @@ def verdicts(found: Sequence[Quantity], comparison: Comparison) -> list[str]:
 def _baseline_doubt(comparison: Comparison) -> str | None:
     """A sentence when the disturbed baseline puts the speed of every arm in doubt."""
     base = comparison.baseline
-    speed = comparison.speed.values()
-    if base is None or comparison.comparable(base) or not all(own.doubt for own in speed):
+    if base is None or comparison.comparable(base) or comparison.speed:
         return None
     reasons = [
         f"{trial.pace.doubt} of seed {trial.seed}"
@@ -149,15 +152,11 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
         (
             f"Without an interval, in {quantity.name} (fewer than {LEAST_ROUNDS} rounds or one "
             "prompt)",
-            listed(lambda own: own.interval is None and own.doubt is None),
+            listed(lambda own: own.interval is None),
         ),
         (
             f"Not comparable with {baseline} in {quantity.name}",
-            [
-                f"{arm} ({own.doubt})"
-                for arm, own in quantity.contrasts.items()
-                if own.doubt and doubts
-            ],
+            [f"{arm} ({why})" for arm, why in quantity.not_comparable.items() if doubts],
         ),
     ]
     return [f"{what}: {', '.join(arms)}." for what, arms in said if arms]
@@ -178,7 +177,7 @@ def _advice(own: Contrast) -> str:
     if needed is None:
         return f"; more than {MOST_SEEDS} seeds would be needed to tell it"
     more = max(1, needed - len(own.seeds))
-    return f"; {more} more seed{'s' * (more > 1)} would probably tell it"
+    return f"; {plural(more, 'more seed')} would probably tell it"
 
 
 def _by_chance(arms: int) -> str:

@@ -146,10 +146,16 @@ def at_equal_samples(
     common = math.lcm(*(trial.responses_per_round for trial in trials))
     if samples % common:
         below, above = samples // common * common, -(-samples // common) * common
-        rounds = ", ".join(map(str, sorted({trial.responses_per_round for trial in trials})))
+        rounds = sorted({trial.responses_per_round for trial in trials})
+        seeds = (
+            f"; {samples} seeds of each arm are --num-samples {samples}"
+            if samples < rounds[0]
+            else ""
+        )
         raise ConfigError(
-            f"{samples} samples: the arms have {rounds} responses a round, and each needs whole "
-            f"rounds; valid next to it: {f'{below} and ' if below else ''}{above}"
+            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, "
+            "and each needs whole rounds; valid next to it: "
+            f"{f'{below} and ' if below else ''}{above}{seeds}"
         )
     evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
     between = math.ceil(samples / evaluations / common) * common

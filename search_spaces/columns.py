@@ -58,6 +58,11 @@ class Column:
             )
 
     @property
+    def is_speed(self) -> bool:
+        """Whether it says how fast a trial was, which other work on the machine makes worthless."""
+        return self.metric == "samples_per_s" or self.metric.startswith("throughput/")
+
+    @property
     def how(self) -> str:
         """How a trial's figure comes about, as a table says it."""
         return DERIVED.get(self.metric) or OVER[self.over]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+from dataclasses import replace
 from types import ModuleType
 
-from grpo_trainable.config import ConfigError, shown
-from grpo_trainable.plugins import PluginError, is_reference, load_module, load_object, source_of
+from grpo_trainable.config import ConfigError, make_absolute, shown
+from grpo_trainable.plugins import PluginError, is_reference, load_instance, load_module, source_of
 from search_spaces import SPACES
 from search_spaces.base import SearchSpace
 from search_spaces.columns import DERIVED
@@ -16,6 +17,8 @@ from search_spaces.columns import DERIVED
 def find_space(text: str) -> SearchSpace:
     """The space that `text` names: `lag`, `my_space.py`, `my_space.py:NAME` or `my.module:NAME`.
 
+    A relative path in an arm means the directory of the space's file, and is absolute here.
+
     Raises:
         ConfigError: there is no such space, or its file cannot be used; in one line.
     """
@@ -23,9 +26,9 @@ def find_space(text: str) -> SearchSpace:
         return SPACES[text]
     try:
         if text.endswith(".py"):
-            return _only_space(text, load_module("--space", text))
+            return _checked(text, _only_space(text, load_module("--space", text)))
         if is_reference(text):
-            return _checked(text, load_object("--space", text))
+            return _checked(text, load_instance("--space", text, SearchSpace))
     except PluginError as error:
         raise ConfigError(str(error)) from None
     near = difflib.get_close_matches(text, SPACES, n=1, cutoff=0.4)
@@ -51,6 +54,12 @@ def source_file(text: str) -> str | None:
     return text if text.endswith(".py") else source_of(text)
 
 
+def directory_of(text: str) -> str:
+    """The directory that relative paths in the arms of a space mean."""
+    file = source_file(text)
+    return os.path.dirname(os.path.abspath(file)) if file is not None else os.getcwd()
+
+
 def _only_space(text: str, module: ModuleType) -> SearchSpace:
     ours = [id(space) for space in SPACES.values()]
     found = {
@@ -63,12 +72,11 @@ def _only_space(text: str, module: ModuleType) -> SearchSpace:
     if len({id(space) for space in found.values()}) > 1:
         names = " or ".join(f"{text}:{name}" for name in found)
         raise ConfigError(f"--space {text}: defines several search spaces; choose {names}")
-    return _checked(text, next(iter(found.values())))
+    return next(iter(found.values()))
 
 
-def _checked(text: str, found: object) -> SearchSpace:
-    if not isinstance(found, SearchSpace):
-        raise ConfigError(f"--space {text}: is a {type(found).__name__}, not a SearchSpace")
+def _checked(text: str, found: SearchSpace) -> SearchSpace:
+    """The space with absolute paths, if it asks for columns that there are."""
     from grpo_trainable.metrics import NAMES  # imports torch: not for a space of ours
 
     known = {*NAMES, *DERIVED}
@@ -79,4 +87,7 @@ def _checked(text: str, found: object) -> SearchSpace:
             raise ConfigError(
                 f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
             )
-    return found
+    base_dir = directory_of(text)
+    return replace(
+        found, arms={arm: make_absolute(found.arms[arm], base_dir) for arm in found.arms}
+    )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, shown
-from grpo_trainable.engines import ENGINES
-from grpo_trainable.plugins import PluginError, load
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 
@@ -32,77 +30,57 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
         raise UsageError("--scheduler pbt: needs several trials; choose --num-samples >= 2")
 
 
-def check_transports(trials: Sequence[GRPOConfig]) -> None:
-    """Refuses transports that cannot be loaded or lack something on this machine."""
-    for trial in trials:
-        if trial.transport == "auto":
-            continue
-        r = trial.resources
-        try:
-            transport = transport_named(trial.transport)
-        except PluginError as error:
-            raise UsageError(str(error)) from None
-        refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
-        wrong = refused or transport.missing_on_machine()
-        if wrong is not None:
-            raise UsageError(f"transport={trial.transport}: {wrong}")
+def checks_of(
+    trials: Sequence[GRPOConfig], *, here: bool
+) -> Iterator[tuple[Callable[[GRPOConfig], None], GRPOConfig]]:
+    """The checks of single trials. Where several trials are alike in what a check depends on, it
+    gets the first of them. `here`: the trials run on this machine."""
+    checks = ((check_transport, _transport), *TRIAL_CHECKS) if here else TRIAL_CHECKS
+    for check, depends_on in checks:
+        first: dict[Hashable, GRPOConfig] = {}
+        for trial in trials:
+            first.setdefault(depends_on(trial), trial)
+        yield from ((check, trial) for trial in first.values())
 
 
-def check_engines(trials: Sequence[GRPOConfig]) -> None:
-    """Refuses engines of the user's that cannot be loaded."""
-    for engine in {trial.engine for trial in trials} - ENGINES.keys():
-        try:
-            load("engine", engine)
-        except PluginError as error:
-            raise UsageError(str(error)) from None
+def check_transport(trial: GRPOConfig) -> None:
+    """Refuses a transport that cannot be loaded or lacks something on this machine.
+
+    Raises:
+        PluginError: it is a user's and cannot be loaded.
+    """
+    if trial.transport == "auto":
+        return
+    transport, r = transport_named(trial.transport), trial.resources
+    refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
+    wrong = refused or transport.missing_on_machine()
+    if wrong is not None:
+        raise UsageError(f"transport={trial.transport}: {wrong}")
 
 
-def check_inputs(trials: Sequence[GRPOConfig]) -> None:
-    """Reads what each trial will read: model, tokenizer, task files and reward function."""
-    seen = set()
-    for trial in trials:
-        prompts = trial.rounds * trial.prompts_per_round
-        inputs = (trial.model, trial.task, trial.rollout, trial.eval, trial.seed, prompts)
-        if inputs not in seen:
-            _check_inputs(trial)
-        seen.add(inputs)
-
-
-def check_functions(trials: Sequence[GRPOConfig]) -> None:
-    """Tries the losses and advantages of the user's own that the trials will train by."""
-    from grpo_trainable.actors.user_functions import check_user_functions
-
-    functions = {
-        (trial.loss.type, trial.loss.advantage, trial.rollout.group_size): trial for trial in trials
-    }
-    for trial in functions.values():
-        try:
-            check_user_functions(trial)
-        except PluginError as error:
-            raise UsageError(str(error)) from None
-
-
-def _check_inputs(trial: GRPOConfig) -> None:
+def check_inputs(trial: GRPOConfig) -> None:
+    """Reads what a trial will read: model, tokenizer, task files and reward function."""
     from grpo_trainable.actors.scorer import check_reward, reward_apart
-    from grpo_trainable.models.store import build_policy
+    from grpo_trainable.engines.choice import chosen_engine
+    from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        model, tokenizer = build_policy(trial.model.preset, trial.model.path, trial.seed)
+        shape, tokenizer = check_policy(trial.model, trial.seed)
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
+        chosen_engine(trial)
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trained = trial.rounds * trial.prompts_per_round
-    asked = {"train": min(trained, MAX_PROMPTS), "eval": trial.eval.prompts}
+    asked = {"train": min(_prompts(trial), MAX_PROMPTS), "eval": trial.eval.prompts}
     for stream, count in asked.items():
         for index in range(count):
             length = len(prompts.request(stream, index).prompt_ids)
-            _check_length(trial, length, prompts.text(stream, index), model.config.context_length)
+            _check_length(trial, length, prompts.text(stream, index), shape.context_length)
 
 
 def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: int) -> None:
@@ -112,6 +90,39 @@ def _check_length(trial: GRPOConfig, prompt_tokens: int, prompt: str, context: i
             f"is {context} tokens and the prompt {shown(prompt)} "
             f"takes {prompt_tokens}; valid: at most {context - prompt_tokens}"
         )
+
+
+def check_code(trial: GRPOConfig) -> None:
+    """Tries the user's own loss, advantage and engine, in a process of their own.
+
+    Raises:
+        PluginError: one of them cannot be used.
+    """
+    from grpo_trainable.actors.user_code import check_user_code
+
+    check_user_code(trial)
+
+
+def _prompts(trial: GRPOConfig) -> int:
+    """Prompts that a trial trains on."""
+    return trial.rounds * trial.prompts_per_round
+
+
+def _transport(trial: GRPOConfig) -> Hashable:
+    return trial.transport, trial.resources
+
+
+def _inputs(trial: GRPOConfig) -> Hashable:
+    prompts = trial.eval.prompts, _prompts(trial)
+    return trial.engine, trial.model, trial.task, trial.rollout, trial.seed, prompts
+
+
+def _code(trial: GRPOConfig) -> Hashable:
+    return trial.loss.type, trial.loss.advantage, trial.rollout.group_size, trial.engine
+
+
+# Each check of a trial, with what it depends on.
+TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))
 
 
 def usable_cpus() -> int:

@@ -61,3 +61,9 @@ def _state(directory: Path) -> Iterator[Path]:
         elif path.is_dir():
             yield path
             yield from sorted(path.glob("*.pkl"))
+
+
+def can_be_written(directory: Path) -> bool:
+    """Whether files can be made in `directory`, or it can be made itself."""
+    nearest = next(path for path in (directory, *directory.parents) if os.path.exists(path))
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

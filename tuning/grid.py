@@ -60,14 +60,16 @@ class _ByArm:
 
 
 class OrderedGrid(BasicVariantGenerator):
-    """Runs the trials of a grid over `arm` and `seed` in the given `order` of (arm, seed) pairs.
+    """Makes the trials of a grid over `arm` and `seed`, in the given `order` of (arm, seed) pairs.
+
+    How many of them run at a time is for the scheduler to say: see `tuning.schedulers`.
 
     Each trial stays a grid search, over one arm and one seed, so that both remain searched
     parameters for TensorBoard and what is sampled from the arm is resolved as in any grid.
     """
 
-    def __init__(self, order: Sequence[tuple[str, int]], max_concurrent: int = 0) -> None:
-        super().__init__(max_concurrent=max_concurrent)
+    def __init__(self, order: Sequence[tuple[str, int]]) -> None:
+        super().__init__()
         self._order = list(order)
 
     def add_configurations(self, experiments: Any) -> None:
@@ -77,7 +79,3 @@ class OrderedGrid(BasicVariantGenerator):
             searched = {"arm": tune.grid_search([arm]), "seed": tune.grid_search([seed])}
             one.spec = {**experiment.spec, "config": {**experiment.spec["config"], **searched}}
             super().add_configurations([one])
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """A resumed experiment keeps its order and takes the limit that it is resumed with."""
-        super().set_state({**state, "max_concurrent": self.max_concurrent})

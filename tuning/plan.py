@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import (
     CHECKS,
     Check,
+    ConfigError,
     GRPOConfig,
     flatten,
     make_absolute,
@@ -27,23 +28,21 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.plugins import is_reference
-from grpo_trainable.tasks.custom import keys_with, with_task_settings
+from grpo_trainable.digests import digest_of
+from grpo_trainable.plugins import PluginError, is_reference, source_of
+from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
-from search_spaces.find import absolute, find_space, source_file
+from search_spaces.find import absolute, directory_of, find_space, source_file
 from tuning.checks import (
-    check_engines,
-    check_functions,
-    check_inputs,
     check_population,
     check_resources,
-    check_transports,
+    checks_of,
     this_machine,
     usable_cpus,
 )
-from tuning.directories import local_directory, refuse_state_of_others
+from tuning.directories import can_be_written, local_directory, refuse_state_of_others
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -96,6 +95,8 @@ class Plan:
         stored = self._read_stored()
         self.stored: dict[str, Any] = stored or {}
         self.resuming = options.resume != "never" and stored is not None
+        if self.resuming:
+            self._refuse_state_of_others()  # it may name Python files, which are loaded
         # A space of the user's: where it is, and the SHA-256 of its file.
         self.space_source, self.space_digest = self._space_source()
         self.space = find_space(self.space_source)
@@ -109,9 +110,13 @@ class Plan:
         self.not_available: dict[str, str] = (
             self.stored.get("not_available", {}) if self.resuming else here
         )
-        self.trials = self._trials(self._seeds())
         if self.resuming:
             self._take_stored_settings()
+        self.trials = self._trials(self._seeds())
+        # What the trials read, by SHA-256, as it was when the experiment started; None where that
+        # is not known yet, also on the first resume of an experiment of an older version.
+        self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
+        self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
 
     @property
     def directory(self) -> Path:
@@ -148,7 +153,6 @@ class Plan:
         """
         source = self.options.space
         if source is None and self.resuming:
-            self._refuse_state_of_others()
             source = self.stored.get("space_source", self.stored["space"])
         if source is None:
             raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
@@ -157,9 +161,9 @@ class Plan:
         if file is None:
             return source, None
         try:
-            digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        except OSError as error:
-            raise UsageError(f"--space {file}: cannot be read ({error.strerror})") from None
+            digest = digest_of("--space", file)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
         if self.resuming and digest != self.stored.get("inputs", {}).get(SPACE_INPUT, digest):
             raise UsageError(
                 f"--resume: {file} is not what it was when this experiment started; put the file "
@@ -194,13 +198,41 @@ class Plan:
         """Every key that may be fixed: a user's task, fixed or chosen by arms, has its own."""
         key = "task.name"
         given = [text for text in self.options.assignments if text.split("=")[0].strip() == key]
-        names = {parse_assignment(text)[1] for text in given} or {
-            arm.get(key, CHECKS[key].default) for arm in self.space.arms.values()
-        }
+        fixed = dict(self.stored["fixed"]) if self.resuming else {}
+        for text in given:
+            fixed |= make_absolute(dict([parse_assignment(text)]), os.getcwd())
         checks: dict[str, Check] = {}
-        for name in names:
-            checks |= keys_with(name) if is_reference(name) else CHECKS
+        for name in self._tasks(fixed):
+            checks |= self._keys_with(name)
         return checks
+
+    def _tasks(self, fixed: Mapping[str, Any]) -> set[str]:
+        """The tasks of all arms when these keys are fixed."""
+        key = "task.name"
+        if key in fixed:
+            return {fixed[key]}
+        return {arm.get(key, CHECKS[key].default) for arm in self.space.arms.values()}
+
+    def _keys_with(self, task: str) -> Mapping[str, Check]:
+        """Every key of a trial that runs this task. The class of a user's is loaded for it, but
+        never a file that has changed since the experiment started."""
+        if not is_reference(task):
+            return CHECKS
+        if self.resuming and task in self._tasks(self.stored["fixed"]):
+            self._compare_task(task)
+        return keys_with(task)
+
+    def _compare_task(self, task: str) -> None:
+        """The file of a user's task is what it was when the experiment started."""
+        from grpo_trainable.inputs import InputChanged, refuse_changed
+
+        source, before = source_of(task), self.stored.get("inputs", {})
+        if source is None:
+            return
+        try:
+            refuse_changed("task.name", Path(source), digest_of("task.name", source), before)
+        except (ValueError, InputChanged) as error:
+            raise UsageError(f"--resume: {error}") from None
 
     def _seeds(self) -> Sequence[int]:
         if "seed" not in self.fixed:
@@ -230,12 +262,18 @@ class Plan:
             "scheduler": self.options.scheduler,
             "samples": self.options.samples,
             "not_available": self.not_available,
+            "task_defaults": self._task_defaults(),
             "grpo_trainable": __version__,
         }
 
+    def _task_defaults(self) -> dict[str, dict[str, Any]]:
+        """Task of the user's -> the default of each setting that it declares: a report says which
+        settings are not the defaults, and loads no code of anybody's."""
+        names = {trial.task.name for trial in self.trials if trial.task.is_custom}
+        return {name: default_settings(name, os.getcwd()) for name in sorted(names)}
+
     def _take_stored_settings(self) -> None:
         """A resumed experiment takes the stored settings; what the user names must not differ."""
-        self._refuse_state_of_others()  # the settings may name Python files, which are loaded
         stored = self.stored
         was_file = SPACE_INPUT in stored.get("inputs", {})
         if self.space.name != stored["space"] or was_file != (self.space_digest is not None):
@@ -260,21 +298,39 @@ class Plan:
                 )
             self.options = replace(self.options, **{option: was})
         self.fixed = stored["fixed"]
-        self.trials = self._trials(self._seeds())
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """In the order in which they run."""
         trials = self.space.trials(
             self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
         )
-        return [with_task_settings(trial, os.getcwd()) for trial in in_blocks(trials)]
+        return [self._complete(trial) for trial in in_blocks(trials)]
+
+    def _complete(self, trial: GRPOConfig) -> GRPOConfig:
+        """The trial with every setting of its task."""
+        with self._naming_arm(trial):
+            return with_task_settings(trial, os.getcwd(), given_in=directory_of(self.space_source))
+
+    @contextmanager
+    def _naming_arm(self, trial: GRPOConfig) -> Iterator[None]:
+        """Names the trial's arm in an error that begins with a setting of the arm's own."""
+        try:
+            yield
+        except (UsageError, ConfigError, PluginError) as error:
+            key = re.match(r"[\w.]*", str(error))
+            if key is None or key[0] not in self.space.arms[trial.arm].keys() - self.fixed.keys():
+                raise
+            raise UsageError(f"{error} (arm {trial.arm} of {self.space.name})") from None
 
     def check(self) -> None:
-        """Reads what the trials will read, and compares what they need with what is here.
+        """Reads what the trials will read, and compares what they need with what is here. Writes
+        nothing, and starts no Ray.
 
         Raises:
-            UsageError: the experiment exists already or does not exist, something that a trial
-                reads is missing or has changed, or a trial needs more than this machine has.
+            UsageError: the experiment exists already, does not exist or cannot be written, a file
+                that a trial reads is missing or has changed, or a trial needs more than this
+                machine has.
+            PluginError: an object of the user's cannot be used.
         """
         if not self.resuming and self.directory.exists():
             raise UsageError(
@@ -283,27 +339,47 @@ class Plan:
             )
         if self.options.resume == "must" and not self.resuming:
             raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
+        if not can_be_written(self.directory):
+            raise UsageError(f"--storage {self.storage}: cannot write there")
         if self.options.scheduler == "pbt":
             check_population(self.trials, self.fixed)
-        if self.resuming:
-            self._check_state()
-        if self.options.address is None:
-            check_transports(self.trials)
+        if self.inputs is not None:
+            self._compare_inputs(self.inputs)
+        here = self.options.address is None
+        if here:
             check_resources(self.trials, this_machine(self.trials), "this machine")
-        check_engines(self.trials)
-        check_inputs(self.trials)
-        check_functions(self.trials)
+        for check, trial in checks_of(self.trials, here=here):
+            with self._naming_arm(trial):
+                check(trial)
+        if self.inputs is None:
+            self._read_inputs()
 
-    def _check_state(self) -> None:
+    def _compare_inputs(self, before: Mapping[str, str]) -> None:
         """What the trials read is what it was when they started."""
-        from grpo_trainable.inputs import InputChanged, input_digests, refuse_changed_inputs
+        from grpo_trainable.inputs import InputChanged, input_digests
 
-        before = self.stored.get("inputs", {})  # none in an experiment of an older version
         try:
             for trial in self._readers():
-                refuse_changed_inputs(trial, input_digests(trial), before)
+                input_digests(trial, before)
         except (ValueError, InputChanged) as error:
             raise UsageError(f"--resume: {error}") from None
+
+    def _read_inputs(self) -> None:
+        """Notes what the trials read, as it is now, and what of it is the user's own."""
+        from grpo_trainable.inputs import Input, add_inputs
+
+        read: dict[str, Input] = {}
+        for trial in self._readers():
+            with self._naming_arm(trial):
+                try:
+                    add_inputs(read, trial)
+                except ValueError as error:
+                    raise UsageError(str(error)) from None
+        self.inputs = {key: file.sha256 for key, file in read.items()}
+        self.own_files = {key: str(file.path) for key, file in read.items() if not file.ships}
+        if self.space_digest is not None:
+            self.inputs[SPACE_INPUT] = self.space_digest
+            self.own_files[SPACE_INPUT] = self.space_source
 
     def _refuse_state_of_others(self) -> None:
         try:
@@ -326,17 +402,12 @@ class Plan:
     def prepare_directory(self) -> None:
         """Writes down what the experiment is started with. A resume does so as well, which shows
         before Ray starts that the directory can be written to."""
-        from grpo_trainable.inputs import digests_of_all
-
+        if self.inputs is None:
+            self._read_inputs()
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
-        kept = {**kept, **self.limits}
-        if "inputs" not in kept:  # a resume has compared the others already
-            try:
-                kept["inputs"] = digests_of_all(self._readers())
-            except ValueError as error:
-                raise UsageError(str(error)) from None
-            if self.space_digest is not None:
-                kept["inputs"][SPACE_INPUT] = self.space_digest
+        kept = {**kept, **self.limits, "inputs": self.inputs}
+        if self.own_files is not None:
+            kept["own_files"] = self.own_files
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             content = json.dumps(kept, indent=1) + "\n"

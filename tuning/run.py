@@ -85,7 +85,7 @@ def fit(plan: Plan) -> tune.ResultGrid:
     if not plan.options.verbose:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    register()
+    register(plan.inputs)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
     set_verbose(plan.options.verbose)
@@ -130,16 +130,14 @@ def _restored(plan: Plan) -> tune.Tuner:
 
 def tune_config(plan: Plan) -> tune.TuneConfig:
     """How the trials are chosen, ordered and named."""
-    is_pbt = plan.options.scheduler == "pbt"
     order = [(trial.arm, trial.seed) for trial in plan.trials]
     return tune.TuneConfig(
         metric="reward/eval_mean",
         mode="max",
         scheduler=scheduler(plan),
-        # Synchronous PBT waits until all of its population has come as far, so all trials are made
-        # at once, and the scheduler alone limits how many run.
-        search_alg=OrderedGrid(order, 0 if is_pbt else plan.max_concurrent),
-        reuse_actors=is_pbt,  # a clone is the same actors with another config
+        search_alg=OrderedGrid(order),
+        # A clone of PBT is the same actors with another config.
+        reuse_actors=plan.options.scheduler == "pbt",
         trial_name_creator=trial_name,
         trial_dirname_creator=trial_name,
     )

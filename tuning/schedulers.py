@@ -1,8 +1,8 @@
 """FIFO, ASHA and PBT for GRPO trials: Tune's schedulers with limits that hold on a resume as well.
 
-Tune gives the number of retries and of concurrent trials to each trial, or to its search, when the
-experiment starts, and a restored trial keeps them. A scheduler is new in every command, so here it
-sets both, once `limit` was called.
+Tune gives the number of retries to each trial, and that of concurrent trials to the search, when
+the experiment starts; what is restored keeps them. A scheduler is new in every command, so here it
+sets both, once `limit` was called, and nothing else does.
 
 In a `tune.Tuner` of your own they take the arguments of Tune's classes:
 

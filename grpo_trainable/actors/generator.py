@@ -18,8 +18,10 @@ from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
-from grpo_trainable.models.store import policy_shape, read_tokenizer
+from grpo_trainable.models.stop_strings import stops_of
+from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
@@ -66,14 +68,15 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
-        self._engine_name = config.engine
-        self._tokenizer = read_tokenizer(config.model.preset, config.model.path)
-        self._vocab_size = policy_shape(config.model.preset, config.model.path).vocab_size
+        self._engine_name = chosen_engine(config).name
+        self._tokenizer = policy_tokenizer(config.model)
+        self._vocab_size = policy_shape(config.model).vocab_size
         self.engine = build_engine(
             EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)
         )
         here = config.reference_role == "generator"
-        self._reference = Reference(config, self._context.device) if here else None
+        device = self._context.device
+        self._reference = Reference(config, self._tokenizer, device) if here else None
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer = make_scorer(config, task)
@@ -179,7 +182,9 @@ class Generator:
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
         groups = self.engine.generate(requests, between_tokens)
-        check_groups(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        strings, vocab_size = requests[0].limits.stop_strings, self._vocab_size
+        stops = stops_of(strings, self._tokenizer, vocab_size, torch.device("cpu"))
+        check_groups(self._engine_name, self.engine, requests, groups, vocab_size, stops)
         return groups
 
     def between_tokens(self) -> None:

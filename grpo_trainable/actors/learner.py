@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import cast
 
 import numpy as np
@@ -30,9 +31,10 @@ from grpo_trainable.messages import (
     ResponseFigures,
     Updated,
 )
-from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.parameters import copy_parameters
+from grpo_trainable.models.store import build_trained_policy
 from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_rows, collate
+from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
 
@@ -85,14 +87,16 @@ class Learner:
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
-        model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
+        model, tokenizer = build_trained_policy(config.model, config.seed)
         self.policy = model.to(self._context.device)
-        self._pad_id, self._eos_id = tokenizer.pad_id, tokenizer.eos_id
-        self._log_probs = LogProbs(config, tokenizer.eos_id)
-        self._parameters = unique_parameters(self.policy)
-        self._reference_checksum = checksum(self._parameters)
+        self._pad_id, self._end_ids = tokenizer.pad_id, end_ids(config, tokenizer)
+        self._log_probs = LogProbs(config, self._end_ids)
+        self._parameters = self.policy.trained()
+        untrained = self.policy.without_adapters()
+        self._reference_checksum = checksum((untrained or self.policy).weights())
         here = config.reference_role == "learner"
-        self.reference = Reference(config, self._context.device) if here else None
+        device = self._context.device
+        self.reference = Reference(config, tokenizer, device, untrained) if here else None
         self._advantage = partial(
             advantage_function(config.loss.advantage, config.rollout.group_size),
             eps=config.loss.advantage_eps,
@@ -134,10 +138,14 @@ class Learner:
     def _made_up_batch(self, prompt_tokens: int) -> TrainBatch:
         """As many rows as a microbatch of this config has at most, each as long as can be."""
         rollout = self.config.rollout
-        rows = min(self.config.optim.microbatch, rollout.prompts * rollout.group_size)
-        shape = (rows, prompt_tokens + rollout.max_new_tokens - 1)
-        # Any token but end-of-text, which a response may not begin with.
-        ids = torch.full(shape, int(self._eos_id == 0))
+        optim, length = self.config.optim, prompt_tokens + rollout.max_new_tokens - 1
+        most = optim.microbatch
+        if optim.microbatch_tokens is not None:
+            most = max(1, optim.microbatch_tokens // length)
+        shape = (min(most, rollout.prompts * rollout.group_size), length)
+        # Any token but one that ends a response, with which it may not begin.
+        first = next(token for token in count() if token not in self._end_ids)
+        ids = torch.full(shape, first)
         zeros = torch.zeros(shape)
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[:, prompt_tokens - 1 :] = True
@@ -266,7 +274,7 @@ class Learner:
         )
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics = StepStatistics()
-        for rows in microbatches(batch, config.optim.microbatch):
+        for rows in microbatches(batch, config.optim):
             micro = scored.rows(rows)
             mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
             log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
@@ -298,7 +306,7 @@ class Learner:
             with self._context.clock("sync"):
                 weights = self._weights()
                 self._sender.release(needed_from)
-                handle = self._sender.publish(weights, self._frozen())
+                handle = self._sender.publish(weights, self.policy.frozen())
             spans = self._context.clock.take()
         return Published(
             handle=handle,
@@ -307,16 +315,17 @@ class Learner:
             spans=spans,
         )
 
-    def _frozen(self) -> list[str]:
-        return [n for n, p in self._parameters.items() if not p.requires_grad]
-
     def staged(self, round_: int) -> list[Tensor]:
         """The published snapshot of this round, for a transport that has the learner send it."""
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
         dtype = getattr(torch, self.config.transport_dtype)
-        tensors = {name: p.detach().to(dtype) for name, p in self._parameters.items()}
+        tensors = {
+            # What is held in lower precision travels in it.
+            name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
+            for name, tensor in self.policy.weights().items()
+        }
         return LiveWeights(version=self.version, round=self.round, tensors=tensors)
 
     # ---- Checkpoints -------------------------------------------------------------------------

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
+from grpo_trainable.stops import end_ids
 
 
 class LogProbs:
     """Computes log-probs under the law that a config's responses are sampled from."""
 
-    def __init__(self, config: GRPOConfig, eos_id: int) -> None:
+    def __init__(self, config: GRPOConfig, end_ids: Sequence[int]) -> None:
         self._config = config
-        self._eos_id = eos_id
+        self._end_ids = end_ids
 
-    def with_entropy(self, model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def with_entropy(self, model: Policy, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
         return response_log_probs(
             model,
@@ -32,14 +34,14 @@ class LogProbs:
             batch.response_mask,
             temperature=self._config.rollout.temperature,
             min_new_tokens=self._config.rollout.min_new_tokens,
-            eos_id=self._eos_id,
+            end_ids=self._end_ids,
         )
 
     @torch.no_grad()
-    def without_gradient(self, model: Any, batch: TrainBatch) -> Tensor:
+    def without_gradient(self, model: Policy, batch: TrainBatch) -> Tensor:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim.microbatch):
+        for rows in microbatches(batch, self._config.optim):
             micro = batch.rows(rows)
             log_probs[rows, : micro.input_ids.shape[1]] = self.with_entropy(model, micro)[0]
         return log_probs
@@ -68,12 +70,20 @@ class ScoredBatch:
 class Reference:
     """The policy as built from the config, before any training; never trained."""
 
-    def __init__(self, config: GRPOConfig, device: torch.device) -> None:
-        model, tokenizer = build_policy(config.model.preset, config.model.path, config.seed)
-        self.model = model.to(device).requires_grad_(False)
+    def __init__(
+        self,
+        config: GRPOConfig,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        policy: Policy | None = None,
+    ) -> None:
+        """`policy`: the policy before any training, where it is on the device already."""
+        if policy is None:
+            policy = build_policy(config.model, config.seed)[0].to(device)
+        self.model = policy.requires_grad_(False)
         self._device = device
         self._pad_id = tokenizer.pad_id
-        self._log_probs = LogProbs(config, tokenizer.eos_id)
+        self._log_probs = LogProbs(config, end_ids(config, tokenizer))
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """(B, S), in nats; 0 off the mask."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.actors.progress import advance
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, OptimSettings
 from grpo_trainable.rollout import TrainBatch
 
 
@@ -43,11 +43,27 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
                 yield groups[part].flatten()
 
 
-def microbatches(batch: TrainBatch, size: int) -> Iterator[Tensor]:
-    """The rows of each microbatch. Long rows go with long ones, since padding is wasted work."""
+def microbatches(batch: TrainBatch, optim: OptimSettings) -> Iterator[Tensor]:
+    """The rows of each microbatch: `optim.microbatch` rows, or as many as `optim.microbatch_tokens`
+    hold with their padding. Long rows go with long ones, since padding is wasted work."""
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
-    for rows in order.split(size):
+    if optim.microbatch_tokens is None:
+        parts = order.split(optim.microbatch)
+    else:
+        parts = _within(order, (lengths[order] + 1).tolist(), optim.microbatch_tokens)
+    for rows in parts:
         yield rows
         advance()
+
+
+def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:
+    """`order` in parts; each takes rows as long as its number of rows times its longest stays
+    within `at_most`. `tokens`: those of each row, ascending. No part is empty."""
+    start = 0
+    for end, longest in enumerate(tokens, start=1):
+        if end - start > 1 and (end - start) * longest > at_most:
+            yield order[start : end - 1]
+            start = end - 1
+    yield order[start:]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.master_weights import MasterWeights
 from grpo_trainable.config import GRPOConfig
 
 
@@ -22,10 +23,11 @@ class PolicyOptimizer:
     """Takes gradient steps, and skips those whose loss or gradient is not finite."""
 
     def __init__(self, parameters: dict[str, Tensor], config: GRPOConfig) -> None:
-        """`parameters`: the policy's own, each once, by name."""
+        """`parameters`: those of the policy that are trained, each once, by name."""
         self._config = config
-        self._parameters = parameters
-        self._adamw = _adamw(parameters.values(), config)
+        self._masters = MasterWeights(parameters)
+        self._parameters = self._masters.parameters
+        self._adamw = _adamw(self._parameters.values(), config)
         self.steps = 0  # steps taken: the version of the policy
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -60,6 +62,7 @@ class PolicyOptimizer:
             self._skipped_in_a_row += 1
         else:
             self._adamw.step()
+            self._masters.round_off()
             self.steps += 1
             self._skipped_in_a_row = 0
         self._adamw.zero_grad()
@@ -93,8 +96,9 @@ class PolicyOptimizer:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """Copies of AdamW's moments and counters in main memory, by parameter/name."""
-        return {
+        """Copies of AdamW's moments and counters, and of master weights, in main memory, by
+        parameter/name."""
+        return self._masters.state() | {
             f"{name}/{key}": value.detach().cpu().clone()
             for name, parameter in self._parameters.items()
             for key, value in self._adamw.state[parameter].items()
@@ -108,6 +112,7 @@ class PolicyOptimizer:
         }
 
     def load_state(self, state: dict[str, Tensor], counters: dict[str, Any]) -> None:
+        state = self._masters.load_state(state)
         for name, parameter in self._parameters.items():
             prefix = f"{name}/"
             self._adamw.state[parameter] = {

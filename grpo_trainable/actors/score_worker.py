@@ -29,7 +29,7 @@ from grpo_trainable.tasks import REWARDS, as_score
 from grpo_trainable.tasks.custom import CustomTask
 
 # Bytes that a built-in reward may have mapped: an answer can be a number that no memory holds.
-MEMORY_BYTES = 4 << 30
+MEMORY_BYTES = 2 << 30
 
 
 def die_with_parent(lifeline_fd: int) -> None:

@@ -1,17 +1,14 @@
 """The loss and the advantage that a config names: built-in ones, or functions of the user's own.
 
-A user's function is tried on a small batch when the learner is built, and what it returns is
-checked at every call. Each of its mistakes is a `PluginError`, one line that names the function.
-`check_user_functions` does the first of it in a process of its own, before any actor starts:
-`python -m grpo_trainable.actors.user_functions LOSS ADVANTAGE GROUP_SIZE`.
+A user's function is tried on a small batch when the learner is built, and by `user_code` before any
+actor starts; what it returns is checked at every call. Each of its mistakes is a `PluginError`, one
+line that names the function.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo import ADVANTAGES, LOSSES, Advantage, TokenLoss, masked_sum
-from grpo_trainable.config import GRPOConfig
 from grpo_trainable.plugins import PluginError, load, one_line, source_of
-
-CHECK_DEADLINE_S = 60.0
 
 
 def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
@@ -42,34 +36,6 @@ def advantage_function(advantage: str, group_size: int) -> Advantage:
         PluginError: the user's function cannot be loaded, or fails the trial.
     """
     return ADVANTAGES.get(advantage) or UserAdvantage(advantage, group_size)
-
-
-def check_user_functions(config: GRPOConfig) -> None:
-    """Loads and tries the user's functions of a trial in a process of its own, if it has any.
-
-    Raises:
-        PluginError: one of them cannot be loaded, or fails the trial.
-    """
-    loss_type, advantage = config.loss.type, config.loss.advantage
-    if loss_type in LOSSES and advantage in ADVANTAGES:
-        return
-    arguments = (loss_type, advantage, str(config.rollout.group_size))
-    named = f"loss.type={loss_type}, loss.advantage={advantage}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "grpo_trainable.actors.user_functions", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            timeout=CHECK_DEADLINE_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise PluginError(f"{named}: trying them took over {CHECK_DEADLINE_S:g} s") from None
-    if done.returncode != 0:
-        *_, reason = ["", *done.stderr.splitlines()]
-        raise PluginError(reason or f"{named}: ended the process with status {done.returncode}")
 
 
 class UserLoss:
@@ -209,15 +175,3 @@ def _described(value: Any) -> str:
 
 def _rounded(values: Tensor) -> list[list[float]]:
     return [[round(value, 3) for value in row] for row in values.tolist()]
-
-
-def main(loss_type: str, advantage: str, group_size: str) -> None:
-    try:
-        loss_function(loss_type, torch.device("cpu"))
-        advantage_function(advantage, int(group_size))
-    except PluginError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

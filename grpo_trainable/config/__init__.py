@@ -41,6 +41,7 @@ from grpo_trainable.config.values import (
     reference,
     shown,
     text,
+    texts,
 )
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "set_dotted",
     "shown",
     "text",
+    "texts",
     "threads",
     "unknown_key",
     "unmet",

@@ -100,7 +100,13 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
 def _steps(config: GRPOConfig) -> Iterator[Rule]:
     epochs, prompts = config.optim.epochs, config.rollout.prompts
     split = config.k_mode == "minibatches"
+    tokens, longest = config.optim.microbatch_tokens, config.rollout.max_new_tokens
 
+    yield (
+        tokens is not None and tokens < longest,
+        "optim.microbatch_tokens",
+        f"must be >= rollout.max_new_tokens={longest}: a response alone may have as many",
+    )
     yield (
         split and config.k % epochs != 0,
         "k",

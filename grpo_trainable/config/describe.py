@@ -1,13 +1,14 @@
-"""The reference of all keys, docs/config.md, made from the schema and the rules."""
+"""The reference of all keys, made from the schema and the rules: docs/config.md, and a text."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 
 from grpo_trainable.config.rules import READ_WITH
 from grpo_trainable.config.schema import CHECKS, SECTIONS
 from grpo_trainable.config.task_defaults import TASK_DEFAULTS
-from grpo_trainable.config.values import shown
+from grpo_trainable.config.values import ConfigError, shown
 
 COMMAND = "python -m grpo_trainable.config > docs/config.md"
 
@@ -43,14 +44,13 @@ def _table(title: str, about: str, section: str) -> str:
 
 def _row(key: str) -> str:
     check = CHECKS[key]
-    needs = ", and ".join(condition.needs for condition in READ_WITH.get(key, ()))
     cells = (
         f"`{key}`",
         check.type,
         _defaults(key),
         check.expected,
         check.meaning,
-        needs or "always",
+        _needs(key) or "always",
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -63,3 +63,29 @@ def _defaults(key: str) -> str:
         if key in defaults
     )
     return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
+
+
+def settings(word: str = "") -> str:
+    """The keys that have `word` in name or meaning, as text for a terminal.
+
+    Raises:
+        ConfigError: none has.
+    """
+    found = [key for key in CHECKS if word.lower() in f"{key} {CHECKS[key].meaning}".lower()]
+    if not found:
+        raise ConfigError(f"no setting has {shown(word)} in its name or meaning")
+    return "\n".join(map(_entry, found)) + "\n"
+
+
+def _entry(key: str) -> str:
+    check = CHECKS[key]
+    text = f"{check.meaning} Must be {check.expected}."
+    if key in READ_WITH:
+        text += f" Read with {_needs(key)}."
+    indent = " " * 4
+    body = textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
+    return f"{key}={shown(check.default)}\n{body}"
+
+
+def _needs(key: str) -> str:
+    return ", and ".join(condition.needs for condition in READ_WITH.get(key, ()))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
-from grpo_trainable.config.values import Check, ConfigError, is_path, shown
+from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
 
 
 def parse_assignment(text: str, checks: Mapping[str, Check] = CHECKS) -> tuple[str, Any]:
@@ -102,6 +102,9 @@ def make_absolute(
             return value
         if check.refers_to == "path":
             return absolute(value) if is_path(value) or not check.choices else value
+        if check.refers_to == "model":
+            on_hub = is_hub_id(value) and not os.path.isdir(absolute(value))
+            return value if on_hub else absolute(value)
         file, _, name = value.rpartition(":")
         is_file = check.refers_to == "object" and file.endswith(".py")
         return f"{absolute(file)}:{name}" if is_file else value

@@ -58,6 +58,11 @@ def _none_given(*keys: str) -> Condition:
     )
 
 
+def _given(key: str, what: str = "") -> Condition:
+    needs = f"a {key} of {what}" if what else f"a {key}"
+    return Condition(keys=(key,), needs=needs, holds=lambda value: value is not None)
+
+
 _COLOCATED = _is("placement", "colocated")
 _DISAGGREGATED = _is("placement", "disaggregated")
 _REPLAY = _at_least("buffer_capacity", 2)
@@ -66,6 +71,13 @@ _SCORED_APART = Condition(
     keys=("task.reward", "task.name", "task.equality"),
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
+)
+_MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
+_LORA = _given("model.lora_rank")
+_CHAT = Condition(
+    keys=("model.chat_template",),
+    needs="model.chat_template=on or a file",
+    holds=lambda template: template != "off",
 )
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
@@ -97,7 +109,14 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "buffer.sample_batches": (_REPLAY,),
     "buffer.max_age": (_REPLAY,),
     "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
+    "transport_dtype": (_is("model.dtype", "float32"),),
     "model.preset": (_none_given("model.path"),),
+    "model.system": (_CHAT,),
+    "model.dtype": (_MODEL_OF_YOURS,),
+    "model.head_fp32": (_is("model.dtype", "bfloat16"),),
+    "model.lora_rank": (_MODEL_OF_YOURS,),
+    "model.lora_alpha": (_LORA,),
+    "model.lora_targets": (_LORA,),
     **_task_settings(),
     # A reward that is computed in the generator neither hangs nor fails.
     "task.reward_deadline_s": (_SCORED_APART,),
@@ -121,6 +140,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "loss.kl_estimator": (
         Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
     ),
+    "optim.microbatch": (_none_given("optim.microbatch_tokens"),),
     "optim.epochs": (_is("k_mode", "minibatches"),),
     "callbacks.kl_band": (_KL_MONITOR,),
     "callbacks.kl_stop": (_KL_MONITOR,),
@@ -144,19 +164,25 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
 
 # Other values that a key may have where it is not read: what its default resolves to, and defaults
 # of earlier versions, which the files of their experiments spell out.
-HARMLESS: dict[str, Any] = {"loss.clip": 0.2, "resources.worker_cpus": 1.9}
+HARMLESS: dict[str, Any] = {
+    "loss.clip": 0.2,
+    "model.head_fp32": False,
+    "resources.worker_cpus": 1.9,
+}
 
 ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
-        *("buffer_capacity", "engine", "transport", "transport_dtype"),
-        *("model.path", "task.name", "task.reward"),
+        *("buffer_capacity", "engine", "transport"),
+        *("model.path", "model.chat_template", "model.gradient_checkpointing"),
+        *("task.name", "task.reward"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
-        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.temperature"),
+        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
+        "rollout.temperature",
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
-        *("optim.microbatch", "optim.schedule", "optim.max_skipped_steps"),
+        *("optim.microbatch_tokens", "optim.schedule", "optim.max_skipped_steps"),
         *("eval.every", "eval.prompts", "eval.samples", "eval.temperature"),
         *("checkpoint.every", "checkpoint.keep", "callbacks.verbose"),
         # A colocated worker samples with the threads that generator_cpus buy.

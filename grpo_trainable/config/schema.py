@@ -25,8 +25,10 @@ from grpo_trainable.config.values import (
     number,
     pair,
     path,
+    path_or_hub_id,
     reference,
     text,
+    texts,
 )
 from grpo_trainable.engines import ENGINES
 from grpo_trainable.plugins import is_reference
@@ -44,8 +46,52 @@ class ModelSettings(Settings):
         "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic "
         "the one that solves word problems; small and course are shapes with random weights.",
     )
-    path: str | None = path(
-        None, "The directory of the policy to start from, as launch/pretrain.py writes it."
+    path: str | None = path_or_hub_id(
+        None,
+        "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
+        "Hugging Face causal language model; or the name of one on the hub.",
+    )
+    chat_template: str = choice_or_path(
+        ("off", "on"),
+        "Whether a prompt becomes a conversation by the chat template that the model was trained "
+        "with, or by a jinja file; off: the policy goes on with the text of the prompt.",
+        what="jinja file",
+    )
+    system: str | None = text(
+        None,
+        "The system message before every prompt that brings none of its own.",
+        expected="text that is not blank",
+        valid=lambda message: bool(message.strip()),
+    )
+    dtype: str = choice(
+        ("float32", "bfloat16"),
+        "The precision in which the body of the model is held and computed; the optimizer always "
+        "has float32 weights and moments.",
+    )
+    head_fp32: bool = flag(True, "Whether the output head of a bfloat16 model computes in float32.")
+    gradient_checkpointing: bool = flag(
+        False,
+        "Whether the learner computes the activations of each layer again in the backward pass "
+        "instead of keeping them.",
+    )
+    lora_rank: int | None = integer(
+        None,
+        "The rank of LoRA adapters, which are trained in place of the model; none: all of the "
+        "model is trained.",
+        minimum=1,
+    )
+    lora_alpha: float | None = number(
+        None,
+        "The scale of LoRA: the product of its matrices counts lora_alpha / lora_rank times; "
+        "none: twice the rank.",
+        above=0,
+    )
+    lora_targets: str = text(
+        "all-linear",
+        "Which layers have adapters: all-linear, all but the head, or names of modules separated "
+        "by commas.",
+        expected="all-linear or names separated by commas",
+        valid=lambda names: all(name.strip() for name in names.split(",")),
     )
 
 
@@ -128,9 +174,10 @@ class ReasoningGymSettings(AnswerSettings):
         expected="the name of a data set, such as chain_sum",
         valid=str.isidentifier,
     )
-    size: int | None = integer(
-        None,
-        "Problems to train on, which come round again in another order; none: new ones for ever.",
+    size: int = integer(
+        20000,
+        "Problems of the data set, a fifth of which is held out; they come round again in another "
+        "order.",
         minimum=1,
     )
     options: str = text(
@@ -220,6 +267,11 @@ def scored_apart(reward: str | None, name: str, equality: str) -> bool:
     return reward is not None or is_reference(name) or verified
 
 
+def _is_stop(text: str) -> bool:
+    # U+FFFD stands for bytes that are no text, half a surrogate pair for nothing.
+    return bool(text) and not re.search("[\0\ufffd\ud800-\udfff]", text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Settings):
     """How responses to train on are sampled."""
@@ -236,6 +288,13 @@ class RolloutSettings(Settings):
     group_size: int = integer(4, "Responses sampled for each prompt.", minimum=1)
     min_new_tokens: int = integer(1, "Tokens of a response before which it cannot end.", minimum=1)
     max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)
+    stop: tuple[str, ...] | None = texts(
+        None,
+        "Strings after which a response ends, and which stay in it, one or a JSON list; a special "
+        "token of the tokenizer is spelt out; none: those that the task asks for.",
+        expected="a text that is not empty, or a JSON list of such texts",
+        valid=_is_stop,
+    )
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )
@@ -308,6 +367,12 @@ class OptimSettings(Settings):
         1.0, "The largest norm of a gradient; a longer one is scaled.", above=0
     )
     microbatch: int = integer(16, "Responses of one forward and backward pass.", minimum=1)
+    microbatch_tokens: int | None = integer(
+        None,
+        "Tokens of one forward and backward pass, prompts and padding included, in place of "
+        "microbatch; a longer row is a pass by itself.",
+        minimum=1,
+    )
     epochs: int = integer(1, "Passes over a rollout batch that is split.", minimum=1)
     schedule: str = choice(
         ("constant", "linear", "cosine"),
@@ -475,7 +540,10 @@ class TrialSettings(Settings):
         ("recency", "uniform", "fifo", "mixed"), "Which groups of the buffer are drawn."
     )
     engine: str = choice_or_reference(
-        tuple(ENGINES), "What samples the responses; a Class of yours does too.", what="Class"
+        ("auto", *ENGINES),
+        "What samples the responses; auto: torch for policies of this package, hf for Hugging Face "
+        "models; or a Class of yours.",
+        what="Class",
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
@@ -523,8 +591,6 @@ CHECKS: dict[str, Check] = {
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
 RETIRED: dict[str, Any] = {
-    "model.head_fp32": False,
-    "model.dtype": "float32",
     "task.length_penalty": 0.0,
     "rollout.zero_advantage": "keep",
     "rollout.oversample": 1.0,

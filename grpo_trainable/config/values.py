@@ -38,8 +38,8 @@ class Check:
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, where they can be listed
-    # What a value may refer to outside the config: a file or directory, or a Python object.
-    refers_to: Literal["nothing", "path", "object"] = "nothing"
+    # What a value may refer to outside the config: a file or directory, a model, a Python object.
+    refers_to: Literal["nothing", "path", "model", "object"] = "nothing"
 
 
 def _checked(default: Any, meaning: str, expected: str, convert: Callable, **facts: Any) -> Any:
@@ -180,17 +180,38 @@ def path(default: str | None, meaning: str = "") -> Any:
     )
 
 
-def choice_or_path(words: Sequence[str], meaning: str = "") -> Any:
-    """One of a few words, or the path of a file, which has a dot or a slash in it."""
+def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file") -> Any:
+    """One of a few words, the first by default, or the path of a file, which has a dot or a slash
+    in it.
+
+    `what` stands for the path in errors.
+    """
     return _text(
         words[0],
         meaning,
-        f"one of {', '.join(words)}, or the path of a file (./NAME where it has no ending)",
+        f"one of {', '.join(words)}, or the path of a {what} (./NAME where it has no ending)",
         lambda text: text in words or is_path(text),
         "choice or path",
         choices=tuple(words),
         refers_to="path",
     )
+
+
+def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
+    """The path of a directory, or else organisation/name of a model on the Hugging Face hub."""
+    return _text(
+        default,
+        meaning,
+        "a non-empty path",
+        lambda text: bool(text.strip()) and "\0" not in text,
+        "path or hub id",
+        refers_to="model",
+    )
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether `text` has the form of a name on the hub; the model need not exist."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text) is not None
 
 
 def is_path(text: str) -> bool:
@@ -207,6 +228,27 @@ def text(
 ) -> Any:
     """A text for which `valid` holds; `expected` says it in words."""
     return _text(default, meaning, expected, valid, "text")
+
+
+def texts(
+    default: Sequence[str] | None,
+    meaning: str = "",
+    *,
+    expected: str = "a list of texts",
+    valid: Callable[[str], bool] = lambda text: True,
+) -> Any:
+    """A list of texts for each of which `valid` holds; one text stands for a list of it."""
+
+    def convert(value: Any) -> tuple[str, ...]:
+        listed = [value] if isinstance(value, str) else value
+        if not isinstance(listed, list | tuple) or not all(isinstance(t, str) for t in listed):
+            raise TypeError
+        if not all(map(valid, listed)):
+            raise ValueError
+        return tuple(listed)
+
+    stored = None if default is None else tuple(default)
+    return _checked(stored, meaning, expected, convert, type="list of texts")
 
 
 def _text(

@@ -1,9 +1,82 @@
-"""How responses are sampled: the table of engines.
+"""How responses are sampled: one record for each engine, with what it promises.
 
-Only the standard library is imported here, so that the config can list them.
+Only the standard library is imported here, so that the config can list them and the launcher ask
+them.
 """
 
 from __future__ import annotations
 
-# Name -> what builds it, as `module:name`: called with an `EngineSetup`, returns an `Engine`.
-ENGINES: dict[str, str] = {"torch": "grpo_trainable.engines.torch_engine:build_torch_engine"}
+import importlib.util
+from dataclasses import dataclass
+from typing import Literal
+
+PolicyKind = Literal["ours", "hugging_face"]
+
+# What `model.path` names, in words.
+POLICY_KINDS: dict[PolicyKind, str] = {
+    "ours": "a policy of this package",
+    "hugging_face": "a Hugging Face model",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRecord:
+    """What is known about an engine before it is built."""
+
+    name: str
+    build: str  # `module:name`, called with an `EngineSetup`, returns an `Engine`
+    samples: tuple[PolicyKind, ...] = tuple(POLICY_KINDS)
+    # Asked again, by any process on this machine, it samples the same tokens with the same
+    # log-probs, bit for bit. Without that a resumed run is not the one that never stopped.
+    same_bits: bool = False
+    # How far, in nats, the log-prob of a token may be from the one that the learner computes from
+    # float32 weights. None: nothing is known.
+    log_prob_error: float | None = None
+    libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
+    install: str = ""  # the line that installs them
+
+    def missing(self) -> str | None:
+        """The library that this process lacks, and how to get it; None when nothing is missing."""
+        for library in self.libraries:
+            if importlib.util.find_spec(library) is None:
+                return f"the library {library} is not installed: {self.install}"
+        return None
+
+    @property
+    def promise(self) -> str:
+        """What can be relied on, in words."""
+        bits = "the same bits when asked again" if self.same_bits else "other tokens after a resume"
+        if self.log_prob_error is None:
+            return f"{bits}, log-probs unchecked"
+        return f"{bits}, log-probs within {self.log_prob_error:g} of the learner's"
+
+
+ENGINES: dict[str, EngineRecord] = {
+    record.name: record
+    for record in (
+        EngineRecord(
+            name="torch",
+            build="grpo_trainable.engines.torch_engine:build_torch_engine",
+            samples=("ours",),
+            same_bits=True,
+            log_prob_error=1e-4,
+        ),
+        EngineRecord(
+            name="hf",
+            build="grpo_trainable.engines.hf_engine:build_hf_engine",
+            samples=("hugging_face",),
+            same_bits=True,
+            log_prob_error=1e-4,
+            libraries=("transformers",),
+            install="pip install -e '.[hf]'",
+        ),
+    )
+}
+
+# The engine that `auto` stands for.
+BY_POLICY: dict[PolicyKind, str] = {"ours": "torch", "hugging_face": "hf"}
+
+
+def engine_record(name: str) -> EngineRecord:
+    """The record of one of ENGINES, or of a user's engine, of which nothing is known."""
+    return ENGINES[name] if name in ENGINES else EngineRecord(name=name, build=name)

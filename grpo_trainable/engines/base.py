@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines import ENGINES
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.plugins import load, one_line
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
@@ -60,32 +60,35 @@ class Engine(Protocol):
     ) -> list[RolloutGroup]:
         """One group of responses for each request, in order, with rewards of NaN.
 
-        Call `between_tokens` before every token: it reports progress, and may call `load`. Each
-        token carries the version and round of the weights that sampled it, and its log-prob under
-        `request.limits.temperature`. The learner scores with the same temperature and compares, so
-        a log-prob that was not measured while sampling makes wrong gradients. All tensors are on
-        the CPU; `check_groups` lists what else is checked. The same requests give the same tokens
-        under the same weights, or a resumed run differs from one that was never stopped.
+        A response ends where `request.limits` says, and `finished` says whether it ended before
+        its length did. Call `between_tokens` before every token: it reports progress, and may call
+        `load`. Each token carries the version and round of the weights that sampled it, and its
+        log-prob under `request.limits.temperature`. The learner scores with the same temperature
+        and compares, so a log-prob that was not measured while sampling makes wrong gradients. All
+        tensors are on the CPU; `check_groups` lists what else is checked. The same requests give
+        the same tokens under the same weights, or a resumed run differs from one that was never
+        stopped.
         """
         ...
 
 
 def build_engine(setup: EngineSetup) -> Engine:
-    """The engine that the config names: one of `ENGINES`, or a user's.
+    """The engine that the config names, `auto` settled: one of `ENGINES`, or a user's.
 
     Raises:
+        ValueError: the engine does not suit the policy, or lacks a library.
         PluginError: the user's engine cannot be imported.
         EngineError: it cannot be built, or lacks a part of the interface.
     """
-    name = setup.config.engine
-    build = load("engine", ENGINES.get(name, name))
+    record = chosen_engine(setup.config)
+    build = load("engine", record.build)
     try:
         engine = build(setup)
     except Exception as error:  # a user's code may raise anything
-        raise EngineError(f"engine={name}: cannot be built: {one_line(error)}") from error
+        raise EngineError(f"engine={record.name}: cannot be built: {one_line(error)}") from error
     lacking = [
         part for part in ("version", "round", "load", "generate") if not hasattr(engine, part)
     ]
     if lacking:
-        raise EngineError(f"engine={name}: lacks {', '.join(lacking)}; see engines/base.py")
+        raise EngineError(f"engine={record.name}: lacks {', '.join(lacking)}; see engines/base.py")
     return engine

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.engines.base import Engine, EngineError
+from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 
 # Fields of a group with one entry a token, (G, R), and with one entry a response, (G,).
@@ -38,24 +39,36 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
 
 
 def check_groups(
-    name: str, engine: Engine, requests: Sequence[Request], groups: Any, vocab_size: int
+    name: str,
+    engine: Engine,
+    requests: Sequence[Request],
+    groups: Any,
+    vocab_size: int,
+    stops: StopStrings | None = None,
 ) -> None:
-    """Checks the answer of `engine.generate(requests, …)`.
+    """Checks the answer of `engine.generate(requests, …)`. `stops`: the stop strings of the
+    requests, where they have any.
 
     Raises:
-        EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob
-            or the version of a token is wrong. The message names the first.
+        EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob,
+            the version of a token or the end of a response is wrong. The message names the first.
     """
     if not isinstance(groups, list) or len(groups) != len(requests):
         got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
         raise EngineError(f"engine={name}: returned {got} for {len(requests)} requests")
     for request, group in zip(requests, groups, strict=True):
-        for wrong in _mistakes(engine, request, group, vocab_size):
+        for wrong in _mistakes(engine, request, group, vocab_size, stops):
             where = f"prompt {request.prompt_index} of stream {request.stream}"
             raise EngineError(f"engine={name}: {where}: {wrong}")
 
 
-def _mistakes(engine: Engine, request: Request, group: Any, vocab_size: int) -> Iterator[str]:
+def _mistakes(
+    engine: Engine,
+    request: Request,
+    group: Any,
+    vocab_size: int,
+    stops: StopStrings | None,
+) -> Iterator[str]:
     """Says what is wrong with a group. Later checks rely on the earlier ones."""
     if not isinstance(group, RolloutGroup):
         yield f"the answer is a {type(group).__name__}, not a RolloutGroup"
@@ -67,6 +80,7 @@ def _mistakes(engine: Engine, request: Request, group: Any, vocab_size: int) -> 
         yield "prompt_ids are not those of the request"
     yield from _wrong_lengths(request, group)
     yield from _wrong_tokens(engine, group, vocab_size)
+    yield from _wrong_ends(request, group, stops)
 
 
 def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
@@ -109,3 +123,30 @@ def _wrong_tokens(engine: Engine, group: RolloutGroup, vocab_size: int) -> Itera
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
             yield f"{name} reach to {int(stamps.max())}, but the weights in use have {newest}"
+
+
+def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None) -> Iterator[str]:
+    for row, mask in enumerate(group.response_mask):
+        ids = group.response_ids[row][mask]
+        end, finished = _end(request, ids, stops), bool(group.finished[row])
+        if end is not None and end + 1 < len(ids):
+            yield f"response {row} goes on after token {end + 1}, which ends it"
+        if finished != (end is not None):
+            why = "nothing ends" if finished else "an end id or a stop string ends"
+            yield f"finished is {finished} for response {row}, which {why}"
+        if not finished and len(ids) < request.limits.max_new_tokens:
+            yield (
+                f"response {row} is cut off after {len(ids)} of "
+                f"{request.limits.max_new_tokens} tokens"
+            )
+
+
+def _end(request: Request, ids: Tensor, stops: StopStrings | None) -> int | None:
+    """Which of a response's tokens (R,) is the first to end it; None where none does.
+
+    An end id ends it wherever it stands: it cannot be sampled before `min_new_tokens`.
+    """
+    end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
+    by_id = next((t for t, index in enumerate(ids.tolist()) if index in end_ids), None)
+    by_string = None if stops is None else stops.first_completed(ids, start)
+    return min((t for t in (by_id, by_string) if t is not None), default=None)

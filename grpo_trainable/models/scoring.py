@@ -5,92 +5,149 @@ B rows, S positions, T positions that count, D d_model, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.models.policy import Policy, widened
 
 # Rows of logits that are turned into probabilities at a time: 64 x 4096 float32 fit the
 # second-level cache of a core.
 CHUNK = 64
+# Probabilities that are held at a time, 256 MiB in float32. What is more is computed twice.
+HELD = 1 << 26
+
+
+class _Law(NamedTuple):
+    """The law that the tokens of T rows are sampled from."""
+
+    temperature: float
+    end_ids: Sequence[int]
+    early_T: Tensor | None  # rows that may not end yet; None: all may
+
+    def of(self, rows: slice) -> _Law:
+        return self if self.early_T is None else self._replace(early_T=self.early_T[rows])
 
 
 class _HeadLogProbs(torch.autograd.Function):
     """log softmax(hidden @ weight.T / temperature)[target] without ever holding logits and
-    log-softmax at once: the forward pass keeps the probabilities, the backward pass turns them
-    into the gradient in place."""
+    log-softmax at once.
+
+    Rows go through the head in blocks of at most `HELD` probabilities. Where there is one block,
+    the forward pass keeps its probabilities and the backward pass turns them into the gradient in
+    place. Otherwise the backward pass computes those of each block again, so that memory does not
+    grow with rows x vocabulary.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden_TD: Tensor,
-        weight_VD: Tensor,
-        targets_T: Tensor,
-        temperature: float,
-        forbidden: tuple[Tensor, int] | None,
+        ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, law: _Law
     ) -> tuple[Tensor, Tensor]:
-        count = len(hidden_TD)
-        # One product serves all rows: in chunks each would read all weights.
-        probs_TV = hidden_TD @ weight_VD.t()
-        log_probs_T = hidden_TD.new_empty(count)
-        entropy_T = hidden_TD.new_empty(count)
-        for start in range(0, count, CHUNK):
-            rows = slice(start, min(start + CHUNK, count))
-            logits = probs_TV[rows].div_(temperature)
-            if forbidden is not None:
-                logits[forbidden[0][rows], forbidden[1]] = -torch.inf
-            logits.sub_(logits.amax(dim=-1, keepdim=True))
-            chosen = logits.gather(1, targets_T[rows, None])[:, 0]
-            probs = logits.exp()
-            total = probs.sum(dim=-1)
-            log_total = total.log()
-            log_probs_T[rows] = chosen - log_total
-            probs.div_(total[:, None])
-            # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
-            entropy_T[rows] = log_total - torch.linalg.vecdot(
-                probs, logits.clamp_(min=torch.finfo(logits.dtype).min)
-            )
-            probs_TV[rows] = probs
-        ctx.save_for_backward(hidden_TD, weight_VD, targets_T, probs_TV)
-        ctx.temperature = temperature
+        blocks = _blocks(len(hidden_TD), len(weight_VD))
+        scored, probs_TV = [], None
+        for rows in blocks:
+            probs_TV = None  # those of the last block go before the next are made
+            probs_TV = _logits(hidden_TD[rows], weight_VD)
+            scored.append(_become_probs(probs_TV, targets_T[rows], law.of(rows)))
+        log_probs_T, entropy_T = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        kept_TV = probs_TV if len(blocks) == 1 else None
+        ctx.save_for_backward(hidden_TD, weight_VD, targets_T, kept_TV)
+        ctx.law, ctx.blocks = law, blocks
         ctx.mark_non_differentiable(entropy_T)
         return log_probs_T, entropy_T
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_TD, weight_VD, targets_T, grad_TV = ctx.saved_tensors
-        scale_T = grads[0] / ctx.temperature
-        grad_TV.mul_(-scale_T[:, None])
-        grad_TV.scatter_add_(1, targets_T[:, None], scale_T[:, None])
-        return grad_TV @ weight_VD, grad_TV.t() @ hidden_TD, None, None, None
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden_TD, weight_VD, targets_T, kept_TV = ctx.saved_tensors
+        scale_T = grads[0] / ctx.law.temperature
+        hidden_grads, weight_grad = [], None
+        for rows in ctx.blocks:
+            grad_TV = kept_TV  # lets go of the last block, as in the forward pass
+            if grad_TV is None:
+                grad_TV = _logits(hidden_TD[rows], weight_VD)
+                _become_probs(grad_TV, targets_T[rows], ctx.law.of(rows))
+            _become_gradient(grad_TV, targets_T[rows], scale_T[rows])
+            grad_TV = grad_TV.to(weight_VD.dtype)
+            hidden_grads.append(grad_TV @ weight_VD)
+            if not ctx.needs_input_grad[1]:
+                continue
+            if weight_grad is None:
+                weight_grad = grad_TV.t() @ hidden_TD[rows]
+            else:
+                weight_grad.addmm_(grad_TV.t(), hidden_TD[rows])
+        hidden_grad = hidden_grads[0] if len(hidden_grads) == 1 else torch.cat(hidden_grads)
+        return hidden_grad, weight_grad, None, None
+
+
+def _blocks(count: int, vocab_size: int) -> list[slice]:
+    """The rows of each block; a single empty one where there are none."""
+    size = max(1, HELD // vocab_size)
+    return [slice(start, min(start + size, count)) for start in range(0, max(1, count), size)]
+
+
+def _logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
+    """(T, V) in new memory. One product serves all rows: in chunks each would read all weights."""
+    return widened(hidden_TD @ weight_VD.t())
+
+
+def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tensor, Tensor]:
+    """Turns logits into probabilities in place; returns log p(target) and the entropy, (T,)."""
+    count = len(logits_TV)
+    log_probs_T = logits_TV.new_empty(count)
+    entropy_T = logits_TV.new_empty(count)
+    for start in range(0, count, CHUNK):
+        rows = slice(start, min(start + CHUNK, count))
+        logits = logits_TV[rows].div_(law.temperature)
+        if law.early_T is not None:
+            for end_id in law.end_ids:
+                logits[law.early_T[rows], end_id] = -torch.inf
+        logits.sub_(logits.amax(dim=-1, keepdim=True))
+        chosen = logits.gather(1, targets_T[rows, None])[:, 0]
+        probs = logits.exp()
+        total = probs.sum(dim=-1)
+        log_total = total.log()
+        log_probs_T[rows] = chosen - log_total
+        probs.div_(total[:, None])
+        # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
+        entropy_T[rows] = log_total - torch.linalg.vecdot(
+            probs, logits.clamp_(min=torch.finfo(logits.dtype).min)
+        )
+        logits_TV[rows] = probs
+    return log_probs_T, entropy_T
+
+
+def _become_gradient(probs_TV: Tensor, targets_T: Tensor, scale_T: Tensor) -> None:
+    """Turns probabilities in place into the gradient of log p(target) times `scale_T`, by logits
+    before the temperature."""
+    probs_TV.mul_(-scale_T[:, None])
+    probs_TV.scatter_add_(1, targets_T[:, None], scale_T[:, None])
 
 
 def response_log_probs(
-    model: TransformerLM,
+    model: Policy,
     input_ids: Tensor,
     target_ids: Tensor,
     response_mask: Tensor,
     *,
     temperature: float,
     min_new_tokens: int,
-    eos_id: int,
+    end_ids: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """log p(target | input) and the entropy of p, both (B, S), 0 off the mask, in nats.
 
-    p is the law that responses are sampled from: logits divided by `temperature`, end-of-text
+    p is the law that responses are sampled from: logits divided by `temperature`, `end_ids`
     impossible among a row's first `min_new_tokens` - 1 sampled tokens. Only positions on the mask
     run through the head. The entropy carries no gradient.
     """
-    hidden_TD = model.hidden_states(input_ids)[response_mask]
-    forbidden = None
+    hidden_TD, weight_VD = model.head_operands(model.hidden_states(input_ids)[response_mask])
+    early_T = None
     if min_new_tokens > 1:
         sampled_before = response_mask.cumsum(dim=1) - 1
-        early = sampled_before[response_mask] < min_new_tokens - 1
-        forbidden = (early, eos_id)
+        early_T = sampled_before[response_mask] < min_new_tokens - 1
     log_probs_T, entropy_T = _HeadLogProbs.apply(
-        hidden_TD, model.head_weight, target_ids[response_mask], temperature, forbidden
+        hidden_TD, weight_VD, target_ids[response_mask], _Law(temperature, end_ids, early_T)
     )
     log_probs = torch.zeros_like(response_mask, dtype=log_probs_T.dtype)
     entropy = torch.zeros_like(log_probs)

@@ -1,48 +1,54 @@
-"""Text to token ids and back: a byte-level BPE, stored as one JSON file."""
+"""Text to token ids and back, by what one JSON file of the library `tokenizers` says."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from grpo_trainable.models.token_bytes import token_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 
 
 class Tokenizer:
-    """Byte-level BPE with an end-of-text and a padding token.
+    """A tokenizer with the ids that end a response and one for padding.
 
-    Any text survives `decode(encode(text))`. A newline is always a token of its own, so the ids
-    of a prompt that ends in one are a prefix of the ids of prompt + response. Special tokens are
-    only ever added by id: spelt out in a text they are ordinary characters.
+    Special tokens are only ever added by id: spelt out in a text they are ordinary characters.
     """
 
-    eos_id: int
-    pad_id: int
-    vocab_size: int
+    eos_id: int  # the first of `end_ids`
+    end_ids: tuple[int, ...]  # any of them ends a response
+    pad_id: int  # stands where there is no token; one of `end_ids` may do so
+    vocab_size: int  # every id is below it
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
-        if eos_id is None or pad_id is None:
-            missing = END_OF_TEXT if eos_id is None else PAD
-            raise ValueError(f"the tokenizer has no special token {missing}")
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, end_ids: Sequence[int], pad_id: int
+    ) -> None:
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True
         self._backend = backend
-        self.eos_id, self.pad_id = eos_id, pad_id
-        self.vocab_size = backend.get_vocab_size()
+        self._prefix = _prefix(backend)
+        self.eos_id, self.end_ids, self.pad_id = end_ids[0], tuple(end_ids), pad_id
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
 
     @classmethod
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, digits_alone: bool = False
     ) -> Tokenizer:
-        """Trains at most `vocab_size` tokens: 256 bytes, two special ones, merges of `texts`.
+        """Trains a byte-level BPE of at most `vocab_size` tokens: 256 bytes, an end-of-text and a
+        padding token, merges of `texts`.
 
-        With `digits_alone` no merge holds a digit: each is a token of its own wherever it stands.
+        Any text survives `decode(encode(text))`. A newline is always a token of its own, so the ids
+        of a prompt that ends in one are a prefix of the ids of prompt + response. With
+        `digits_alone` each digit is a token of its own as well.
         """
         if vocab_size < 258:
             raise ValueError(f"vocab_size={vocab_size}: must be >= 258 (256 bytes, 2 special)")
@@ -62,30 +68,48 @@ class Tokenizer:
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
-        return cls(backend)
+        return cls._of_ours(backend)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Reads a tokenizer that `save` has written.
+        """Reads a tokenizer that `save` has written after `train`.
 
         Raises:
             ValueError: the file cannot be read or is not such a tokenizer, in one line.
         """
+        backend = read_backend(path)
         try:
-            return cls(tokenizers.Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ValueError(f"{path}: cannot read the tokenizer ({error.strerror})") from error
-        # The Rust library raises a bare Exception for JSON that it does not understand.
-        except Exception as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"{path}: not a tokenizer file ({reason})") from error
+            return cls._of_ours(backend)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a tokenizer file ({error})") from error
+
+    @classmethod
+    def _of_ours(cls, backend: tokenizers.Tokenizer) -> Tokenizer:
+        eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
+        if eos_id is None or pad_id is None:
+            missing = END_OF_TEXT if eos_id is None else PAD
+            raise ValueError(f"the tokenizer has no special token {missing}")
+        return cls(backend, end_ids=(eos_id,), pad_id=pad_id)
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self._backend.to_str(pretty=False) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone: no end-of-text is added."""
+        """Ids of `text` alone: no special token is added."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of `text` after those with which the tokenizer begins every text, such as the
+        beginning-of-text token of Llama."""
+        return [*self._prefix, *self.encode(text)]
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+        self._backend.encode_special_tokens = False
+        try:
+            return self.encode(text)
+        finally:
+            self._backend.encode_special_tokens = True
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Special tokens and ids outside the vocabulary are left out.
@@ -94,3 +118,48 @@ class Tokenizer:
         """
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=True)
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each token stands for, by id; none for a special token.
+
+        Raises:
+            ValueError: what a token stands for depends on others.
+        """
+        return token_bytes(self._backend, self.vocab_size)
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Spelling -> id of the tokens that are only ever added by id."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(content: str) -> tokenizers.Tokenizer:
+    """Parsed once in a process, in which several roles read the same file; encoding and decoding
+    leave it as it is."""
+    return tokenizers.Tokenizer.from_str(content)
+
+
+def read_backend(path: str | Path) -> tokenizers.Tokenizer:
+    """What a tokenizer.json holds.
+
+    Raises:
+        ValueError: the file cannot be read or is no such file, in one line.
+    """
+    try:
+        return _parsed(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot read the tokenizer ({error.strerror})") from error
+    # The Rust library raises a bare Exception for JSON that it does not understand.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path}: not a tokenizer file ({reason})") from error
+
+
+def _prefix(backend: tokenizers.Tokenizer) -> list[int]:
+    """The ids that the tokenizer's own template puts before a text."""
+    encoded = backend.encode("a", add_special_tokens=True)
+    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return [token for token, _ in takewhile(lambda pair: pair[1], marked)]

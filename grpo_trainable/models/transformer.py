@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grpo_trainable.models.policy import Policy
+
 RMS_EPS = 1e-5
 
 
@@ -160,7 +162,14 @@ class Block(nn.Module):
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
-class TransformerLM(nn.Module):
+def _checkpointed(block: Block, *inputs: Tensor) -> Tensor:
+    """The output of a block whose activations are computed again in the backward pass."""
+    from torch.utils.checkpoint import checkpoint  # loads much of torch that is not needed else
+
+    return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
+
+
+class TransformerLM(Policy):
     """A causal language model; weights are drawn from `seed` alone.
 
     `hidden_states` and `head_weight` are apart so that a caller projects only the positions it
@@ -173,6 +182,7 @@ class TransformerLM(nn.Module):
     def __init__(self, config: ModelConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
+        self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         # It is registered as a ModuleList and typed by its content.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
@@ -184,6 +194,7 @@ class TransformerLM(nn.Module):
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self._checkpoints_gradients = False
         self._initialise(seed)
         self._store_by_column()
 
@@ -214,6 +225,10 @@ class TransformerLM(nn.Module):
         """The weights of the output head, (V, D)."""
         return self.head.weight
 
+    def checkpoint_gradients(self) -> None:
+        """From now on each block computes its activations again in the backward pass."""
+        self._checkpoints_gradients = True
+
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
 
@@ -221,14 +236,15 @@ class TransformerLM(nn.Module):
             ValueError: S is longer than the context.
         """
         length = input_ids.shape[1]
-        if length > self.config.context_length:
-            raise ValueError(
-                f"{length} tokens do not fit the context of {self.config.context_length}"
-            )
+        self.refuse_too_long(length)
         cos_SH, sin_SH = self.cos[:length], self.sin[:length]
         x_BSD = self.embedding(input_ids)
+        again = self._checkpoints_gradients and torch.is_grad_enabled()
         for block in self.blocks:
-            x_BSD = block(x_BSD, cos_SH, sin_SH)
+            if again:
+                x_BSD = _checkpointed(block, x_BSD, cos_SH, sin_SH)
+            else:
+                x_BSD = block(x_BSD, cos_SH, sin_SH)
         return self.final_norm(x_BSD)
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.versions import StalenessGate
+from grpo_trainable.wording import plural
 
 # Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
 # other draw has it.
@@ -76,7 +77,7 @@ class Collector:
         counts.unverified += scored.unverified
         counts.scored_responses += prompts * group_size
         told = f"reward: the reward function failed on {counts.reward_errors} of "
-        told += f"{counts.scored_responses} responses"
+        told += plural(counts.scored_responses, "response")
         least = max(JUDGED_PROMPTS, self._config.prompts_per_round) * group_size
         judged = max(counts.scored_responses, least)
         refuse_reward_errors(self._config, told, counts.reward_errors, judged, scored.unscored)
@@ -171,6 +172,6 @@ class Collector:
         counts.dropped_lost += lost
         if lost:
             self._recorder.note(
-                f"{lost} prompts sampled under the checkpoint's settings were dropped; these "
+                f"dropped {plural(lost, 'prompt')} sampled under the checkpoint's settings; these "
                 "settings sample others"
             )

@@ -12,6 +12,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def _check_rewards(
         return []
     prompts = config.eval.prompts
     responses = prompts * config.eval.samples
-    told = f"eval: the reward function failed on {errors} of {responses} held-out responses"
+    told = f"eval: the reward function failed on {errors} of "
+    told += plural(responses, "held-out response")
     refuse_reward_errors(config, told, errors, responses, unscored)
     index, reason = unscored[0]
     if len(unscored) == prompts:

@@ -49,6 +49,7 @@ from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.timers import now
 from grpo_trainable.versions import StalenessGate
+from grpo_trainable.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +282,8 @@ class Pipeline:
                 self._fleet.sample(self._fleet.least_busy(), work)
         redispatched = self.counts.redispatched - before
         self._recorder.note(
-            f"{member.actor.name} was replaced ({lost}); {redispatched} prompts are asked for again"
+            f"{member.actor.name} was replaced ({lost}); asking again for "
+            f"{plural(redispatched, 'prompt')}"
         )
 
     # ---- The report --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from grpo_trainable.tasks.templates import SHORT, prompt_of
 
 SAMPLED_PROBLEMS = 256
 RESPONSES_PER_PROBLEM = 8
-LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=64, temperature=1.0)
+LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=64, temperature=1.0, end_ids=())
 UNITS = {"tokens": lambda response: response.tokens}
 LENGTHS = {"all": "all", "right": "right", "wrong": "wrong", "corpus": "corpus"}
 HOW = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,8 +58,9 @@ def sample(
     limits: SamplingLimits,
     seed: int,
 ) -> list[list[Response]]:
-    """`each` responses to every prompt."""
-    engine = TorchEngine(model, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, seed=seed)
+    """`each` responses to every prompt; they end with end-of-text as well as by `limits`."""
+    engine = TorchEngine(model, tokenizer, seed=seed)
+    limits = replace(limits, end_ids=tokenizer.end_ids)
     requests = [
         Request(
             stream="eval",

@@ -24,10 +24,11 @@ from grpo_trainable.pretraining.measuring import (
 from grpo_trainable.pretraining.stories import count_sentences
 from grpo_trainable.rollout import SamplingLimits
 from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords, split_of
+from grpo_trainable.tasks.messages import as_text
 
 SAMPLED_KEYWORDS = 250
 RESPONSES_PER_KEYWORD = 8
-LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8)
+LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8, end_ids=())
 UNITS = {"tokens": lambda r: r.tokens, "sentences": lambda r: count_sentences(r.text)}
 LENGTHS = {
     "all": "all",
@@ -113,7 +114,7 @@ def _on_keywords(model: TransformerLM, tokenizer: Tokenizer, seed: int) -> dict[
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
     task = KeywordTask(TaskSettings(), seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))
-    prompts = [example.prompt for example in examples]
+    prompts = [as_text(example.prompt) for example in examples]
     stories = sample(model, tokenizer, prompts, RESPONSES_PER_KEYWORD, LIMITS, seed + 1)
     included: dict[bool, list[Response]] = {True: [], False: []}
     for example, group in zip(examples, stories, strict=True):

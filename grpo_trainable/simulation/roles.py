@@ -41,7 +41,7 @@ class VirtualRequests:
         assert 0 <= prompt_index < limit, (stream, prompt_index)
         self.asked.append((stream, prompt_index))
         size = config.rollout.group_size if stream == "train" else config.eval.samples
-        limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0)
+        limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=())
         return Request(
             stream=stream,
             prompt_index=prompt_index,

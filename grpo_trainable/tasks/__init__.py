@@ -21,6 +21,7 @@ from grpo_trainable.tasks.math_reward import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
+from grpo_trainable.tasks.messages import Message, Prompt, as_messages, as_text
 from grpo_trainable.tasks.reasoning_gym import ReasoningGymReward, ReasoningGymTask
 
 TASKS = {"keyword": KeywordTask, "math": MathTask, "reasoning_gym": ReasoningGymTask}
@@ -35,12 +36,16 @@ __all__ = [
     "JSONValue",
     "KeywordTask",
     "MathTask",
+    "Message",
+    "Prompt",
     "ReasoningGymTask",
     "RewardError",
     "Score",
     "ScoreRequest",
     "Task",
+    "as_messages",
     "as_score",
+    "as_text",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "question_only_reward_fn",

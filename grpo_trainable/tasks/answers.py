@@ -29,7 +29,7 @@ def boxed_answer(text: str) -> str | None:
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return None
-    rest = text[boxes[-1].end() :]
+    rest = text[boxes[-1].end() :].lstrip()
     if not rest.startswith("{"):
         word = re.match(r"[^\s${}]+", rest)
         return word[0] if word else None

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeAlias
 
+from grpo_trainable.tasks.messages import Prompt
+
 FLOAT32_MAX = 3.4028234663852886e38  # rewards become float32 tensors
 
 JSONValue: TypeAlias = (
@@ -15,9 +17,9 @@ JSONValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, complete: the response follows its last character."""
+    """A prompt, complete: the response follows its last character, or its last message."""
 
-    prompt: str
+    prompt: Prompt  # text, or a list of messages that a chat template makes text of
     ground_truth: JSONValue
 
 
@@ -77,6 +79,12 @@ def _finite(name: str, value: Any) -> float:
 
 class Task(Protocol):
     """What a task offers. Its class is called with its settings, if it has any, and the seed."""
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """Strings after which a response is complete, unless `rollout.stop` says others. A task of
+        the user's may leave it out."""
+        ...
 
     def train_example(self, prompt_index: int) -> Example:
         """Training example number `prompt_index`, from 0 on without end.

@@ -18,11 +18,14 @@ from grpo_trainable.config import (
     GRPOConfig,
     checks_of,
     converted,
+    flatten,
     make_absolute,
+    shown,
     unknown_key,
 )
 from grpo_trainable.plugins import PluginError, load, one_line
 from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
+from grpo_trainable.tasks.messages import mistake_in_prompt
 
 COMMON = checks_of(CommonTaskSettings, "task.")
 
@@ -61,9 +64,24 @@ def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:
+def default_settings(name: str, base_dir: str) -> dict[str, Any]:
+    """Each setting that the class declares, with its default: `task.<setting>` -> value. Relative
+    paths mean `base_dir`.
+
+    Raises:
+        PluginError: the class cannot be loaded, or its settings are not declared as they should be.
+    """
+    declared = declared_settings(name)
+    defaults = {key.removeprefix("task."): check.default for key, check in declared.items()}
+    return flatten(make_absolute({"task": defaults}, base_dir, declared))
+
+
+def with_task_settings(
+    config: GRPOConfig, base_dir: str, *, given_in: str | None = None
+) -> GRPOConfig:
     """`config` with every setting that a user's task declares: checked, as given or its default,
-    paths absolute, relative ones meaning `base_dir`. It loads the class.
+    paths absolute. A relative default means `base_dir`; one that the config gives means `given_in`,
+    or else `base_dir` too. It loads the class.
 
     Raises:
         ConfigError: the class declares no such setting, or a value is invalid.
@@ -72,8 +90,10 @@ def with_task_settings(config: GRPOConfig, base_dir: str) -> GRPOConfig:
     task = config.task
     if not task.is_custom:
         return config
-    settings = {"task": complete_settings(task.name, dict(task.own))}
-    own = make_absolute(settings, base_dir, declared_settings(task.name))["task"]
+    declared = declared_settings(task.name)
+    given = make_absolute({"task": dict(task.own)}, given_in or base_dir, declared)["task"]
+    settings = {"task": complete_settings(task.name, given)}
+    own = make_absolute(settings, base_dir, declared)["task"]
     return replace(config, task=replace(task, own=tuple(sorted(own.items()))))
 
 
@@ -90,6 +110,7 @@ class CustomTask:
         for method in ("train_example", "eval_examples", "reward"):
             if not callable(getattr(self._task, method, None)):
                 raise self._error(f"has no method {method}")
+        self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
                 "train_example(0) gave two different examples: an example must follow from the "
@@ -114,14 +135,24 @@ class CustomTask:
         """What the class says of a response; its exceptions are for the caller to tell."""
         return as_score(self._task.reward(response, ground_truth))
 
+    def _stop_strings(self) -> tuple[str, ...]:
+        with self._blamed("stop"):
+            given = getattr(self._task, "stop", ())
+        check = CHECKS["rollout.stop"]
+        try:
+            return check.convert(given)
+        except (TypeError, ValueError):
+            raise self._error(f"stop is {shown(given)}, must be a list of texts") from None
+
     def _checked(self, call: str, example: Any) -> Example:
         if not isinstance(example, Example):
             kind = type(example).__name__
             raise self._error(
                 f"{call} gave a value of type {kind}, must be Example(prompt, ground_truth)"
             )
-        if not isinstance(example.prompt, str) or not example.prompt.strip():
-            raise self._error(f"{call} gave an example whose prompt is not text, or is empty")
+        mistake = mistake_in_prompt(example.prompt)
+        if mistake is not None:
+            raise self._error(f"{call} gave an example whose prompt {mistake}")
         with self._blamed(f"{call} gave a ground_truth that is not JSON"):
             json.dumps(example.ground_truth, allow_nan=False)
         return example

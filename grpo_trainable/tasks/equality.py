@@ -116,7 +116,8 @@ _SIGNS = (  # what separates and encloses parts, as single characters
 )
 _LATEX = {"≤": r"\le ", "≥": r"\ge ", _UNION: r"\cup ", "⦃": r"\{", "⦄": r"\}"}
 _OPENING, _CLOSING = "([{⦃", ")]}⦄"
-_BETWEEN = re.compile(r"([^<>≤≥=]+)([<≤])[a-zA-Z]([<≤])([^<>≤≥=]+)")
+_RISING = re.compile(r"([^<>≤≥=]+)([<≤])[a-zA-Z]([<≤])([^<>≤≥=]+)")
+_FALLING = re.compile(r"([^<>≤≥=]+)([>≥])[a-zA-Z]([>≥])([^<>≤≥=]+)")
 _ABOVE = re.compile(r"(?:[a-zA-Z]([>≥])([^<>≤≥=]+)|([^<>≤≥=]+)([<≤])[a-zA-Z])")
 _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])[a-zA-Z])")
 
@@ -136,7 +137,8 @@ class _Parts:
             return all(_equal(item, true, decide) for item, true in pairs)
         left = list(other.items)
         for item in self.items:
-            same = next((true for true in left if _equal(item, true, decide)), None)
+            pairs = ((true, how) for how in (decide_exactly, decide) for true in left)
+            same = next((true for true, how in pairs if _equal(item, true, how)), None)
             if same is None:
                 return False
             left.remove(same)
@@ -178,8 +180,10 @@ def _split(text: str, separator: str) -> list[str]:
 def _interval(text: str) -> _Parts | None:
     """The interval that an inequality for one letter means."""
     text = re.sub(r"\s", "", text)
-    if match := _BETWEEN.fullmatch(text):
+    if match := _RISING.fullmatch(text):
         low, from_, to, high = match.groups()
+    elif match := _FALLING.fullmatch(text):
+        high, to, from_, low = match.groups()
     elif match := _ABOVE.fullmatch(text):
         low, from_, to, high = match[2] or match[3], match[1] or match[4], "<", r"\infty"
     elif match := _BELOW.fullmatch(text):

@@ -12,13 +12,9 @@ from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
 from grpo_trainable.tasks.order import permutation
-from grpo_trainable.tasks.prompt_files import (
-    hash_fraction,
-    is_text,
-    numbered_lines,
-    split_files,
-)
+from grpo_trainable.tasks.prompt_files import hash_fraction, numbered_lines, split_files
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
 HELD_OUT_WORDS = 0.25  # share of a keyword file
@@ -119,10 +115,12 @@ def parse_example(row: Mapping[str, Any]) -> Example:
 
     A prompt gets a closing newline if it has none, since the response follows at once.
     """
-    prompt, keywords, answer = (row.get(key) for key in ("prompt", "keywords", "answer"))
-    if not is_text(prompt):
-        raise ValueError("prompt must be non-empty text")
-    if not prompt.endswith("\n"):
+    prompt: Any = row.get("prompt")
+    keywords, answer = row.get("keywords"), row.get("answer")
+    mistake = mistake_in_prompt(prompt)
+    if mistake is not None:
+        raise ValueError(f"prompt {mistake}")
+    if isinstance(prompt, str) and not prompt.endswith("\n"):
         prompt += "\n"
     if keywords is not None:
         if not (isinstance(keywords, list) and keywords and all(map(is_text, keywords))):
@@ -161,6 +159,8 @@ class KeywordTask:
     Raises:
         ValueError: a file is missing, empty or malformed, in one line.
     """
+
+    stop: tuple[str, ...] = ()  # a story ends where the policy ends it
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]

@@ -10,7 +10,8 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.math_reward import MathReward
-from grpo_trainable.tasks.prompt_files import is_text, split_files
+from grpo_trainable.tasks.messages import as_text, is_text
+from grpo_trainable.tasks.prompt_files import split_files
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
 # The problems that ship: sums in words, whose answers are whole numbers.
@@ -23,7 +24,7 @@ def problem_files(settings: TaskSettings) -> dict[str, str | Path]:
     """`train_file` and `eval_file` as far as they are read: those that are given, else those that
     ship."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
-    files = {key: path for key, path in given.items() if path is not None}
+    files: dict[str, str | Path] = {key: path for key, path in given.items() if path is not None}
     return files or {"train_file": TRAIN_PROBLEMS, "eval_file": EVAL_PROBLEMS}
 
 
@@ -92,4 +93,4 @@ class MathTask:
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, problem: Example) -> Example:
-        return Example(prompt_of(self._template, problem.prompt), problem.ground_truth)
+        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)

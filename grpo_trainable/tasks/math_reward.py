@@ -109,10 +109,10 @@ def _parsed(latex: str) -> list[Any]:
 
     # Says once in every process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    formula = "$" + latex.replace("\\$", "").replace("$", "") + "$"
+    formula = " ".join(latex.replace("\\$", "").replace("$", "").split())
     return math_verify.parse(
-        formula,
+        f"${formula}$",
         extraction_config=[math_verify.LatexExtractionConfig()],
         fallback_mode="no_fallback",
-        parsing_timeout=None,
+        parsing_timeout=None,  # pyright: ignore[reportArgumentType]
     )

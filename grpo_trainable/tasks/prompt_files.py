@@ -6,12 +6,12 @@ import codecs
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from grpo_trainable.tasks.base import Example
+from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
 
 logger = logging.getLogger(__name__)
@@ -66,14 +66,6 @@ def _json_object(line: bytes) -> Mapping[str, Any]:
     return row
 
 
-def is_text(value: object) -> TypeGuard[str]:
-    """Whether `value` is text that says something and that every later step can encode."""
-    # JSON can spell half a surrogate pair.
-    return (
-        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
-    )
-
-
 def split_files(
     train_file: str | Path | None, eval_file: str | Path | None, parse: ParseRow, *, strict: bool
 ) -> tuple[Rows, Rows]:
@@ -102,9 +94,9 @@ def split_files(
     return Rows(train), Rows(heldout)
 
 
-def is_held_out(prompt: str) -> bool:
+def is_held_out(prompt: Prompt) -> bool:
     """The side of a prompt that comes without one: the same in every file and run."""
-    return hash_fraction(prompt) < HELD_OUT_PROMPTS
+    return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 
 
 def hash_fraction(text: str) -> float:

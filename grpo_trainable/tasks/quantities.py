@@ -17,8 +17,8 @@ _QUANTITY = re.compile(
     rf"\s*(?:\{{\s*(?P<under>{_DIGITS})\s*\}}|(?P<under1>\d))"
     rf"|(?P<number>{_DIGITS})(?:\s*/\s*(?P<divisor>{_DIGITS}))?)"
     r"\s*(?P<percent>%|percent\b)?"
-    rf"(?:\s*\\text\s*\{{(?P<text>[^{{}}]*)\}}|\s+(?P<words>{_WORDS}))?"
-    r"(?:\^\{?(?P<power>[23])\}?)?"
+    rf"(?:(?:\s*\\text\s*\{{(?P<text>[^{{}}]*)\}}|\s+(?P<words>{_WORDS}))"
+    r"(?:\^\{?(?P<power>[23])\}?)?)?"
 )
 _AS_WRITTEN = (  # what a quantity may be written with -> what the pattern reads
     (r"\\%", "%"),

@@ -3,6 +3,7 @@ scores by a function of its own."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import random
@@ -14,6 +15,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import one_line
 from grpo_trainable.tasks.answers import answer_form
 from grpo_trainable.tasks.base import Example, JSONValue, Score
+from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.order import permutation
 from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.templates import prompt_of, template_text
@@ -21,8 +23,7 @@ from grpo_trainable.tasks.templates import prompt_of, template_text
 # A data set makes its problem number n of its seed plus n, so those of two seeds share problems.
 # Here there is one seed, and only the number tells problems apart.
 SEED = 0
-NUMBERS = 2**31
-DRAWS = 1000  # after which a problem of one side is not looked for any more
+DRAWS = 1000  # after which no problem to train on is looked for any more
 
 
 class Problems:
@@ -35,11 +36,12 @@ class Problems:
 
     def __init__(self, settings: TaskSettings) -> None:
         assert settings.dataset is not None
-        self._named = f"task.dataset={settings.dataset}"
+        self.size = settings.size
+        self._named = f"task.dataset={settings.dataset} task.size={settings.size}"
         self._dataset = _data_set(settings)
         self.entry = lru_cache(maxsize=1024)(self._made)
         again = _data_set(settings)
-        if any(again[number]["question"] != self.question(number) for number in range(3)):
+        if any(again[n]["question"] != self.question(n) for n in range(min(3, self.size))):
             raise self._not_repeated("each time")
 
     def _made(self, number: int) -> Mapping[str, Any]:
@@ -68,17 +70,35 @@ class Problems:
         if self.question(truth["number"]) != truth["question"]:
             raise self._not_repeated("in each process")
 
-    def draw(self, key: str, *, held_out: bool) -> int:
-        """The number of a problem of one side, drawn by `key`.
+    def to_train_on(self, key: str, prompt_index: int) -> int:
+        """The number of a training problem. A pass takes every number once, in an order of its own;
+        in place of one that is held out it takes another one by chance."""
+        epoch, place = divmod(prompt_index, self.size)
+        number = permutation(key, epoch, self.size)[place]
+        draws = random.Random(f"{key} {prompt_index}")
+        for _ in range(DRAWS):
+            if not is_held_out(self.question(number)):
+                return number
+            number = draws.randrange(self.size)
+        raise self._too_few("to train on")
+
+    def held_out(self, count: int) -> list[int]:
+        """The numbers of `count` held-out problems, which come round again where they are fewer.
 
         The side follows from the question alone, so that none is both trained on and held out.
         """
-        for attempt in range(DRAWS):
-            number = random.Random(f"{key} {attempt}").randrange(NUMBERS)
-            if is_held_out(self.question(number)) is held_out:
-                return number
-        side = "to hold out" if held_out else "to train on"
-        raise ValueError(f"{self._named}: no problem {side} among {DRAWS}; it makes too few")
+        found: list[int] = []
+        for number in permutation("eval", 0, self.size):
+            if len(found) == count:
+                break
+            if is_held_out(self.question(number)):
+                found.append(number)
+        if not found:
+            raise self._too_few("to hold out")
+        return [found[i % len(found)] for i in range(count)]
+
+    def _too_few(self, what: str) -> ValueError:
+        return ValueError(f"{self._named}: too few problems {what} among {self.size}")
 
     def _not_repeated(self, when: str) -> ValueError:
         return ValueError(f"{self._named}: makes other problems {when}; choose another data set")
@@ -90,11 +110,13 @@ def _data_set(settings: TaskSettings) -> Any:
             "task.name=reasoning_gym: reasoning-gym is missing; install it by: "
             "pip install 'grpo-trainable[gym]'"
         )
-    import reasoning_gym
+    reasoning_gym = importlib.import_module("reasoning_gym")
 
     options = json.loads(settings.options)
     try:
-        return reasoning_gym.create_dataset(settings.dataset, seed=SEED, size=NUMBERS, **options)
+        return reasoning_gym.create_dataset(
+            settings.dataset, seed=SEED, size=settings.size, **options
+        )
     except Exception as error:
         named = f"task.dataset={settings.dataset} task.options={settings.options}"
         raise ValueError(f"{named}: {one_line(error)}") from error
@@ -124,7 +146,7 @@ class ReasoningGymReward:
 
 
 class ReasoningGymTask:
-    """Problems of one data set: `size` of them, or new ones for ever.
+    """Problems of one data set, of which a fifth is held out.
 
     Raises:
         ValueError: as for `Problems`, or a template cannot be read.
@@ -132,24 +154,18 @@ class ReasoningGymTask:
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._seed = seed
-        self._size = settings.size
         self._template = template_text(settings.template)
         self._reward = ReasoningGymReward(settings)
         self._problems = self._reward.problems
         self.stop = answer_form(settings).stop
 
     def train_example(self, prompt_index: int) -> Example:
-        """Training problem `prompt_index`; with `size`, each pass over them has its own order."""
-        key = f"train {self._seed} {prompt_index}"
-        if self._size is not None:
-            epoch, place = divmod(prompt_index, self._size)
-            order = permutation(f"train {self._seed}", epoch, self._size)
-            key = f"train {order[place]}"
-        return self._asked(self._problems.draw(key, held_out=False))
+        """Training problem `prompt_index`; each pass over the data set has its own order."""
+        return self._asked(self._problems.to_train_on(f"train {self._seed}", prompt_index))
 
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out problems, the same for every seed; fewer are the first of more."""
-        return [self._asked(self._problems.draw(f"eval {i}", held_out=True)) for i in range(count)]
+        return [self._asked(number) for number in self._problems.held_out(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """What the data set says of the answer of the response."""
@@ -157,4 +173,4 @@ class ReasoningGymTask:
 
     def _asked(self, number: int) -> Example:
         problem = self._problems.example(number)
-        return Example(prompt_of(self._template, problem.prompt), problem.ground_truth)
+        return Example(prompt_of(self._template, as_text(problem.prompt)), problem.ground_truth)

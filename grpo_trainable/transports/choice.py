@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.plugins import load_object
+from grpo_trainable.plugins import load
 from grpo_trainable.transports import TRANSPORTS, Transport, transport_named
 from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.frozen import FrozenApartReceiver, FrozenApartSender
@@ -127,4 +127,4 @@ def make_both_ends(key: str) -> Any:
 
 def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
     """What a record names, imported where it is named by `module:name`."""
-    return load_object("transport", by) if isinstance(by, str) else by
+    return load("transport", by) if isinstance(by, str) else by

@@ -29,7 +29,7 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}
-TOKENIZER = read_tokenizer("tiny", None)
+TOKENIZER = read_tokenizer(None)
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +255,7 @@ def test_tokens_of_several_versions_are_each_of_their_own(
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
     """Recorded log-probs are those of the weights that each token names. Where the cache is kept,
     that can be said of a response's first weights only. The number of groups of several."""
-    model, _ = build_policy("tiny", config.model.path, 0)
+    model, _ = build_policy(config.model, 0)
     mixed = 0
     for group in (group for batches in rounds for batch in batches for group in batch):
         batch = collate([group], [torch.zeros(len(group.rewards))], TOKENIZER.pad_id)
@@ -273,7 +273,7 @@ def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[Rollo
                     batch.input_ids,
                     batch.target_ids,
                     batch.response_mask,
-                    eos_id=TOKENIZER.eos_id,
+                    end_ids=TOKENIZER.end_ids,
                     **LAW,
                 )
             own = group.response_mask & (group.token_versions == version)

@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from ray.tune.utils import validate_save_restore
 
 from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.inputs import InputChanged
+from grpo_trainable.inputs import InputChanged, inputs_of_all
 from grpo_trainable.metrics import FRACTIONS, NAMES, TIMED
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
@@ -553,6 +555,45 @@ def test_a_trial_refuses_to_go_on_with_another_data_file(trainable: Any, tmp_pat
         file.write("one more\n")
     with pytest.raises(InputChanged, match=rf"task\.keywords_file: {words}"):
         trainable(config).restore(str(tmp_path / "checkpoint"))
+
+
+def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
+    ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
+    words = tmp_path / "words.txt"
+    shutil.copy(NOUNS_FILE, words)
+    config = trial_config(placement="colocated", task={"keywords_file": str(words)})
+    read = inputs_of_all([GRPOConfig.from_dict(config)])
+    inputs = {key: file.sha256 for key, file in read.items()}
+    guarded = tune.with_parameters(GRPOTrainable, inputs=inputs)
+    running = guarded(config)
+    assert running.grpo.to_dict() == GRPOConfig.from_dict(config).to_dict()
+    with words.open("a") as file:
+        file.write("one more\n")
+    refused = rf"^task\.keywords_file: {words} is not what it was .*put the file back"
+    # A clone of PBT begins anew in the actors that are there.
+    with pytest.raises(InputChanged, match=refused):
+        running.reset_config({**config, "k": 2})
+    running.stop()
+    with pytest.raises(InputChanged, match=refused):
+        guarded(config)
+    assert_no_actor_left()
+
+
+def test_a_generator_that_would_read_an_edited_file_takes_nobodys_place(
+    trainable: Any, tmp_path: Path
+) -> None:
+    words = tmp_path / "words.txt"
+    shutil.copy(NOUNS_FILE, words)
+    running = trainable(trial_config(task={"keywords_file": str(words)}))
+    running.step()
+    with words.open("a") as file:
+        file.write("one more\n")
+    (generator,) = [pid for pid, title in actor_processes().items() if "Generator" in title]
+    os.kill(generator, signal.SIGKILL)
+    with pytest.raises(InputChanged, match=rf"^task\.keywords_file: {words} is not what it was"):
+        running.step()
 
 
 # ---- A user's engine -------------------------------------------------------------------------

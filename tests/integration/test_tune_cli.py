@@ -20,7 +20,9 @@ from conftest import wait_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_trainable.checkpointing import checkpoint_round
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.metrics import NAMES
+from grpo_trainable.tasks.keyword import NOUNS_FILE
 from reports.experiment import read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -417,6 +419,39 @@ def test_a_trial_that_fails_is_named_and_the_status_is_1(tmp_path):
     done = run(*resume, storage=tmp_path)
     assert done.returncode == 1
     assert failures(tmp_path / "broken") == 1 + 2
+
+
+def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text(NOUNS_FILE.read_text())
+    argv = ["--space", "async_vs_sync", "--name", "edited", "--set", "arm=colocated_k1", *SMALL]
+    argv += ["--set", "task.keywords_file=words.txt", "--num-samples", "2", "--iterations", "4"]
+    process = subprocess.Popen(
+        command(*argv, "--max-failures", "0", storage=tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    experiment = tmp_path / "edited"
+    wait_for(lambda: trial_directories(experiment), 120)
+    with words.open("a") as file:
+        file.write("one more\n")
+    out, _ = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
+    assert f"task.keywords_file: {words} is not what it was when this run started" in line
+    for params in experiment.glob("*/params.json"):
+        config = json.loads(params.read_text())
+        assert GRPOConfig.from_dict(config).to_dict() == config
+
+    words.write_text(NOUNS_FILE.read_text())
+    done = run("--resume", "--name", "edited", storage=tmp_path)
+    assert done.returncode == 0, done.stderr
+    trained = [
+        [row["training_iteration"] for row in rows(t)] for t in trial_directories(experiment)
+    ]
+    assert trained == [[1, 2, 3, 4]] * 2
 
 
 def test_a_wrong_loss_of_the_users_is_one_line_before_ray_starts(tmp_path):

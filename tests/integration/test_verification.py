@@ -118,12 +118,18 @@ def problems(tmp_path_factory) -> str:
     return str(path)
 
 
+def scorer_of(problems: str, **task) -> ProcessScorer:
+    own = {"name": "math", "train_file": problems, **task}
+    config = GRPOConfig.from_dict({"task": own, "resources": {"reward_workers": 2}})
+    scorer = make_scorer(config, build_task(config))
+    assert isinstance(scorer, ProcessScorer)
+    return scorer
+
+
 @pytest.fixture(scope="module")
 def scorer(problems):
-    task = {"name": "math", "train_file": problems, "reward_deadline_s": 4.0}
-    config = GRPOConfig.from_dict({"task": task, "resources": {"reward_workers": 2}})
-    with contextlib.closing(make_scorer(config, build_task(config))) as scorer:
-        assert isinstance(scorer, ProcessScorer)
+    """With a deadline that no answer but a bomb comes near to, on any machine."""
+    with contextlib.closing(scorer_of(problems, reward_deadline_s=60.0)) as scorer:
         yield scorer
 
 
@@ -145,18 +151,16 @@ def test_sixty_answers_get_the_verdicts_that_were_written_by_hand(scorer):
     assert workers(scorer) == before  # nobody had to die for it
 
 
-def test_a_bomb_is_a_wrong_answer_and_the_next_ones_are_verified(scorer):
+def test_a_bomb_is_a_wrong_answer_and_the_next_ones_are_verified(problems):
     requests = [request for bomb in BOMBS for request in (asked("5", bomb), asked("x+1", "1+x"))]
-    scores = scorer.score(requests)
+    with contextlib.closing(scorer_of(problems, reward_deadline_s=2.0)) as scorer:
+        before = workers(scorer)
+        scores = scorer.score(requests)
+        ended = before - workers(scorer)
     assert scores[1::2] == [RIGHT] * len(BOMBS)
     assert all(score in (WRONG, REFUSED) for score in scores[::2])
-
-
-def test_an_answer_that_takes_too_long_is_refused_and_its_process_ended(scorer):
-    before = workers(scorer)
-    assert scorer.score([asked("5", BOMBS[2])]) == [REFUSED]
-    assert len(before - workers(scorer)) == 1
-    assert len(workers(scorer)) == len(before)
+    assert scores[2 * BOMBS.index("1000000000!")] == REFUSED
+    assert ended
 
 
 def test_a_response_without_an_answer_earns_nothing(scorer):
@@ -181,9 +185,11 @@ def test_the_library_itself_needs_no_main_thread():
 
 def test_bombs_alone_become_errors_after_the_tenth(problems):
     """Where everything takes too long, verification is at fault and the trial has to end."""
-    task = {"name": "math", "train_file": problems, "reward_deadline_s": 0.05}
-    config = GRPOConfig.from_dict({"task": task})
-    with contextlib.closing(make_scorer(config, build_task(config))) as scorer:
-        scores = scorer.score([asked("5", BOMBS[2])] * 12)
-    left_out = RewardError("not asked for: 10 others of its chunk hung")
-    assert scores == [REFUSED] * 10 + [left_out] * 2
+    with contextlib.closing(scorer_of(problems, reward_deadline_s=0.02)) as scorer:
+        scores = scorer.score([asked("5", "1000000000!")] * 14)
+    refused = scores.count(REFUSED)
+    left_out = [score for score in scores if isinstance(score, RewardError)]
+    # What the other worker was at when the tenth was given up is still awaited.
+    assert refused in (10, 11)
+    assert len(left_out) == 14 - refused
+    assert all("others of its chunk hung" in error.message for error in left_out)

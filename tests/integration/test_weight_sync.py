@@ -22,6 +22,7 @@ from weight_lines import Line, Reader, Restless
 
 from grpo_trainable.calls import ActorFailed, ActorLost, await_call
 from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.remote import RayActor, RayRuntime
@@ -125,7 +126,7 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
 def test_weights_may_travel_as_bfloat16(trainable: Any, name: str) -> None:
     config = trial_config(transport=name, transport_dtype="bfloat16", rounds=1)
     row = trainable(config).step()
-    model, _ = build_policy("tiny", None, 0)
+    model, _ = build_policy(GRPOConfig().model, 0)
     assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
     # The sampler's rounding is in the ratio from the first step on.
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
@@ -138,7 +139,7 @@ def test_weights_may_come_between_two_tokens(trainable: Any, name: str) -> None:
     running = trainable(config)
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) <= 1
-    model, _ = build_policy("tiny", None, 0)
+    model, _ = build_policy(GRPOConfig().model, 0)
     size = sum(parameter.nbytes for parameter in model.parameters())
     # All but the first publication, which is before the rounds; an answer may come a round later.
     assert sum(row["sync/bytes"] for row in rows) == 4 * size

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.write_points import killed_at
-from grpo_trainable.atomic import replacing
+from grpo_trainable.atomic import new_directory, replacing
 
 
 def content_of(directory: Path) -> dict[str, bytes]:
@@ -70,3 +70,39 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     put(tmp_path / "file", b"mine")
     assert not (tmp_path / "file").is_symlink()
     assert content_of(tmp_path) == {"file": b"mine", "target": b"of somebody else"}
+
+
+# ---- Directories -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_directory_appears_when_it_is_whole(tmp_path, exists):
+    out = tmp_path / "some" / "where"
+    if exists:
+        out.mkdir(parents=True)
+    with new_directory(out) as directory:
+        (directory / "file").write_bytes(b"new")
+        assert not out.exists() or not any(out.iterdir())
+    assert content_of(out) == {"file": b"new"}
+    assert [path.name for path in out.parent.iterdir()] == ["where"]
+
+
+def test_a_directory_that_cannot_be_filled_leaves_nothing_behind(tmp_path):
+    with pytest.raises(TypeError), new_directory(tmp_path / "out") as directory:
+        (directory / "file").write_bytes(None)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_already_is_left_alone(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_bytes(b"old")
+    (tmp_path / "file").write_bytes(b"old")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    before = sorted(tmp_path.iterdir())
+    for name in ("full", "file", "link", "dangling"):
+        with pytest.raises(FileExistsError, match=name), new_directory(tmp_path / name):
+            raise AssertionError("entered")
+    assert sorted(tmp_path.iterdir()) == before
+    assert content_of(tmp_path / "full") == {"file": b"old"}

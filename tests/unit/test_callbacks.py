@@ -36,8 +36,9 @@ from callbacks.trial_files import cut_lines, cut_parts, read_rows
 from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback, lag_histogram
 from grpo_trainable.details import DETAILS
-from grpo_trainable.metrics import NAMES
+from grpo_trainable.metrics import NAMES, ActorSpan
 from grpo_trainable.stages import STAGES
+from grpo_trainable.timers import Span
 from grpo_trainable.versions import Sync, VersionChange
 
 
@@ -613,6 +614,19 @@ def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
     assert {e["name"] for e in events if e["tid"] == 2 and e["ph"] == "X"} == {"waiting", "rollout"}
 
 
+def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), TraceCallback()
+    start([callback], trial)
+    spans = [
+        ActorSpan("generator", "generator-0", Span("rollout", 11.0, 15.0)),
+        ActorSpan("generator", "generator-0", Span("sync", 12.0, 13.0, concurrent=True)),
+    ]
+    callback.on_details(trial, 1, details(1, spans=spans))
+    events = json.loads((tmp_path / "trial" / "trace.json").read_text())
+    rows = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert rows == ["generator-0", "generator-0, other threads"]
+
+
 # ---- TensorBoard -------------------------------------------------------------------------------
 
 
@@ -665,12 +679,21 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert [line.split()[1] for line in lines] == ["started", "round", "round", "round", "done"]
-    assert "round 4/8 · held-out 0.500" in lines[3]
+    assert "round 1/8 · held-out 0.500 (round 0) · train" in lines[1]
+    assert "round 4/8 · held-out 0.500 · train" in lines[3]
     assert "KL 1.25" in lines[3]
     assert "12 tokens a response" in lines[3]
     assert "8 s left" in lines[3]
     assert "started (trial 1 of 6)" in lines[0]
     assert "(1 of 6 trials)" in lines[4]
+
+
+def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert "(1 of 1 trial)" in capsys.readouterr().out
+    assert "0 of 1 trial done, 0 waiting" in rendered(live_table([trial], {}, 1))
 
 
 def test_progress_line_shares_leave_the_evaluation_out():

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "script",
     [
-        ["launch/tune.py", "--space", "async_vs_sync", "--dry-run"],
+        ["launch/tune.py", "--settings"],
         ["launch/tune.py", "--list"],
         ["launch/report.py", "--help"],
     ],

@@ -19,6 +19,7 @@ from grpo_trainable.config import (
     LossSettings,
     OptimSettings,
     choice_or_reference,
+    converted,
     flatten,
     fresh_wanted,
     make_absolute,
@@ -69,11 +70,22 @@ DEFAULTS = {
     "weight_update": "between_batches",
     "buffer_capacity": 1,
     "buffer_sampling": "recency",
-    "engine": "torch",
+    "engine": "auto",
     "transport": "auto",
     "transport_dtype": "float32",
     "seed": 0,
-    "model": {"preset": "tiny", "path": None},
+    "model": {
+        "preset": "tiny",
+        "path": None,
+        "chat_template": "off",
+        "system": None,
+        "dtype": "float32",
+        "head_fp32": True,
+        "gradient_checkpointing": False,
+        "lora_rank": None,
+        "lora_alpha": None,
+        "lora_targets": "all-linear",
+    },
     "task": {
         "name": "keyword",
         "keywords_file": None,
@@ -92,6 +104,7 @@ DEFAULTS = {
         "group_size": 4,
         "min_new_tokens": 1,
         "max_new_tokens": 60,
+        "stop": None,
         "temperature": 0.8,
     },
     "loss": {
@@ -112,6 +125,7 @@ DEFAULTS = {
         "weight_decay": 0.0,
         "grad_clip": 1.0,
         "microbatch": 16,
+        "microbatch_tokens": None,
         "epochs": 1,
         "schedule": "constant",
         "max_skipped_steps": 3,
@@ -194,6 +208,9 @@ valid_values = {
     "rollout.unit_prompts": st.none() | st.just(1),
     "rollout.group_size": st.integers(2, 64),
     "rollout.temperature": st.floats(0.01, 10),
+    "rollout.stop": st.none() | st.lists(st.sampled_from(["</answer>", "\n\n", "é"])).map(tuple),
+    "model.chat_template": st.sampled_from(["off", "on", "/mine.jinja"]),
+    "model.system": st.none() | st.just("Be brief."),
     "loss.clip": st.floats(0.01, 0.99),
     "loss.clip_high": st.none() | st.floats(0.01, 10),
     "loss.advantage": st.sampled_from(["group_std", "group_mean", "rloo", "batch"]),
@@ -211,7 +228,7 @@ def test_config_survives_json(values):
     values = {
         key: value
         for key, value in values.items()
-        if not unmet(key, {**flatten(DEFAULTS), **values})
+        if not unmet(key, {**{name: check.default for name, check in CHECKS.items()}, **values})
     }
     data: dict = {}
     for key, value in values.items():
@@ -300,6 +317,19 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(optim__lr=math.inf), "optim.lr=Infinity: must be a number >= 0"),
         (nested(optim__lr=False), "optim.lr=false: must be a number >= 0"),
         (nested(optim__lr="1e-4"), 'optim.lr="1e-4": must be a number >= 0'),
+        *(
+            (
+                nested(rollout__stop=stop),
+                f"rollout.stop={said}: must be none or a text that is not empty, or a JSON list of "
+                "such texts",
+            )
+            for stop, said in (
+                ([""], '[""]'),
+                ("\ufffd", '"\ufffd"'),
+                (7, "7"),
+                (["a", 7], '["a", 7]'),
+            )
+        ),
         (nested(optim__betas=[0.9]), "optim.betas=[0.9]: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=0.9), "optim.betas=0.9: must be two numbers >= 0 and < 1"),
         (nested(optim__betas=[0.9, 1]), "optim.betas=[0.9, 1]: must be two numbers >= 0 and < 1"),
@@ -357,6 +387,8 @@ def test_wrong_value_is_refused_by_name(data, text):
 @pytest.mark.parametrize("key", CHECKS)
 def test_no_key_accepts_nonsense(key):
     for value in (object(), {}, [], b"x", 1j, -1, "\0", {3: {}}):
+        if (key, value) == ("rollout.stop", []):
+            continue  # nothing, whatever the task asks for
         data: dict = {}
         set_dotted(data, key, value)
         assert error(data).startswith(f"{key}=")
@@ -445,7 +477,7 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(engine="vllm"),
-            "engine=vllm: must be one of torch, or module:Class or file.py:Class",
+            "engine=vllm: must be one of auto, torch, hf, or module:Class or file.py:Class",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -523,6 +555,11 @@ APART = {"placement": "disaggregated"}
             "k=10: must be <= optim.epochs × rollout.prompts, 8 here: each minibatch needs a group",
         ),
         (
+            nested(optim__microbatch_tokens=59),
+            "optim.microbatch_tokens=59: must be >= rollout.max_new_tokens=60: a response alone "
+            "may have as many",
+        ),
+        (
             nested(buffer__sample_batches=2),
             "buffer.sample_batches=2: not read with buffer_capacity=1; needs buffer_capacity >= 2",
         ),
@@ -568,14 +605,14 @@ APART = {"placement": "disaggregated"}
         (
             nested(resources__reward_workers=8),
             "resources.reward_workers=8: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
-            "task.equality=math_verify",
+            "and task.equality=auto; needs task.reward, a task of your own, "
+            "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (
             nested(resources__reward_cpus=1),
             "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, task.name=reasoning_gym or "
-            "task.equality=math_verify",
+            "and task.equality=auto; needs task.reward, a task of your own, "
+            "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),
@@ -622,6 +659,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(k=8, k_mode="fresh_batches"),
         nested(rollout__min_new_tokens=60),
         nested(rollout__unit_prompts=16),
+        nested(optim__microbatch_tokens=60),
         APART | nested(rollout__unit_prompts=8, resources__num_generators=2),
         APART | nested(lag=2, rollout__unit_prompts=16, resources__num_generators=3),
         APART
@@ -658,7 +696,7 @@ def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
 @pytest.mark.parametrize(
     "data",
     [
-        nested(task__name="math"),
+        nested(task__name="code"),
         nested(loss__type="ppo"),
         nested(loss__advantage="gae"),
         nested(loss__advantage="vine"),
@@ -677,8 +715,8 @@ def test_settings_in_an_older_checkpoint_equal_these():
 
 
 def test_a_retired_key_cannot_be_set():
-    with pytest.raises(ConfigError, match=r"^model\.dtype: unknown key; "):
-        parse_assignment("model.dtype=float32")
+    with pytest.raises(ConfigError, match=r"^resources\.num_learners: unknown key; "):
+        parse_assignment("resources.num_learners=1")
 
 
 def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
@@ -891,7 +929,8 @@ def test_assignment_without_a_key_of_ours_is_refused(text, message):
 
 @pytest.mark.parametrize("key", CHECKS)
 def test_every_default_can_be_set_from_the_command_line(key):
-    value = flatten(DEFAULTS)[key]
+    value = converted(key, CHECKS[key].default, CHECKS[key])
+    value = list(value) if isinstance(value, tuple) else value
     text = value if isinstance(value, str) else shown(value)
     assert parse_assignment(f"{key}={text}") == (key, value)
 
@@ -1095,6 +1134,17 @@ def test_paths_become_absolute_against_the_callers_directory(tmp_path, monkeypat
     assert json.dumps(data) == before
 
 
+def test_a_model_is_a_directory_or_else_a_name_on_the_hub(tmp_path):
+    (tmp_path / "org" / "here").mkdir(parents=True)
+    for named, meant in (
+        ("org/here", str(tmp_path / "org" / "here")),
+        ("Qwen/Qwen2.5-Math-1.5B", "Qwen/Qwen2.5-Math-1.5B"),
+        ("./org/elsewhere", str(tmp_path / "org" / "elsewhere")),
+        ("elsewhere", str(tmp_path / "elsewhere")),
+    ):
+        assert make_absolute(nested(model__path=named), tmp_path) == nested(model__path=meant)
+
+
 def test_what_is_no_path_stays_as_it_is():
     data = {"model": {"path": None}, "task": {"reward": "my.module:score", "train_file": ""}}
     assert make_absolute(data, "/base") == data
@@ -1115,7 +1165,7 @@ def test_a_users_function_is_named_by_the_file_or_the_module_it_is_in(key):
 
 
 def test_path_keys_of_the_config_are_all_made_absolute():
-    paths = {key for key, check in CHECKS.items() if check.type == "path"}
+    paths = {key for key, check in CHECKS.items() if check.type.startswith("path")}
     data: dict = {}
     for key in paths:
         set_dotted(data, key, "here")
@@ -1150,3 +1200,21 @@ def test_the_reference_has_a_row_for_every_key():
         "The share of a draw that has not been trained on before.",
         "buffer_capacity >= 2, and buffer_sampling=mixed |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops"),
+    [
+        ("rollout.stop=</answer>", ("</answer>",)),
+        ('rollout.stop=["</answer>", "\\n\\n"]', ("</answer>", "\n\n")),
+        ('rollout.stop="7"', ("7",)),
+        ("rollout.stop=[]", ()),
+        ("rollout.stop=none", None),
+    ],
+)
+def test_stop_strings_are_one_text_or_a_list(text, stops):
+    data: dict = {}
+    set_dotted(data, *parse_assignment(text))
+    config = GRPOConfig.from_dict(data)
+    assert config.rollout.stop == stops
+    assert GRPOConfig.from_dict(config.to_dict()) == config

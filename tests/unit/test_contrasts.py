@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
-from reports.contrasts import pace, reward_difference, speed_up
+from reports.contrasts import reward_difference, speed_up
 from reports.experiment import read_experiment
 from reports.parts import read_files
 from reports.records import ExperimentRecord, TrialRecord
@@ -100,7 +100,7 @@ def test_a_disturbed_round_is_left_out_of_the_speed(tmp_path):
     ]
     # One more clean round, so that four remain.
     own.append(experiments.row(5, time__wall_clock_s=13.0, time__disturbed_fraction=0.0))
-    found = pace(one(tmp_path, own))
+    found = one(tmp_path, own).pace
 
     assert found is not None
     assert (found.rounds, found.disturbed, found.comparable) == (5, 1, True)
@@ -118,7 +118,7 @@ def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
         experiments.row(n, time__wall_clock_s=float(n), time__disturbed_fraction=float(share))
         for n, share in enumerate([0.9] * disturbed + [0.0] * (rounds - disturbed), start=1)
     ]
-    found = pace(one(tmp_path, own))
+    found = one(tmp_path, own).pace
 
     assert found is not None
     assert found.comparable is comparable
@@ -127,7 +127,7 @@ def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
 
 
 def test_rows_without_the_metric_are_undisturbed(tmp_path):
-    found = pace(one(tmp_path, [experiments.row(n) for n in range(1, 9)]))
+    found = one(tmp_path, [experiments.row(n) for n in range(1, 9)]).pace
 
     assert found is not None
     assert (found.disturbed, found.comparable) == (0, True)
@@ -143,14 +143,15 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     reason = "sync, seed 0: other work took 40% of the machine in 12 of 16 rounds"
 
     assert [arm for arm in cells if "?" in " ".join(cells[arm])] == [OTHER]
-    assert cells[OTHER][4].endswith(" ?")  # samples/s
-    assert cells[OTHER][5].endswith(" ?")  # speed-up
-    assert comparison.speed[OTHER].told_apart is None
+    assert cells[OTHER][4:7] == ("?", "?", "?")  # samples/s, speed-up, at equal cost
+    assert OTHER not in comparison.speed
+    assert OTHER not in comparison.cost
+    assert comparison.not_comparable == {OTHER: reason}
     assert cells[OTHER][3].endswith(" ?")  # wall-clock
     assert cells[OTHER][7].endswith(" ?")  # device-hours
     words = " ".join(table(compare(record.trials)).split())
-    assert f"Too disturbed to count: {reason}. Their seeds are left out of speed-ups" in words
-    assert "Wall-clock and device-hours count every round, disturbed ones included." in words
+    assert f"Too disturbed to count: {reason}. Their seeds are left out of speeds and" in words
+    assert "Wall-clock and device-hours count every round, disturbed ones included; those" in words
     said = told(record)
     assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
@@ -163,9 +164,9 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
     comparison = compare(record.trials)
     cells = {row[0]: row for row in comparison.rows()}
 
-    assert [arm for arm in cells if cells[arm][4].endswith("?")] == [BASE]
-    assert cells[OTHER][5].endswith("?")
-    assert "colocated_k1, seed 0" in (comparison.speed[OTHER].doubt or "")
+    assert [arm for arm in cells if cells[arm][4] == "?"] == [BASE]
+    assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
+    assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
     assert [sentence for sentence in told(record) if "compar" in sentence] == [
         "Nothing can be compared with colocated_k1 in speed or cost: other work took 40% of the "
         "machine in 16 of 16 rounds of seed 0."
@@ -183,7 +184,7 @@ def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
     assert f"Speed-ups that rest on some of the seeds alone: {OTHER} (3 of 4 seeds)." in words
     assert any("3 of 4 seeds" in sentence for sentence in told(record))
     assert list(comparison.speed[OTHER].seeds) == [1, 2, 3]
-    assert comparison.speed[OTHER].doubt is None
+    assert comparison.not_comparable == {}
     assert comparison.speed[OTHER].value == pytest.approx(1.0, abs=0.1)
     assert comparison.comparable(OTHER)
 
@@ -362,13 +363,21 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert data["arms"][OTHER]["comparable"] is False
     assert "seed 1: other work took 40%" in data["arms"][OTHER]["why_not"]
     pair = data["pairs"][OTHER]["speed_up"]
-    assert (pair["comparable"], pair["told_apart"], pair["seeds"]) == (False, None, [0, 1])
-    assert pair["low"] < pair["value"] < pair["high"]
+    assert pair == {
+        **dict.fromkeys(("value", "low", "high", "told_apart", "seeds_needed")),
+        **{"seeds": [], "comparable": False, "why_not": data["arms"][OTHER]["why_not"]},
+    }
+    assert data["arms"][OTHER]["samples_per_s"] is None
+    assert [trial["samples_per_s"] for trial in data["trials"][2:]] == [None, None]
+    speeds = [trial["disturbed_samples_per_s"] for trial in data["trials"]]
+    assert speeds == [None, None, pytest.approx(40, rel=0.2), pytest.approx(40, rel=0.2)]
     assert data["pairs"][OTHER]["reward_difference"] is None  # no evaluations were kept
     assert [trial["disturbed_rounds"] for trial in data["trials"]] == [0, 0, 12, 12]
     assert all(sentence in page.read_text() for sentence in data["told"])
     hours = page.read_text().partition('<figure id="device_hours"')[2]
-    assert re.search(r'alt="Bars\. colocated_k1 [\d.]+, sync [\d.]+ \?', hours)
+    assert re.search(r'alt="Bars\. colocated_k1 [\d.]+, sync \? not comparable\."', hours)
+    ratios = page.read_text().partition('<figure id="speed_up"')[2]
+    assert 'alt="Bars. colocated_k1 1.00x, sync ? not comparable."' in ratios
 
 
 # ---- benchmarks/resampling.py -------------------------------------------------------------------
@@ -379,8 +388,8 @@ def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_
     arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}
     runs = {arm: [rows(rng, slower) for _ in range(5)] for arm, slower in arms.items()}
     trials = write(tmp_path / "e", runs).arms
-    found = pace(trials[BASE][0])
-    again = pace(drawn(trials[BASE][0], random.Random(0)))
+    found = trials[BASE][0].pace
+    again = drawn(trials[BASE][0], random.Random(0)).pace
 
     assert found is not None
     assert again is not None

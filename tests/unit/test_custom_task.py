@@ -158,7 +158,8 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
         ),
         (
             "def train_example(self, i): return Example(3, 1)",
-            "train_example(0) gave an example whose prompt is not text, or is empty",
+            "train_example(0) gave an example whose prompt must be non-empty text or a list of "
+            "messages",
         ),
         (
             "def train_example(self, i): return Example('p', {1, 2})",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.config import CHECKS, GRPOConfig, parse_assignment, set_dotted
+from grpo_trainable.engines import ENGINES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ALGORITHMS = (DOCS / "algorithms.md").read_text(encoding="utf-8")
@@ -58,6 +59,20 @@ def test_recipe_is_a_valid_config(settings):
     for assignment in settings.split():
         set_dotted(data, *parse_assignment(assignment))
     assert GRPOConfig.from_dict(data)
+
+
+ENGINE_ROWS = {
+    name: row
+    for row in (DOCS / "architecture.md").read_text(encoding="utf-8").splitlines()
+    for name in re.findall(r"^\| `(\w+)` \| .* \| .* \| .* \|$", row)
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_architecture_page_has_what_an_engine_promises(engine):
+    record, row = ENGINES[engine], ENGINE_ROWS[engine]
+    assert ("the same bits" in row) == record.same_bits
+    assert ("to 1e-4 of the learner's" in row) == (record.log_prob_error == 1e-4)
 
 
 # ---- Pages that MkDocs does not build --------------------------------------------------------

@@ -16,6 +16,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines.base import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.prompts import Prompts, build_task
@@ -23,10 +24,13 @@ from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, Samplin
 from grpo_trainable.simulation.groups import group_of
 from grpo_trainable.transports.in_process import InProcess
 
-LIMITS = SamplingLimits(min_new_tokens=2, max_new_tokens=3, temperature=1.0)
+LIMITS = SamplingLimits(min_new_tokens=2, max_new_tokens=3, temperature=1.0, end_ids=(9,))
 REQUEST = Request(stream="train", prompt_index=7, prompt_ids=(1,), group_size=2, limits=LIMITS)
-# Two responses of three tokens, by versions 0, 1 and 1 of rounds 0, 1 and 1.
-GROUP = group_of(7, rewards=(torch.nan, torch.nan), weights=[(0, 0), (1, 1), (1, 1)])
+# Two responses of three tokens, by versions 0, 1 and 1 of rounds 0, 1 and 1, that nothing ended.
+GROUP = replace(
+    group_of(7, rewards=(torch.nan, torch.nan), weights=[(0, 0), (1, 1), (1, 1)]),
+    finished=torch.zeros(2, dtype=torch.bool),
+)
 ENGINE: Any = SimpleNamespace(version=1, round=1)
 
 
@@ -90,13 +94,56 @@ def test_a_wrong_answer_is_named_in_one_line(answer: Any, message: str):
     assert "\n" not in str(caught.value)
 
 
+def ended(row: int, token: int, **fields: Any) -> RolloutGroup:
+    """GROUP with an end id as the token of this number of a response, the last of it."""
+    ids, mask, finished = GROUP.response_ids.clone(), GROUP.response_mask.clone(), [False, False]
+    ids[row, token], finished[row] = 9, True
+    mask[row, token + 1 :] = False
+    changes = {"response_ids": ids, "response_mask": mask, "finished": torch.tensor(finished)}
+    return changed(**(changes | fields))
+
+
 def test_a_log_prob_off_the_mask_is_refused():
-    mask = GROUP.response_mask.clone()
-    mask[1, 2] = False
-    check([changed(response_mask=mask)])
+    check([ended(1, 1)])
     log_probs = torch.full((2, 3), -1.0)
     with pytest.raises(EngineError, match="must be 0 where response_mask is false"):
-        check([changed(response_mask=mask, behaviour_log_probs=log_probs)])
+        check([ended(1, 1, behaviour_log_probs=log_probs)])
+
+
+WHOLE, NOBODY = GROUP.response_mask, GROUP.finished
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (ended(1, 1, response_mask=WHOLE), "response 1 goes on after token 2, which ends it"),
+        (ended(0, 2, finished=NOBODY), "finished is False for response 0, which an end id or a"),
+        (changed(finished=~NOBODY), "finished is True for response 0, which nothing ends"),
+        (
+            ended(1, 1, response_ids=GROUP.response_ids, finished=NOBODY),
+            "response 1 is cut off after 2 of 3 tokens",
+        ),
+    ],
+)
+def test_a_response_must_end_where_the_limits_say(answer: RolloutGroup, message: str):
+    with pytest.raises(EngineError, match=rf"^engine=mine: prompt 7 of stream train: {message}"):
+        check([answer])
+
+
+def test_nothing_may_follow_a_stop_string():
+    limits = replace(LIMITS, stop_strings=("ab",))
+    request = replace(REQUEST, limits=limits)
+    stops = StopStrings(limits.stop_strings, [b"x", b"a", b"b"], vocab_size=10)
+
+    def answer(*rows: list[int], finished: list[bool]) -> None:
+        group = changed(response_ids=torch.tensor(rows), finished=torch.tensor(finished))
+        check_groups("mine", ENGINE, [request], [group], vocab_size=10, stops=stops)
+
+    answer([0, 1, 2], [0, 0, 1], finished=[True, False])
+    with pytest.raises(EngineError, match="response 1 goes on after token 2, which ends it"):
+        answer([0, 1, 2], [1, 2, 0], finished=[True, True])
+    with pytest.raises(EngineError, match="finished is False for response 0, which an end id or"):
+        answer([0, 1, 2], [0, 0, 1], finished=[False, False])
 
 
 def test_an_engine_must_have_the_weights_that_it_was_given():
@@ -149,7 +196,7 @@ def config_of(engine: str) -> GRPOConfig:
 
 
 def build(engine: str) -> Any:
-    tokenizer = read_tokenizer("tiny", None)
+    tokenizer = read_tokenizer(None)
     device = torch.device("cpu")
     return build_engine(EngineSetup(config=config_of(engine), tokenizer=tokenizer, device=device))
 
@@ -175,7 +222,7 @@ def test_an_engine_that_cannot_be_used_is_one_line(
 
 def generate(engine: str) -> list[RolloutGroup]:
     config = config_of(engine)
-    prompts = Prompts(config, build_task(config), read_tokenizer("tiny", None))
+    prompts = Prompts(config, build_task(config), read_tokenizer(None))
     generator = Generator(config, InProcess())
     try:
         return generator.generate([prompts.request("train", i) for i in range(2)]).groups

@@ -1,4 +1,4 @@
-"""Answers that need no library to be compared: texts, numbers, units, and what has several parts."""
+"""Answers that need no library to be compared: texts, numbers with units, and their lists."""
 
 from __future__ import annotations
 

@@ -360,7 +360,7 @@ def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
     rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
     write_trial(experiment, config(rounds=16), rows)
 
-    assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][10] == "2.00"
+    assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][8] == "2.00"
 
 
 def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):
@@ -376,9 +376,21 @@ def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so
 
 def test_without_wall_clock_speed_is_unknown(experiment):
     write_trial(experiment, config(), [row(1), row(2)])
-    cell = cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"]
+    comparison = compare(read_experiment(experiment).trials)
 
-    assert cell[3:7] == ["-", "-", "-", "-"]
+    assert cells(table(comparison))["colocated_k1"][3:5] == ["-", "-"]
+    assert not comparison.has_ratios
+
+
+def test_one_arm_alone_has_no_speed_up_of_itself(experiment):
+    write_trial(experiment, config(rounds=4), [row(n) for n in range(1, 5)])
+    text = table(compare(read_experiment(experiment).trials))
+    header = text.splitlines()[0]
+
+    assert header.split()[3:7] == ["wall-clock", "s", "samples/s", "device-hours"]
+    assert "1.00x" not in text
+    for words in ("peed-up", "at equal cost", "interval"):
+        assert words not in text
 
 
 def test_trials_without_a_row_are_no_part_of_the_table(experiment):

@@ -70,8 +70,8 @@ def test_the_absolute_name_works_from_every_directory(mine, monkeypatch):
             "mine.py",
             "several search spaces; choose mine.py:OTHER or mine.py:MINE",
         ),
-        (("", ""), "mine.py:YOURS", "has no attribute 'YOURS'"),
-        (("", ""), "mine.py:SPEED", "is a Column, not a SearchSpace"),
+        (("", ""), "mine.py:YOURS", "no attribute 'YOURS'; it has LAG, MINE"),
+        (("", ""), "mine.py:SPEED", "must be a search_spaces.base.SearchSpace, got a Column"),
         (("", ""), "yours.py", "FileNotFoundError"),
         (("", ""), "min", "did you mean lag?"),
         (("question=", "questn="), "mine.py", "questn"),
@@ -94,7 +94,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(mine, change, text, words):
     words = "unknown; valid: async_vs_sync" if text == "min" else words
     with pytest.raises(ConfigError) as caught:
         find_space(text)
-    assert str(caught.value).startswith("--space")
+    assert str(caught.value).startswith(f"--space {text}: ")
     assert text in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -46,7 +46,7 @@ def same_threads_afterwards() -> Iterator[None]:
 
 
 def prompts_of(config: GRPOConfig) -> Prompts:
-    return Prompts(config, build_task(config), read_tokenizer("tiny", None))
+    return Prompts(config, build_task(config), read_tokenizer(None))
 
 
 def requests_of(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> list[Request]:
@@ -64,7 +64,7 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
 
 
 def texts_of(unit: Scored) -> list[list[str]]:
-    decode = read_tokenizer("tiny", None).decode
+    decode = read_tokenizer(None).decode
     return [
         [decode(i[m].tolist()) for i, m in zip(g.response_ids, g.response_mask, strict=True)]
         for g in unit.groups
@@ -139,7 +139,7 @@ def test_the_reference_stays_what_it_was_when_new_weights_are_loaded() -> None:
     generator.load(learner.publish().handle)
     moved = generator.generate(requests).groups
     assert not moved[0].behaviour_log_probs.equal(first[0].behaviour_log_probs)
-    (again,) = Reference(config, torch.device("cpu")).annotate(moved[:1])
+    (again,) = Reference(config, read_tokenizer(None), torch.device("cpu")).annotate(moved[:1])
     expected = again.reference_log_probs
     assert torch.allclose(moved[0].reference_log_probs, expected, atol=1e-4)
     assert not torch.allclose(moved[0].behaviour_log_probs, expected, atol=1e-2)

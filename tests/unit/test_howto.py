@@ -1,4 +1,4 @@
-"""The pages of docs/howto/ are executed, and every command line in README and docs is tried dry.
+"""The pages of docs/howto/ are executed, and every command line in README and docs is planned.
 
 What a page may hold:
 
@@ -12,10 +12,12 @@ A block below `<!-- not run: REASON -->` is shown only.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +31,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 LANGUAGES = {"python", "bash", "text", "json"}
 START = re.compile(r'```(?P<language>\w*)(?: title="(?P<title>[^"/\\]+)")?')
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 NOT_RUN = re.compile(r"<!-- not run: \S.* -->")
 
 
@@ -70,7 +74,7 @@ def commands(block: Block) -> list[list[str]]:
     return [words for line in joined.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def try_command(words: list[str]) -> None:
+def try_command(words: list[str], try_tune: Callable[[list[str]], None]) -> None:
     """Our own commands must exist and be valid; others are the reader's."""
     program, *arguments = words
     if program == "python" and arguments and arguments[0].endswith(".py"):
@@ -80,7 +84,26 @@ def try_command(words: list[str]) -> None:
         assert f"\n{arguments[0]}:" in (ROOT / "Makefile").read_text(), f"no target {arguments[0]}"
     # Going on with an experiment needs one.
     if program in ("launch/tune.py", "grpo-tune") and "--resume" not in arguments:
-        assert tune.main([*arguments, "--dry-run"]) == 0
+        try_tune(arguments)
+
+
+def planned(arguments: list[str]) -> None:
+    """Its settings are valid; the files that it names need not be there."""
+    args = tune.parse_arguments(arguments)
+    if not args.list and args.settings is None:
+        tune.plan_of(args)
+
+
+def write_model(directory: Path) -> None:
+    """A small model of the family that the pages name, in a directory of its name on the hub, which
+    goes before the hub."""
+    pytest.importorskip("transformers")
+    from hf_models import write_hf_model
+
+    write_hf_model(directory, "qwen2", tied=True, max_position_embeddings=512)
+    settings = directory / "tokenizer_config.json"
+    content = {**json.loads(settings.read_text()), "chat_template": CHAT}
+    settings.write_text(json.dumps(content))
 
 
 def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -90,6 +113,11 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
     module = types.ModuleType("howto_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     before = set(sys.modules)
+
+    def checked(arguments: list[str]) -> None:
+        storage = ["--storage", str(directory / "storage")]
+        assert tune.main([*arguments, *storage, "--dry-run"]) == 0
+
     try:
         for block in blocks(page):
             if block.title is not None:
@@ -100,7 +128,7 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
                 exec(code, module.__dict__)
             elif block.language == "bash" and block.run:
                 for words in commands(block):
-                    try_command(words)
+                    try_command(words, checked)
     finally:
         for added in set(sys.modules) - before:
             origin = getattr(sys.modules[added], "__file__", None)
@@ -110,7 +138,10 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 @pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
 def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
-    run_page(path.read_text(encoding="utf-8"), str(path), monkeypatch, tmp_path)
+    page = path.read_text(encoding="utf-8")
+    if MODEL in page:
+        write_model(tmp_path / MODEL)
+    run_page(page, str(path), monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +154,7 @@ def test_command_lines_of_every_other_page_are_valid(path, monkeypatch, tmp_path
     for block in blocks(path.read_text(encoding="utf-8")):
         if block.language == "bash" and block.run:
             for words in commands(block):
-                try_command(words)
+                try_command(words, planned)
 
 
 # ---- The harness itself ----------------------------------------------------------------------

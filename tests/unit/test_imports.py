@@ -30,16 +30,18 @@ FOUNDATION = {
     "config",
     "rollout",
     "checksums",
+    "digests",
     "algo",
     "models",
     "tasks",
     "stages",
     "atomic",
     "command_line",
+    "wording",
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
-MIDDLE |= {"messages", "weight_transfer"}
+MIDDLE |= {"messages", "weight_transfer", "stops", "exporting"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 # The pipeline knows actors by their messages alone.
 PIPELINE = BELOW_ACTORS | {"calls", "liveness"}
@@ -68,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trainable", "trial_actors", "trial_storage"}
-STANDARD_LIBRARY_ONLY = {"plugins", "config"}
+STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 

@@ -11,9 +11,9 @@ import pytest
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.inputs import (
     InputChanged,
-    digests_of_all,
     input_digests,
     input_files,
+    inputs_of_all,
     refuse_changed_inputs,
 )
 from grpo_trainable.models.store import SHIPPED_POLICY
@@ -107,7 +107,11 @@ def test_arms_with_losses_in_different_files_are_each_compared_with_their_own(tm
     for name in ("first.py", "second.py"):
         (tmp_path / name).write_text(f"def loss(): ...  # {name}\n")
         arms.append(config(loss={"type": f"{tmp_path / name}:loss"}))
-    before = digests_of_all([config(), *arms])
+    read = inputs_of_all([config(), *arms])
+    before = {key: file.sha256 for key, file in read.items()}
+    own = {key: file.path.name for key, file in read.items() if not file.ships}
+    second = f"loss.type {tmp_path / 'second.py'}"
+    assert own == {"loss.type": "first.py", second: "second.py"}
     for arm in (config(), *arms):
         refuse_changed_inputs(arm, input_digests(arm), before)
     (tmp_path / "second.py").write_text("def loss(): return 0\n")
@@ -147,7 +151,9 @@ def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
 
 def test_the_math_task_reads_its_problems_and_its_template(tmp_path):
     shipped = {
-        key: path for key, path in input_files(config(task={"name": "math"})).items() if "task" in key
+        key: path
+        for key, path in input_files(config(task={"name": "math"})).items()
+        if "task" in key
     }
     assert shipped == {"task.train_file": TRAIN_PROBLEMS, "task.eval_file": EVAL_PROBLEMS}
     own = {"name": "math", "eval_file": "/e.jsonl", "template": f"{tmp_path}/t.txt"}

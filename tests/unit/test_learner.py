@@ -61,9 +61,7 @@ class Pair:
         self.learner = Learner(self.config, transport)
         self.generator = Generator(self.config, transport)
         self.prompts = Prompts(
-            self.config,
-            build_task(self.config),
-            read_tokenizer(self.config.model.preset, self.config.model.path),
+            self.config, build_task(self.config), read_tokenizer(self.config.model.path)
         )
         self.next_prompt = 0
 
@@ -145,6 +143,26 @@ def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
     # Seven tokens and ten more, but for the last, which has nothing to predict.
     assert batch.input_ids.shape == (5, 16)
     assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
+
+
+def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch_tokens": 50}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    assert batch.input_ids.shape == (3, 16)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    assert all(batch.input_ids.numel() <= 50 for batch in seen)
+    assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
 
 
 # ---- Weights on their way ----------------------------------------------------------------------
@@ -555,7 +573,7 @@ def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config
             with torch.no_grad():
                 logits = model(row[None, :-1])[0, len(group.prompt_ids) - 1 :]
             logits = logits.double() / config.rollout.temperature
-            eos_id = read_tokenizer(config.model.preset, config.model.path).eos_id
+            eos_id = read_tokenizer(config.model.path).eos_id
             logits[: config.rollout.min_new_tokens - 1, eos_id] = -torch.inf
             chosen = logits.log_softmax(-1).gather(1, response[:, None])
             sums.append(float(chosen.sum()))
@@ -753,7 +771,7 @@ def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None
     everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
     ids = torch.cat((torch.zeros(len(everything), 1, dtype=torch.int64), everything), dim=1)
     mask = torch.ones(len(ids), length, dtype=torch.bool)
-    law = {"temperature": 0.9, "min_new_tokens": 1, "eos_id": 0}
+    law = {"temperature": 0.9, "min_new_tokens": 1, "end_ids": (0,)}
     with torch.no_grad():
         log_p, log_q = (
             response_log_probs(model, ids[:, :-1], ids[:, 1:], mask, **law)[0].double()
@@ -928,6 +946,6 @@ def test_state_trained_against_another_reference_is_refused(
     pair = Pair(policy_path)
     state = pair.learner.state()
     other = TransformerLM(pair.learner.policy.config, seed=4)
-    save_policy(tmp_path / "other", other, read_tokenizer("tiny", None), torch.float32)
+    save_policy(tmp_path / "other", other, read_tokenizer(None), torch.float32)
     with pytest.raises(ValueError, match=r"reference policy has checksum .*model\.path=.*other"):
         Pair(str(tmp_path / "other")).learner.load_state(state)

@@ -82,8 +82,14 @@ def test_a_line_in_each_layout(row, question, truth):
         ({"question": "q", "answer": True}, "answer, or solution, must be non-empty text"),
         ({"question": "q", "answer": ["1"]}, "answer, or solution, must be non-empty text"),
         ({"problem": "p", "solution": "It is 2."}, r"solution must have its answer in \boxed{} or"),
-        ({"problem": "p", "solution": r"\boxed{2"}, r"solution must have its answer in \boxed{} or"),
-        ({"question": "q", "answer": "so ####  "}, r"must have its answer in \boxed{} or after ####"),
+        (
+            {"problem": "p", "solution": r"\boxed{2"},
+            r"solution must have its answer in \boxed{} or",
+        ),
+        (
+            {"question": "q", "answer": "so ####  "},
+            r"must have its answer in \boxed{} or after ####",
+        ),
     ],
 )
 def test_a_bad_line_says_what_is_wrong(row, message, tmp_path):
@@ -135,14 +141,24 @@ def test_r1_zero_is_the_prompt_of_the_paper():
     ("text", "prompt", "tags"),
     [
         ("Q: {question}\nA:", "Q: What {question} is {x}?\nA:", False),
-        ("{question}\nGive it in \\boxed{}.\n", "What {question} is {x}?\nGive it in \\boxed{}.", False),
+        (
+            "{question}\nGive it in \\boxed{}.\n",
+            "What {question} is {x}?\nGive it in \\boxed{}.",
+            False,
+        ),
         ("{question}\n<think>\n", "What {question} is {x}?\n<think>", True),
-        ("Write <answer>5</answer>. {question}", "Write <answer>5</answer>. What {question} is {x}?", True),
+        (
+            "Write <answer>5</answer>. {question}",
+            "Write <answer>5</answer>. What {question} is {x}?",
+            True,
+        ),
     ],
 )
 def test_a_template_of_the_users_says_where_answers_are(tmp_path, text, prompt, tags):
     (tmp_path / "t.txt").write_text(text)
-    rows = write_jsonl(tmp_path / "a.jsonl", [{"question": "What {question} is {x}?", "answer": "1"}])
+    rows = write_jsonl(
+        tmp_path / "a.jsonl", [{"question": "What {question} is {x}?", "answer": "1"}]
+    )
     task = math_task(train_file=rows, eval_file=rows, template=str(tmp_path / "t.txt"))
     assert task.train_example(0).prompt == prompt
     assert task.stop == (("</answer>",) if tags else ())

@@ -25,6 +25,7 @@ from grpo_trainable.noise import (
     idle_seconds,
     place,
     quota_cores,
+    shown_command,
     spent,
 )
 
@@ -163,6 +164,37 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     )
     for unknown in (None, 9):
         assert "round 12; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["/usr/bin/python3", "-m", "pip", "install", "torch"], "python3 -m pip"),
+        (["/home/me/.venv/bin/python", "/home/me/train.py", "--key=1"], "python train.py"),
+        (["python", "-u", "eval/run.py"], "python -u run.py"),
+        (["java", "-jar", "/opt/server.jar"], "java -jar server.jar"),
+        (["git", "fetch", "origin"], "git fetch origin"),
+        (["sshpass", "-p", "hunter2", "ssh"], "sshpass -p"),
+        (["mysql", "-phunter2", "shop"], "mysql -p"),
+        (["curl", "--user", "me:hunter2"], "curl --user"),
+        (["curl", "https://host/hunter2"], "curl"),
+        (["psql", "password=hunter2"], "psql"),
+        (["python", "-c", "token = 'hunter2'"], "python -c"),
+        (["ray::Generator.sample"], "comm"),
+        (["postgres: shop 10.0.0.1 idle"], "comm"),
+        (["x" * 41], "comm"),
+        ([], "comm"),
+    ],
+)
+def test_a_process_is_shown_by_the_first_words_of_its_command_without_secrets(
+    monkeypatch, tmp_path, command, shown
+):
+    monkeypatch.setattr(noise, "PROC", tmp_path)
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8/comm").write_text("comm\n")
+    (tmp_path / "8/cmdline").write_text("".join(f"{word}\0" for word in command))
+    assert shown_command(8) == shown
+    assert shown_command(9) == ""
 
 
 BUSY = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"

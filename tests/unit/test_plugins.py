@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from grpo_trainable.plugins import PluginError, is_reference, load, source_of
+from grpo_trainable.plugins import PluginError, is_reference, load, load_instance, source_of
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,7 @@ def test_a_module_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
         ("exit(2)", "cannot be imported: SystemExit: 2"),
         ("f = 3", "cannot be imported: TypeError: f is not callable"),
         ("g = 3", "has no attribute 'f'"),
+        ("def ff(): ...", "has no attribute 'f'; did you mean ff? it has ff"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line_that_names_it(tmp_path, source, reason):
@@ -96,3 +98,27 @@ def test_the_file_of_a_name_is_found_without_importing_it(tmp_path, monkeypatch)
 def test_a_name_without_a_file_is_not_looked_for_further():
     assert source_of("sys:intern") is None
     assert source_of("no_such_package.rewards:score") is None
+
+
+def test_a_wrong_name_is_answered_with_those_that_would_do(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from math import floor\nfrom dataclasses import field\nimport re\n"
+        "def clipped(): ...\ndef _private(): ...\nclass Ratio: ...\nlimit = 3\n"
+    )
+    with pytest.raises(PluginError) as caught:
+        load("loss.type", f"{file}:cliped")
+    assert str(caught.value).endswith("'cliped'; did you mean clipped? it has clipped, Ratio")
+    with pytest.raises(PluginError, match=r"'sqrt'; it has clipped, Ratio$"):
+        load("loss.type", f"{file}:sqrt")
+    with pytest.raises(PluginError, match=r"'limits'; did you mean limit\? it has limit$"):
+        load_instance("transport", f"{file}:limits", int)
+    with pytest.raises(PluginError, match=r"has no attribute 'limits'$"):
+        load_instance("transport", f"{file}:limits", Path)
+
+
+def test_an_option_is_written_as_on_a_command_line_and_a_setting_as_an_assignment():
+    with pytest.raises(PluginError, match=r"^--space json:MINE: cannot be imported: "):
+        load_instance("--space", "json:MINE", Path)
+    with pytest.raises(PluginError, match=r"^transport=json:dumps: must be a .*Path, got a f"):
+        load_instance("transport", "json:dumps", Path)

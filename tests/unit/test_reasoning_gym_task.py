@@ -88,14 +88,25 @@ def test_no_question_that_is_trained_on_is_held_out():
 
 
 @needs_reasoning_gym
-def test_size_bounds_the_problems_and_each_pass_has_its_own_order():
-    task = sums(size=10, options={"min_digits": 4})
-    passes = [[task.train_example(10 * n + i).prompt for i in range(10)] for n in range(2)]
-    assert len(set(passes[0])) == 10
-    assert sorted(passes[0]) == sorted(passes[1])
+def test_a_pass_takes_each_problem_about_once_in_an_order_of_its_own():
+    task = sums(size=100, options={"min_digits": 4})
+    passes = [[task.train_example(100 * n + i).prompt for i in range(100)] for n in range(2)]
+    held_out = {example.prompt for example in task.eval_examples(100)}
     assert passes[0] != passes[1]
-    endless = sums(options={"min_digits": 4})
-    assert len({endless.train_example(i).prompt for i in range(100)}) > 90
+    for prompts in passes:
+        assert len(set(prompts)) > 60
+        assert not held_out & set(prompts)
+    assert 5 < len(held_out) < 40
+    assert len(held_out | set(passes[0]) | set(passes[1])) > 90
+
+
+@needs_reasoning_gym
+def test_a_data_set_without_problems_of_both_sides_is_refused():
+    task = sums(size=1)
+    only = is_held_out(task._problems.question(0))
+    side = "to train on" if only else "to hold out"
+    with pytest.raises(ValueError, match=f"^task.dataset=chain_sum task.size=1: .*{side} among 1$"):
+        task.train_example(0) if only else task.eval_examples(1)
 
 
 @needs_reasoning_gym
@@ -127,5 +138,7 @@ def test_an_answer_that_the_data_sets_function_cannot_take_is_wrong_and_counted(
 def test_a_problem_that_was_another_where_it_was_asked_is_an_error():
     task = sums()
     truth = {**task.train_example(0).ground_truth, "question": "What is 1 + 1?"}
-    with pytest.raises(ValueError, match=r"^task\.dataset=chain_sum: makes other problems in each"):
+    with pytest.raises(
+        ValueError, match=r"^task\.dataset=chain_sum task\.size=20000: makes other problems in each"
+    ):
         task.reward("</think> <answer>2</answer>", truth)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from policies import sharpened
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from grpo_trainable.algo import AGGREGATIONS, LOSSES, aggregate, loss_denominator
 from grpo_trainable.models import scoring
@@ -15,7 +17,7 @@ from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.rollout import TrainBatch
 
 VOCAB, EOS, MAX_NEW = 50, 0, 9
-LAW = {"temperature": 0.8, "min_new_tokens": 3, "eos_id": EOS}
+LAW = {"temperature": 0.8, "min_new_tokens": 3, "end_ids": (EOS,)}
 
 
 def policy(*, tied_head: bool = True, seed: int = 0) -> TransformerLM:
@@ -56,7 +58,7 @@ def plain(model: TransformerLM, batch: TrainBatch, law: dict) -> tuple[Tensor, T
     logits = model(batch.input_ids) / law["temperature"]
     sampled_before = batch.response_mask.cumsum(dim=1) - batch.response_mask.int()
     early = sampled_before < law["min_new_tokens"] - 1
-    forbidden = early[..., None] & (torch.arange(VOCAB) == law["eos_id"])
+    forbidden = early[..., None] & torch.isin(torch.arange(VOCAB), torch.tensor(law["end_ids"]))
     log_probs = logits.masked_fill(forbidden, -torch.inf).log_softmax(dim=-1)
     entropy = -(log_probs.exp() * log_probs.masked_fill(forbidden, 0.0)).sum(dim=-1)
     return log_probs.gather(-1, batch.target_ids[..., None])[..., 0], entropy
@@ -118,7 +120,7 @@ def test_log_probs_and_entropy_equal_log_softmax(
 ):
     monkeypatch.setattr(scoring, "CHUNK", chunk)
     model = policy()
-    law = {"temperature": temperature, "min_new_tokens": min_new_tokens, "eos_id": EOS}
+    law = {"temperature": temperature, "min_new_tokens": min_new_tokens, "end_ids": (EOS, 49)}
     log_probs, entropy = scored(model, batch, law)
     expected, expected_entropy = plain(model, batch, law)
     mask = batch.response_mask
@@ -223,3 +225,63 @@ def assert_close_gradients(ours: dict[str, Tensor], expected: dict[str, Tensor])
     for name, grad in expected.items():
         assert float(grad.norm()) > 0, name
         assert float((ours[name] - grad).norm() / grad.norm()) < 1e-5, name
+
+
+# ---- A head in blocks --------------------------------------------------------------------------
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that any operation makes."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.numbers = max(self.numbers, leaf.numel())
+        return result
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 34, 35])
+def test_blocks_of_rows_give_the_log_probs_and_gradient_of_one_block(
+    monkeypatch, batch, tied_head, rows
+):
+    assert int(batch.response_mask.sum()) == 35
+    model = policy(tied_head=tied_head).double()
+    weight = torch.arange(float(batch.response_mask.numel())).view(batch.response_mask.shape)
+    results = []
+    for held in (scoring.HELD, rows * VOCAB):
+        monkeypatch.setattr(scoring, "HELD", held)
+        log_probs, entropy = scored(model, batch)
+        (log_probs * weight).sum().backward()
+        results.append((log_probs.detach(), entropy, gradient(model)))
+    (log_probs, entropy, grads), (blocked, blocked_entropy, blocked_grads) = results
+    torch.testing.assert_close(blocked, log_probs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(blocked_entropy, entropy, rtol=0, atol=1e-12)
+    for name, grad in grads.items():
+        torch.testing.assert_close(blocked_grads[name], grad, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_no_tensor_of_the_head_has_rows_times_vocabulary_numbers(monkeypatch):
+    monkeypatch.setattr(scoring, "HELD", 64 * 256)
+    rows, vocab, width = 512, 256, 8
+    hidden, weight = torch.randn(rows, width), torch.randn(vocab, width)
+    law = scoring._Law(1.0, (EOS,), torch.arange(rows) % 2 == 0)
+    with Largest() as largest:
+        log_probs, _ = scoring._HeadLogProbs.apply(
+            hidden.requires_grad_(), weight.requires_grad_(), torch.ones(rows).long(), law
+        )
+        log_probs.sum().backward()
+    assert largest.numbers == 64 * vocab
+    assert hidden.grad is not None
+    assert weight.grad is not None
+
+
+def test_a_frozen_head_has_no_gradient(batch):
+    model = policy(tied_head=False)
+    model.head.weight.requires_grad_(False)
+    scored(model, batch)[0].sum().backward()
+    assert model.head.weight.grad is None
+    assert float(model.embedding.weight.grad.norm()) > 0

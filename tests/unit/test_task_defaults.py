@@ -17,7 +17,7 @@ DECLARED = [(task, key) for task, defaults in TASK_DEFAULTS.items() for key in d
 def test_math_starts_from_the_policy_that_solves_word_problems():
     model = GRPOConfig.from_dict(MATH).model
     assert (model.preset, model.path) == ("arithmetic", None)
-    assert policy_directory(model.preset, model.path) == ARITHMETIC_POLICY
+    assert policy_directory(model) == ARITHMETIC_POLICY
 
 
 def test_what_math_changes_and_nothing_else():
@@ -48,7 +48,7 @@ def test_a_given_value_goes_before_the_default_of_the_task():
 
 def test_a_directory_goes_before_the_preset_of_the_task():
     config = GRPOConfig.from_dict({**MATH, "model": {"path": "/p"}})
-    assert str(policy_directory(config.model.preset, config.model.path)) == "/p"
+    assert str(policy_directory(config.model)) == "/p"
     with pytest.raises(ConfigError, match=r"model\.preset=small: not read with model.path=/p"):
         GRPOConfig.from_dict({**MATH, "model": {"path": "/p", "preset": "small"}})
 

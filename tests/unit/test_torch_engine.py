@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from policies import sharpened
+from policies import Pieces, sharpened
 
 from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.engines import torch_engine
+from grpo_trainable.engines import rows
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.kv_cache import decode, prefill
 from grpo_trainable.models.parameters import unique_parameters
@@ -23,6 +23,9 @@ from grpo_trainable.rollout import (
 )
 
 VOCAB, EOS, PAD = 50, 0, 1
+END = (EOS,)
+# What tokens 2 to 49 stand for: pieces that overlap, and two halves of an "é".
+TOKENS = Pieces([*("a", "b", "ab", "ba", "c", "bab", b"\xc3", b"\xa9a")] * 6)
 CONFIG = ModelConfig(
     vocab_size=VOCAB, context_length=96, d_model=32, num_layers=2, num_heads=4, d_ff=40
 )
@@ -30,7 +33,7 @@ CONFIG = ModelConfig(
 
 def engine(seed: int = 0, config: ModelConfig = CONFIG, *, recompute: bool = False) -> TorchEngine:
     model = sharpened(config, seed)
-    return TorchEngine(model, eos_id=EOS, pad_id=PAD, seed=11, recompute=recompute)
+    return TorchEngine(model, TOKENS, seed=11, recompute=recompute)
 
 
 def requests(
@@ -40,9 +43,15 @@ def requests(
     temperature: float = 1.0,
     min_new_tokens: int = 1,
     max_new_tokens: int = 60,
+    end_ids: tuple[int, ...] = END,
+    stop_strings: tuple[str, ...] = (),
 ) -> list[Request]:
     limits = SamplingLimits(
-        min_new_tokens=min_new_tokens, max_new_tokens=max_new_tokens, temperature=temperature
+        min_new_tokens=min_new_tokens,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        end_ids=end_ids,
+        stop_strings=stop_strings,
     )
     generator = torch.Generator().manual_seed(3)
     return [
@@ -119,7 +128,7 @@ def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: Sam
         batch.response_mask,
         temperature=limits.temperature,
         min_new_tokens=limits.min_new_tokens,
-        eos_id=EOS,
+        end_ids=limits.end_ids,
     )
     return batch.behaviour_log_probs[batch.response_mask], log_probs[batch.response_mask]
 
@@ -146,7 +155,7 @@ def test_log_probs_under_another_law_would_be_noticed(wrong):
     sampler = engine()
     wanted = requests(temperature=1.8, min_new_tokens=10)
     groups = generated(sampler, wanted)
-    law = {"temperature": 1.8, "min_new_tokens": 10, "max_new_tokens": 60, **wrong}
+    law = {"temperature": 1.8, "min_new_tokens": 10, "max_new_tokens": 60, "end_ids": END, **wrong}
     recorded, learner = recomputed(sampler.model, groups, SamplingLimits(**law))
     assert (recorded - learner).abs().max() > 1e-2
 
@@ -197,6 +206,73 @@ def test_groups_of_different_sizes_share_a_unit():
     assert_same(groups[0], generated(engine(), [small])[0], atol=1e-5)
 
 
+# ---- Stop strings ----------------------------------------------------------------------------
+
+STOPS = ("abba", "cc", "éa")
+
+
+def cut_at(ids: Sequence[int]) -> int:
+    """How many tokens a response has that would go on as `ids` do, by a look at all its text."""
+    for count in range(1, len(ids) + 1):
+        text = b"".join(TOKENS.token_bytes[index] for index in ids[:count])
+        if ids[count - 1] == EOS or any(stop.encode() in text for stop in STOPS):
+            return count
+    return len(ids)
+
+
+@pytest.mark.parametrize("compact_below", [0.0, 0.75])
+def test_a_row_ends_after_the_token_that_completes_a_stop_string(monkeypatch, compact_below):
+    monkeypatch.setattr(rows, "COMPACT_BELOW", compact_below)
+    law = {"group_size": 16, "temperature": 3.0}
+    whole = generated(engine(), requests(**law))
+    stopped = generated(engine(), requests(**law, stop_strings=STOPS))
+    cut = ended_by_id = 0
+    for one, other in zip(whole, stopped, strict=True):
+        for g in range(16):
+            ids = one.response_ids[g][one.response_mask[g]].tolist()
+            wanted = cut_at(ids)
+            assert other.response_ids[g][other.response_mask[g]].tolist() == ids[:wanted]
+            assert other.finished[g] == (wanted < 60 or ids[-1] == EOS)
+            cut += wanted < len(ids)
+            ended_by_id += ids[wanted - 1] == EOS
+    assert min(cut, ended_by_id) > 5
+
+
+def test_a_string_that_is_complete_before_the_least_length_does_not_count_then_or_later():
+    law = {"group_size": 16, "temperature": 3.0, "min_new_tokens": 20}
+    whole = generated(engine(), requests(**law))
+    stopped = generated(engine(), requests(**law, stop_strings=("cc",)))
+    early = cut = 0
+    for one, other in zip(whole, stopped, strict=True):
+        for g in range(16):
+            ids = one.response_ids[g][one.response_mask[g]].tolist()
+            text = [TOKENS.token_bytes[index] for index in ids]
+            hits = [t for t in range(1, len(ids)) if text[t - 1 : t + 1] == [b"c", b"c"]]
+            later = [t + 1 for t in hits if t + 1 >= 20]
+            wanted = min(later, default=len(ids))
+            assert int(other.response_mask[g].sum()) == wanted
+            early += any(t + 1 < 20 for t in hits)
+            cut += wanted < len(ids)
+    assert min(early, cut) > 3
+
+
+def test_several_end_ids_end_a_row_and_none_of_them_comes_early():
+    wanted = requests(end_ids=(EOS, 7, 9), min_new_tokens=6, temperature=2.0)
+    sampler = engine()
+    groups = generated(sampler, wanted)
+    ends = set()
+    for group in groups:
+        for g, mask in enumerate(group.response_mask):
+            ids = group.response_ids[g][mask].tolist()
+            assert not {EOS, 7, 9} & set(ids[:-1])
+            assert len(ids) >= 6
+            assert group.finished[g] == (ids[-1] in (EOS, 7, 9))
+            ends.add(ids[-1])
+    assert ends >= {EOS, 7, 9}
+    recorded, learner = recomputed(sampler.model, groups, wanted[0].limits)
+    torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
+
+
 # ---- Determinism -----------------------------------------------------------------------------
 
 
@@ -227,7 +303,7 @@ def test_dropping_finished_rows_changes_nothing(monkeypatch, compact_below):
     wanted = requests(temperature=2.0, group_size=8)
     usual = generated(engine(), wanted)
     assert torch.cat([group.finished for group in usual]).float().mean() > 0.4
-    monkeypatch.setattr(torch_engine, "COMPACT_BELOW", compact_below)
+    monkeypatch.setattr(rows, "COMPACT_BELOW", compact_below)
     for one, other in zip(usual, generated(engine(), wanted), strict=True):
         assert_same(one, other, atol=1e-5)
 
@@ -238,7 +314,7 @@ def test_seed_stream_and_cursor_choose_the_responses():
     others = [
         generated(engine(), [Request(**{**fields(request), "stream": "eval"})])[0],
         generated(engine(), [Request(**{**fields(request), "prompt_index": 77})])[0],
-        generated(TorchEngine(sharpened(CONFIG), eos_id=EOS, pad_id=PAD, seed=12), [request])[0],
+        generated(TorchEngine(sharpened(CONFIG), TOKENS, seed=12), [request])[0],
     ]
     for other in others:
         assert other.response_ids.tolist() != usual.response_ids.tolist()
@@ -367,7 +443,7 @@ def swapping(sampler: TorchEngine):
 
 @pytest.mark.parametrize("compact_below", [0.0, 1.0])
 def test_recomputing_every_token_has_the_log_prob_of_its_own_version(monkeypatch, compact_below):
-    monkeypatch.setattr(torch_engine, "COMPACT_BELOW", compact_below)
+    monkeypatch.setattr(rows, "COMPACT_BELOW", compact_below)
     sampler = engine(recompute=True)
     wanted = requests(temperature=2.0, max_new_tokens=24)
     groups = generated(sampler, wanted, swapping(sampler))

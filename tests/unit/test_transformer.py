@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.store import build_policy, load_policy, read_config, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -260,6 +261,27 @@ def test_copying_refuses_before_it_changes_anything():
 
 def test_presets_without_shipped_weights_are_drawn_from_the_seed(monkeypatch):
     monkeypatch.setitem(PRESETS, "small", tiny_config())
-    (first, _), (second, _), (other, _) = (build_policy("small", None, seed) for seed in (1, 1, 2))
+    (first, _), (second, _), (other, _) = (
+        build_policy(GRPOConfig.from_dict({"model": {"preset": "small"}}).model, seed)
+        for seed in (1, 1, 2)
+    )
     assert torch.equal(first.head_weight, second.head_weight)
     assert not torch.equal(first.head_weight, other.head_weight)
+
+
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_gradient_checkpointing_gives_the_same_bits(tied_head):
+    grads, losses = [], []
+    for checkpointed in (False, True):
+        model = TransformerLM(tiny_config(tied_head=tied_head), seed=1)
+        if checkpointed:
+            model.checkpoint_gradients()
+        ids = torch.arange(12).view(2, 6) % model.vocab_size
+        loss = model(ids).log_softmax(-1)[..., 0].sum()
+        loss.backward()
+        losses.append(loss.detach())
+        grads.append([parameter.grad for parameter in model.parameters()])
+    assert torch.equal(*losses)
+    for plain, checkpointed in zip(*grads, strict=True):
+        assert float(plain.norm()) > 0
+        assert torch.equal(plain, checkpointed)

@@ -21,7 +21,7 @@ from weight_reader import fetch_in_turn
 
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.plugins import PluginError, load_object
+from grpo_trainable.plugins import PluginError, load
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports import TRANSPORTS, Transport, rdt
 from grpo_trainable.transports.base import TransportError
@@ -411,7 +411,7 @@ def test_what_a_users_transport_lacks_is_told_by_each_actor(mine: Path) -> None:
 def test_every_record_names_ends_that_exist(transport: Transport) -> None:
     assert TRANSPORTS[transport.name] is transport
     for reference in (transport.sender, transport.receiver, transport.start):
-        assert reference is None or callable(load_object("transport", str(reference)))
+        assert reference is None or callable(load("transport", str(reference)))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS.values(), ids=TRANSPORTS)

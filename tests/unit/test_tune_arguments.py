@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import CHECKS, GRPOConfig
 from grpo_trainable.models.store import SHIPPED_POLICY
 from launch import report, tune
 from reports import EXPERIMENT_FILE
@@ -87,6 +87,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--max-concurrent", "0"], ["--max-concurrent", "an integer >= 1"]),
         ([*SPACE, "--iterations", "3", "--set", "rounds=4"], ["--iterations 3", "rounds=4"]),
         ([*SPACE, "--samples", "1000"], ["1000 samples", "valid next to it: 512 and 1024"]),
+        (
+            [*SPACE, "--samples", "3"],
+            ["valid next to it: 512; 3 seeds of each arm are --num-samples 3"],
+        ),
         ([*SPACE, "--samples", "512", "--iterations", "3"], ["--iterations", "--samples"]),
         ([*SPACE, "--samples", "512", "--set", "rounds=4"], ["--samples 512", "rounds=4"]),
         ([*SPACE, "--scheduler", "pbt"], ["--scheduler pbt", "--set arm="]),
@@ -281,6 +285,46 @@ def of_a_file(tmp_path, monkeypatch):
 
 RESUME = ("--resume", "--name", "mine")
 
+TASK_FILE = """\
+from dataclasses import dataclass
+from grpo_trainable.config import integer, path
+from grpo_trainable.tasks import Example
+
+class Sums:
+    @dataclass(frozen=True, kw_only=True)
+    class Settings:
+        largest: int = integer(9, minimum=1)
+        words: str | None = path("words.txt")
+
+    def __init__(self, settings, seed):
+        pass
+
+    def train_example(self, prompt_index):
+        return Example("1 + 1 =", "2")
+
+    def eval_examples(self, count):
+        return [Example("1 + 1 =", "2")] * count
+
+    def reward(self, response, ground_truth):
+        return float(response == ground_truth)
+"""
+
+
+def test_the_users_files_and_the_defaults_of_their_task_are_stored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.py").write_text(TASK_FILE)
+    (tmp_path / "words.txt").write_text("one\n")
+    settings = ["--set", "task.name=sums.py:Sums", "--set", "task.largest=7"]
+    where = ["--name", "sums", "--storage", str(tmp_path / "storage")]
+    plan = tune.plan_of(tune.parse_arguments([*SPACE, *settings, *where]))
+    plan.prepare_directory()
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    words = str(tmp_path / "words.txt")
+    task = f"{tmp_path}/sums.py:Sums"
+    assert stored["task_defaults"] == {task: {"task.largest": 9, "task.words": words}}
+    assert stored["own_files"] == {"task.name": f"{tmp_path}/sums.py", "task.words": words}
+    assert stored["own_files"].keys() < stored["inputs"].keys()
+
 
 def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_file, tmp_path):
     stored = json.loads((tmp_path / "storage" / "mine" / EXPERIMENT_FILE).read_text())
@@ -289,13 +333,20 @@ def test_the_question_of_a_space_in_a_file_is_stored_with_the_experiment(of_a_fi
     assert stored["question"]["arms"] == ["slow", "fast"]
     assert stored["question"]["columns"][0]["metric"] == "optim/grad_norm"
     assert stored["inputs"]["space"] == hashlib.sha256(SPACE_FILE.encode()).hexdigest()
+    assert stored["own_files"] == {"space": str(of_a_file)}
+    assert stored["task_defaults"] == {}
+
+
+def test_one_trial_is_counted_in_the_singular(command):
+    _, out, _ = command(*SPACE, "--set", "arm=sync", "--dry-run")
+    assert "\n1 trial:\n" in out
 
 
 def test_a_resume_finds_the_space_again_from_any_directory(of_a_file, command, monkeypatch):
     monkeypatch.chdir("/")
     status, out, _ = command(*RESUME, "--dry-run")
     assert status == 0
-    assert out.startswith("# mine: 2 trials")
+    assert out.startswith("mine: which learning rate?\n2 trials, ")
     assert command(*RESUME, "--space", f"{of_a_file}:MINE", "--dry-run")[1] == out
 
 
@@ -401,7 +452,8 @@ def test_an_unwritable_storage_is_refused(command, tmp_path):
 def test_a_file_in_the_place_of_the_storage_is_refused(command, tmp_path):
     (tmp_path / "storage").write_text("")
 
-    refused(command(*SPACE), "--storage", "cannot write")
+    for dry in ((), ("--dry-run",)):
+        refused(command(*SPACE, *dry), "--storage", "cannot write")
 
 
 def test_list_prints_every_space_on_a_line(command):
@@ -411,13 +463,12 @@ def test_list_prints_every_space_on_a_line(command):
     assert [line.split()[0] for line in out.splitlines()] == list(SPACES)
 
 
-def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_path):
-    status, out, _ = command(*SPACE, "--dry-run", "--num-samples", "2", "--iterations", "5")
+def test_dry_run_json_prints_every_resolved_config_and_starts_nothing(command, tmp_path):
+    dry = ("--dry-run", "json")
+    status, out, _ = command(*SPACE, *dry, "--num-samples", "2", "--iterations", "5")
 
-    header, *lines = out.splitlines()
-    configs = [json.loads(line) for line in lines]
+    configs = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert "16 trials" in header
     assert {config["rounds"] for config in configs} == {5}
     # In the order in which they run: a block is a seed.
     assert [config["seed"] for config in configs] == [0] * 8 + [1] * 8
@@ -425,6 +476,137 @@ def test_dry_run_prints_every_resolved_config_and_starts_nothing(command, tmp_pa
     assert sorted(blocks[0]) == sorted(blocks[1])
     assert blocks[0] != blocks[1]
     assert not (tmp_path / "storage").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--set", "task.keywords_file=nowhere"],
+        ["--set", "engine=nowhere:E"],
+        ["--set", "resources.worker_cpus=4096"],
+        ["--set", "arm=sync", "--set", "transport=nowhere:T"],
+        ["--scheduler", "pbt"],
+        ["--name", "there"],
+        ["--resume", "--name", "never_started"],
+    ],
+    ids=" ".join,
+)
+def test_a_dry_run_ends_as_the_command_would(command, tmp_path, wrong):
+    (tmp_path / "storage" / "there").mkdir(parents=True)
+
+    found = command(*SPACE, *wrong, "--dry-run")
+    refused(found)
+    assert command(*SPACE, *wrong) == found
+
+
+def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file, command, tmp_path):
+    status, out, error = command("--space", "my_space.py", "--dry-run", "--set", "rounds=8")
+
+    question, count, _, *table = out.splitlines()
+    assert (status, error) == (0, "")
+    assert question == "mine: which learning rate?"
+    assert count == "2 trials, in the order in which they run:"
+    assert table[0] == "arm   seed  optim.lr"
+    assert set(table[1:3]) == {"slow     0    0.0001", "fast     0    0.0003"}
+    assert table[3:6] == ["", "the same in every trial:", "  rounds=8"]
+    assert [path.name for path in (tmp_path / "storage").iterdir()] == ["mine"]  # of the fixture
+
+
+def test_as_many_seeds_as_a_round_has_responses_are_pointed_out():
+    def notes(seeds: int) -> str:
+        words = [*SPACE, "--set", "arm=sync", "--num-samples", str(seeds)]
+        return "\n".join(tune.notes(tune.plan_of(tune.parse_arguments(words))))
+
+    assert notes(63) == ""
+    assert notes(64) == (
+        "note: --num-samples 64 asks for 64 seeds of every arm; trials of 64 responses are "
+        "--samples 64"
+    )
+
+
+def test_settings_are_shown_for_a_terminal(command):
+    status, out, _ = command("--settings")
+    assert status == 0
+    assert [line.split("=")[0] for line in out.splitlines() if line[0] != " "] == list(CHECKS)
+    assert max(map(len, out.splitlines())) <= 100
+
+    _, clip, _ = command("--settings", "clip")
+    assert "loss.clip_high=none\n    " in clip
+    assert "optim.grad_clip=" in clip
+    assert "optim.lr=" not in clip
+    refused(command("--settings", "clipx"), "clipx")
+
+
+# ---- Paths in the arms of a space of one's own -------------------------------------------------
+
+ARMS = """\
+from search_spaces import SearchSpace
+MINE = SearchSpace(
+    name="mine",
+    question="which words?",
+    arms={"few": {"task.keywords_file": "words.txt"}, "all": {"task.name": "keyword"}},
+)
+"""
+
+
+@pytest.fixture
+def arms(tmp_path, monkeypatch):
+    """The file of a space beside the words that an arm of it names; the command runs elsewhere."""
+    (tmp_path / "spaces").mkdir()
+    file = tmp_path / "spaces" / "my_arms.py"
+    file.write_text(ARMS)
+    words(tmp_path / "spaces" / "words.txt")
+    monkeypatch.chdir(tmp_path)
+    return file
+
+
+def keywords_files(out: str) -> dict[str, str | None]:
+    configs = [json.loads(line) for line in out.splitlines()]
+    return {config["arm"]: config["task"]["keywords_file"] for config in configs}
+
+
+def test_a_relative_path_in_an_arm_means_the_directory_of_its_file(command, arms, monkeypatch):
+    by_arm = {"few": str(arms.with_name("words.txt")), "all": None}
+    dry = ("--dry-run", "json")
+    assert keywords_files(command("--space", "spaces/my_arms.py", *dry)[1]) == by_arm
+    assert keywords_files(command("--space", "spaces/my_arms.py:MINE", *dry)[1]) == by_arm
+    words(arms.parent.parent / "mine.txt")
+    given = ("--set", "task.keywords_file=mine.txt")
+    found = keywords_files(command("--space", "spaces/my_arms.py", *given, *dry)[1])
+    assert set(found.values()) == {str(arms.parent.parent / "mine.txt")}
+
+
+def test_a_resume_from_another_directory_reads_the_paths_of_its_arms(command, arms, monkeypatch):
+    name = ["--name", "mine", "--storage", str(arms.parent.parent / "storage")]
+    plan = tune.plan_of(tune.parse_arguments(["--space", "spaces/my_arms.py", *name]))
+    plan.prepare_directory()
+    monkeypatch.chdir("/")
+    assert command(*RESUME, "--dry-run")[0] == 0
+    words(arms.with_name("words.txt"), "lamp")
+    refused(command(*RESUME), str(arms.with_name("words.txt")), "put the file back")
+
+
+def test_a_file_that_an_arm_names_is_missed_with_the_arms_name(command, arms):
+    arms.with_name("words.txt").unlink()
+    missing = command("--space", "spaces/my_arms.py")
+    refused(missing, f"task.keywords_file={arms.parent}/words.txt: ", "(arm few of mine)")
+    given = command("--space", "spaces/my_arms.py", "--set", "task.keywords_file=nowhere")
+    refused(given, f"task.keywords_file={arms.parent.parent}/nowhere: ")
+    assert "(arm" not in given[2]
+
+
+def test_paths_of_a_task_of_ones_own_in_an_arm_mean_the_directory_of_the_space(command, arms):
+    arms.with_name("mine.py").write_text(TASK)
+    own = '{"task.name": "mine.py:Mine", "task.words": "words.txt"}'
+    arms.write_text(ARMS.replace('{"task.keywords_file": "words.txt"}', own))
+    status, out, error = command("--space", "spaces/my_arms.py", "--dry-run", "json")
+    assert (status, error) == (0, "")
+    (task,) = [json.loads(line)["task"] for line in out.splitlines() if "Mine" in line]
+    assert task["name"] == f"{arms.parent}/mine.py:Mine"
+    assert task["words"] == f"{arms.parent}/words.txt"
+    arms.with_name("words.txt").unlink()
+    missing = command("--space", "spaces/my_arms.py")
+    refused(missing, f"task.words: {arms.parent}/words.txt cannot be read", "(arm few of mine)")
 
 
 def test_trials_run_one_at_a_time_unless_a_scheduler_needs_several():
@@ -438,9 +620,11 @@ def test_trials_run_one_at_a_time_unless_a_scheduler_needs_several():
 
 
 def test_relative_paths_mean_the_callers_directory(command, tmp_path):
-    _, out, _ = command(*SPACE, "--dry-run", "--set", "task.keywords_file=words.txt")
+    words(tmp_path / "words.txt")
+    dry = ("--dry-run", "json", "--set", "task.keywords_file=words.txt")
+    _, out, _ = command(*SPACE, *dry)
 
-    config = json.loads(out.splitlines()[1])
+    config = json.loads(out.splitlines()[0])
     assert config["task"]["keywords_file"] == str(tmp_path / "words.txt")
 
 
@@ -485,9 +669,10 @@ def mine(tmp_path):
 
 def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_path):
     own = ("--set", "task.letter=7", "--set", "task.words=words.txt", "--set", "task.strict=true")
-    _, out, _ = command(*SPACE, "--dry-run", *own, *MINE)
+    words(tmp_path / "words.txt")
+    _, out, _ = command(*SPACE, "--dry-run", "json", *own, *MINE)
 
-    task = json.loads(out.splitlines()[1])["task"]
+    task = json.loads(out)["task"]
     assert task == {
         "name": f"{mine}:Mine",
         "reward": None,
@@ -508,10 +693,13 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         ("task.keywords_file=w", ["task.keywords_file: unknown key; "]),
         ("task.size=13", ["mine.py:Mine: cannot be made: RuntimeError: no luck"]),
         ("task.words=nowhere", ["task.words: ", "nowhere cannot be read"]),
-        ("task.name=mine.py:Yours", ["task.name=mine.py:Yours: cannot be imported", "'Yours'"]),
-        ("task.name=yours.py:Mine", ["task.name=yours.py:Mine", "FileNotFoundError: no file"]),
+        ("task.name=mine.py:Yours", ["mine.py:Yours: cannot be imported", "'Yours'; it has Mine"]),
+        ("task.name=yours.py:Mine", ["yours.py:Mine: cannot", "FileNotFoundError: no file"]),
         ("task.name=os:getcwd", ["task.name=os:getcwd: must be a class, got a builtin_function"]),
-        ("task.name=mine", ["task.name=mine: must be one of keyword, or module:Class or file.py:"]),
+        (
+            "task.name=mine",
+            ["task.name=mine: must be one of keyword, math, reasoning_gym, or module:Class"],
+        ),
     ],
 )
 def test_a_wrong_task_or_setting_is_one_line_and_status_2(command, mine, setting, words):
@@ -523,8 +711,21 @@ def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
     first = started(*own)
     assert started(resume=True).trials == first.trials
 
+    mine.with_name("imported").unlink()
     mine.write_text(TASK.replace("1.0", "0.0"))
-    refused(command("--resume", "--name", "mine"), "task.name", str(mine), "put the file back")
+    resume = ("--resume", "--name", "mine")
+    refused(command(*resume), "--resume: task.name: ", str(mine), "put the file back")
+    refused(command(*resume, "--set", "task.size=3"), "task.name", "put the file back")
+    assert not mine.with_name("imported").exists(), "it was imported before it was compared"
+
+
+def test_a_resume_takes_settings_of_its_task_and_refuses_another_task(started, command, mine):
+    started("--set", "task.name=mine.py:Mine", "--set", "task.size=3")
+    started("--set", "task.size=3", resume=True)
+    mine.with_name("other.py").write_text(TASK)
+    resume = ("--resume", "--name", "mine")
+    refused(command(*resume, "--set", "task.size=4"), "task.size=4", "was fixed at 3")
+    refused(command(*resume, "--set", "task.name=other.py:Mine"), "task.name was fixed at")
 
 
 def test_a_resume_loads_no_class_that_state_of_others_may_have_named(started, command, mine):

@@ -1,0 +1,46 @@
+"""Which engine samples a trial's responses: the one it names, or what suits its policy."""
+
+from __future__ import annotations
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.engines import (
+    BY_POLICY,
+    ENGINES,
+    POLICY_KINDS,
+    EngineRecord,
+    PolicyKind,
+    engine_record,
+)
+from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
+
+
+def chosen_engine(config: GRPOConfig) -> EngineRecord:
+    """The record of a trial's engine; `auto` is settled by what `model.path` names.
+
+    Raises:
+        ValueError: the engine does not sample such a policy or lacks a library, or the policy
+            cannot be had from the hub; in one line.
+    """
+    kind = policy_kind(config.model.path)
+    record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
+    if kind not in record.samples:
+        valid = ", ".join(("auto", *(name for name, r in ENGINES.items() if kind in r.samples)))
+        raise ValueError(
+            f"engine={config.engine}: samples {_named(record)}, and "
+            f"model.path={config.model.path or 'none'} is {POLICY_KINDS[kind]}; valid: {valid}"
+        )
+    missing = record.missing()
+    if missing is not None:
+        raise ValueError(f"engine={config.engine}: {missing}")
+    return record
+
+
+def policy_kind(path: str | None) -> PolicyKind:
+    """What the directory or hub id `path` holds; none is the shipped policy."""
+    if path is None or not is_hugging_face(local_directory(path)):
+        return "ours"
+    return "hugging_face"
+
+
+def _named(record: EngineRecord) -> str:
+    return " or ".join(POLICY_KINDS[kind] for kind in record.samples)

@@ -1,0 +1,127 @@
+"""The engine of Hugging Face models: their own forward pass and cache, our loop and draws.
+
+`generate()` of transformers takes neither draws nor weights between two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from grpo_trainable.engines.base import EngineSetup
+from grpo_trainable.engines.local import LocalEngine, PromptBatch
+from grpo_trainable.models.hf import HFPolicy
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.rollout import PolicyWeights
+
+
+class HFEngine(LocalEngine):
+    """Samples with an `HFPolicy` of its own."""
+
+    def __init__(
+        self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+    ) -> None:
+        """`recompute`: as for `LocalEngine`."""
+        super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
+        self.policy = policy
+        self._head: Tensor | None = None  # in the precision in which it is multiplied
+
+    def load(self, weights: PolicyWeights) -> None:
+        super().load(weights)
+        self._head = None
+
+    def _decoder(self, batch: PromptBatch) -> HFDecoder:
+        return HFDecoder(self.policy, self._logits, batch, self._tokenizer.pad_id)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """(A, V) float32 of hidden states (A, D)."""
+        if self._head is None:
+            # Once, since widening the head of a bfloat16 model costs about as much as a token.
+            _, self._head = self.policy.head_operands(hidden)
+        return (hidden.to(self._head.dtype) @ self._head.t()).float()
+
+
+def build_hf_engine(setup: EngineSetup) -> HFEngine:
+    """The engine of a trial, with the model that its config names."""
+    config = setup.config
+    policy, _ = build_policy(config.model, config.seed)
+    if not isinstance(policy, HFPolicy):
+        raise ValueError("it samples Hugging Face models, and model.path names none")
+    return HFEngine(
+        policy.to(setup.device),
+        setup.tokenizer,
+        seed=config.seed,
+        recompute=config.weight_update == "interrupt_recompute",
+    )
+
+
+class HFDecoder:
+    """Computes logits on a `DynamicCache`.
+
+    Prompts are padded on the left to P columns, so that a row has no gap: some architectures let a
+    token see a window of columns only.
+    """
+
+    def __init__(
+        self,
+        policy: HFPolicy,
+        logits: Callable[[Tensor], Tensor],
+        batch: PromptBatch,
+        pad_id: int,
+    ) -> None:
+        """`logits`: (A, V) of the policy's hidden states (A, D)."""
+        self._policy = policy
+        self._logits = logits
+        device = batch.fan_out.device
+        prompts, columns = len(batch.prompts), batch.longest + batch.max_new_tokens
+        ids = torch.full((prompts, batch.longest), pad_id)
+        seen = torch.ones(prompts, columns, dtype=torch.int64)
+        for row, prompt in enumerate(batch.prompts):
+            ids[row, batch.longest - len(prompt) :] = prompt
+            seen[row, : batch.longest - len(prompt)] = 0
+        self._prompt_ids = ids.to(device)  # (prompts, P)
+        self._seen = seen.to(device)  # (prompts, P + R), 0 where a column is padding
+        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,) columns
+        self._is_padded = bool((seen == 0).any())
+        self._fan_out = batch.fan_out  # (A,)
+
+    def first(self) -> Tensor:
+        return self._logits(self._prefill())[self._fan_out]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        return self._logits(self._run(tokens[:, None], self._fan_out))
+
+    def keep(self, rows: Tensor) -> None:
+        self._fan_out = self._fan_out[rows]
+        self._cache.batch_select_indices(rows)
+
+    def rebuild(self, sampled: Tensor) -> None:
+        self._prefill()
+        if sampled.shape[1]:
+            self._run(sampled, self._fan_out)
+
+    def _prefill(self) -> Tensor:
+        """Hidden states (prompts, D) of the last columns, and a new cache of the rows."""
+        self._cache = DynamicCache(config=self._policy.model.config)
+        hidden = self._run(self._prompt_ids, torch.arange(len(self._prompt_ids)))
+        self._cache.batch_select_indices(self._fan_out)
+        return hidden
+
+    def _run(self, tokens: Tensor, prompts: Tensor) -> Tensor:
+        """Hidden states (A, D) of the last of `tokens` (A, T), which follow what the cache holds;
+        `prompts` (A,) says which prompt each row has."""
+        begin = self._cache.get_seq_length()
+        end = begin + tokens.shape[1]
+        columns = torch.arange(begin, end, device=tokens.device)
+        output = self._policy.body(
+            input_ids=tokens,
+            attention_mask=self._seen[prompts, :end] if self._is_padded else None,
+            position_ids=(columns - self._padding[prompts, None]).clamp_(min=0),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]

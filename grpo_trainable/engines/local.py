@@ -1,0 +1,185 @@
+"""What engines share that sample in their own process with a policy of their own."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.engines.rows import Rows
+from grpo_trainable.models.parameters import adopt_parameters
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.stop_strings import stops_of
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptBatch:
+    """The distinct prompts of one call, and which of them each row answers."""
+
+    prompts: list[Tensor]  # (P,) int64 each
+    fan_out: Tensor  # (B,) int64, which prompt
+    max_new_tokens: int
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.prompts))
+
+
+class Decoder(Protocol):
+    """Computes the logits of the next token for the rows of one call, on a cache of their tokens.
+
+    B rows at first, of which A are left; V vocabulary. Logits are float32 and the caller's to
+    change.
+    """
+
+    def first(self) -> Tensor:
+        """Logits (B, V) of every row's first token. Each distinct prompt is run once."""
+        ...
+
+    def next(self, tokens: Tensor) -> Tensor:
+        """Logits (A, V) after one more token of every row, `tokens` (A,)."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Keeps only these of the A rows."""
+        ...
+
+    def rebuild(self, sampled: Tensor) -> None:
+        """Fills the cache anew with the weights that are there now: the prompts and the tokens
+        `sampled` (A, T) so far."""
+        ...
+
+
+class LocalEngine(ABC):
+    """Samples token by token, and takes new weights between two tokens.
+
+    Every draw is keyed by (seed, stream, prompt index, response, token). A list of requests that
+    one call samples gives the same bits wherever and whenever it is sampled.
+    """
+
+    def __init__(
+        self, policy: Policy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+    ) -> None:
+        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of the tokens
+        sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
+        left it (PipelineRL, arXiv 2509.19128)."""
+        self._policy = policy.requires_grad_(False)
+        self._weights = policy.weights()  # live: what is loaded takes their place
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._recompute = recompute
+        self._loads = 0
+        self._version = 0
+        self._round = 0
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def round(self) -> int:
+        return self._round
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._weights.values())).device
+
+    def load(self, weights: PolicyWeights) -> None:
+        """Samples with the snapshot from now on.
+
+        It is not copied where it lies in the right memory, so it must stay as it is until the next
+        one is loaded.
+
+        Raises:
+            RuntimeError: what stands in the model afterwards has another checksum.
+        """
+        source = f"weights version {weights.version}"
+        adopt_parameters(self._weights, weights.tensors, source=source)
+        arrived = storage_checksum(
+            {name: self._weights[name].to(sent.dtype) for name, sent in weights.tensors.items()}
+        )
+        if arrived != weights.checksum:
+            raise RuntimeError(
+                f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
+            )
+        self._version, self._round = weights.version, weights.round
+        self._loads += 1
+
+    @torch.no_grad()
+    def generate(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> list[RolloutGroup]:
+        """Samples one unscored group for each request.
+
+        Each distinct prompt runs through the model once, whatever its group size. Prompts may
+        differ in length.
+
+        Raises:
+            ValueError: a prompt and its longest response exceed the context, the requests differ
+                in their limits, or there is none.
+        """
+        limits = _common_limits(requests)
+        batch = self._prompts(requests, limits)
+        stops = stops_of(limits.stop_strings, self._tokenizer, self._policy.vocab_size, self.device)
+        rows = Rows(
+            requests,
+            pad_id=self._tokenizer.pad_id,
+            seed=self._seed,
+            stops=stops,
+            device=self.device,
+        )
+        decoder = self._decoder(batch)
+        for t in range(limits.max_new_tokens):
+            # New weights are loaded before the forward pass, so that a token is stamped with the
+            # weights that it is sampled from.
+            loads = self._loads
+            between_tokens()
+            if self._recompute and t > 0 and self._loads != loads:
+                decoder.rebuild(rows.sampled(slice(t - 1)))
+            logits = decoder.first() if t == 0 else decoder.next(rows.sampled(t - 1))
+            rows.draw(t, logits, self._version, self._round)
+            keep = rows.drop_finished()
+            if keep is None:
+                continue
+            if not len(keep):
+                break
+            decoder.keep(keep)
+        return rows.groups()
+
+    @abstractmethod
+    def _decoder(self, batch: PromptBatch) -> Decoder:
+        """What computes the logits of one call."""
+
+    def _prompts(self, requests: Sequence[Request], limits: SamplingLimits) -> PromptBatch:
+        longest = max(len(request.prompt_ids) for request in requests)
+        if not all(request.prompt_ids for request in requests):
+            raise ValueError("a prompt has no tokens")
+        if longest + limits.max_new_tokens > self._policy.context_length:
+            raise ValueError(
+                f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit "
+                f"the context of {self._policy.context_length}"
+            )
+        sizes = torch.tensor([request.group_size for request in requests])
+        return PromptBatch(
+            prompts=[torch.tensor(request.prompt_ids) for request in requests],
+            fan_out=torch.repeat_interleave(torch.arange(len(requests)), sizes).to(self.device),
+            max_new_tokens=limits.max_new_tokens,
+        )
+
+
+def _common_limits(requests: Sequence[Request]) -> SamplingLimits:
+    if not requests:
+        raise ValueError("nothing to generate: no requests")
+    limits = {request.limits for request in requests}
+    if len(limits) > 1:
+        raise ValueError(
+            f"requests of one call must share their limits, got {sorted(map(str, limits))}"
+        )
+    return limits.pop()

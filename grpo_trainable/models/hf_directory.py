@@ -1,0 +1,274 @@
+"""A Hugging Face model on disk, as far as its small files tell.
+
+Neither torch nor transformers is imported, so that the launcher can ask before anything starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from grpo_trainable.models.shape import PolicyShape
+from grpo_trainable.models.tokenizer import Tokenizer, read_backend
+
+INSTALL = "pip install -e '.[hf]'"
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
+SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# What configs of different architectures call the longest sequence.
+CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+# ---- Where it is -----------------------------------------------------------------------------
+
+
+def local_directory(path: str) -> Path:
+    """The directory that `path` names: itself, or a download of the model with this hub id.
+
+    A download that is there already is used as it is.
+
+    Raises:
+        ValueError: it names neither, or the hub cannot be reached, in one line.
+    """
+    if Path(path).is_dir() or not HUB_ID.fullmatch(path):
+        return Path(path)
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ValueError(f"{path}: no such directory; a model on the Hugging Face hub: {INSTALL}")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    # Files of subdirectories are other formats of the same weights.
+    wanted: dict[str, Any] = {
+        "allow_patterns": ["*.json", "*.jinja", "*.safetensors"],
+        "ignore_patterns": ["*/*"],
+    }
+    try:
+        there = Path(snapshot_download(path, local_files_only=True, **wanted))
+        model_files(there)  # refuses what an interrupted download left
+        return there
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    try:
+        return Path(snapshot_download(path, **wanted))
+    except Exception as error:  # a network fails in many ways
+        raise ValueError(
+            f"{path}: no such directory, and not to be had from the Hugging Face hub "
+            f"({one_line(error)})"
+        ) from error
+
+
+def is_hugging_face(directory: Path) -> bool:
+    """Whether config.json is that of a model of transformers; False where it cannot be read."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and not config.keys().isdisjoint(
+        {"model_type", "architectures"}
+    )
+
+
+def model_files(directory: Path) -> list[str]:
+    """The names of all files that the policy and its tokenizer are made of."""
+    small = [name for name in SMALL_FILES if (directory / name).is_file()]
+    return ["config.json", "tokenizer.json", *small, *weight_files(directory)]
+
+
+def weight_files(directory: Path) -> list[str]:
+    """The names of the safetensors files that hold the weights.
+
+    Raises:
+        ValueError: there are none, or one of them is missing, in one line.
+    """
+    if (directory / WEIGHTS).is_file():
+        return [WEIGHTS]
+    if not (directory / SHARDS).is_file():
+        raise ValueError(f"{directory}: {_why_no_weights(directory)}")
+    places = _read_json(directory / SHARDS).get("weight_map")
+    names = sorted(set(places.values())) if isinstance(places, dict) else []
+    for name in names:
+        if Path(name).name != name or not (directory / name).is_file():
+            raise ValueError(f"{directory}: {name}, which {SHARDS} lists, is missing")
+    if not names:
+        raise ValueError(f"{directory / SHARDS}: lists no files")
+    return names
+
+
+def _why_no_weights(directory: Path) -> str:
+    pickles = sorted(path.name for pattern in PICKLES for path in directory.glob(pattern))
+    if pickles:
+        return (
+            f"{pickles[0]} is a pickle, which runs code when it is read; only safetensors are read "
+            "(where you trust it, load it with transformers and save_pretrained it)"
+        )
+    return f"no {WEIGHTS} here"
+
+
+# ---- What it is ------------------------------------------------------------------------------
+
+
+def read_shape(directory: Path) -> PolicyShape:
+    """How long a sequence may be, and how many tokens the head knows.
+
+    Raises:
+        ValueError: config.json does not say, in one line.
+    """
+    config = _text_config(directory)
+    lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
+    if not lengths:
+        raise ValueError(
+            f"{directory / 'config.json'}: no {CONTEXT_LENGTH[0]}, the longest context"
+        )
+    if not _is_count(config.get("vocab_size")):
+        raise ValueError(f"{directory / 'config.json'}: no vocab_size")
+    return PolicyShape(context_length=lengths[0], vocab_size=config["vocab_size"])
+
+
+def refuse_unusable(directory: Path) -> None:
+    """Looks at everything that can be known before transformers reads the weights.
+
+    Raises:
+        ValueError: a library is missing, the architecture is unknown or brings code of its own,
+            weights are quantized or not there; in one line that says what to do.
+    """
+    refuse_missing_library(str(directory), "transformers")
+    config = _read_json(directory / "config.json")
+    if "auto_map" in config:
+        raise ValueError(
+            f"{directory}: config.json names code of the model's own (auto_map), which is never "
+            "run; where transformers itself knows the architecture, remove auto_map"
+        )
+    if not _known_to_transformers(config.get("model_type")):
+        raise ValueError(
+            f"{directory}: the installed transformers has no architecture "
+            f"model_type={json.dumps(config.get('model_type'))}"
+        )
+    if (directory / "adapter_config.json").exists():
+        raise ValueError(
+            f"{directory}: adapter_config.json makes these adapters of another model; merge them "
+            "and save the whole"
+        )
+    if "quantization_config" in config:
+        raise ValueError(f"{directory}: the weights are quantized, which cannot be trained")
+    weight_files(directory)
+
+
+def refuse_missing_library(source: str, name: str) -> None:
+    """ValueError where the library `name`, which `source` needs, is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"{source}: needs the library {name}, which is not installed: {INSTALL}")
+
+
+def _known_to_transformers(model_type: Any) -> bool:
+    """Whether the tables of the installed transformers name an architecture; importing them would
+    take seconds."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    tables = (Path(spec.origin).parent / "models" / "auto").glob("*.py")
+    name = f'"{model_type}"'
+    return isinstance(model_type, str) and any(
+        name in table.read_text(encoding="utf-8") for table in tables
+    )
+
+
+# ---- Its tokenizer ---------------------------------------------------------------------------
+
+
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of tokenizer.json, with the end and padding ids that the other files name.
+
+    A response ends with the end-of-text token of the tokenizer, which is the first of `end_ids`,
+    and with any that generation_config.json, or else config.json, lists. Where no padding token is
+    named an end id stands in its place: no result depends on what stands at such a position.
+
+    Raises:
+        ValueError: a file cannot be read, no end is named, or the model's vocabulary is too small,
+            in one line.
+    """
+    vocab_size = read_shape(directory).vocab_size
+    backend = read_backend(directory / "tokenizer.json")
+    named = {
+        name: _read_json(directory / f"{name}.json", missing={})
+        for name in ("tokenizer_config", "generation_config")
+    }
+    of_tokenizer, of_generation = named["tokenizer_config"], named["generation_config"]
+    config = _text_config(directory)
+    listed = _ids(of_generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    ends = [*_token(backend, of_tokenizer.get("eos_token")), *listed]
+    pads = [
+        *_token(backend, of_tokenizer.get("pad_token")),
+        *_ids(of_generation.get("pad_token_id")),
+        *_ids(config.get("pad_token_id")),
+    ]
+    end_ids, pad_ids = (
+        list(dict.fromkeys(token for token in tokens if 0 <= token < vocab_size))
+        for tokens in (ends, pads)
+    )
+    if not end_ids:
+        raise ValueError(
+            f"{directory}: no token ends a response; name one as eos_token_id in "
+            "generation_config.json"
+        )
+    tokenizer = Tokenizer(backend, end_ids=end_ids, pad_id=[*pad_ids, *end_ids][0])
+    if tokenizer.vocab_size > vocab_size:
+        raise ValueError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the model only "
+            f"{vocab_size}"
+        )
+    return tokenizer
+
+
+def _token(backend: tokenizers.Tokenizer, named: Any) -> Iterator[int]:
+    """The id of a token that is given as text, or as a mapping with `content`."""
+    content = named.get("content") if isinstance(named, dict) else named
+    token = backend.token_to_id(content) if isinstance(content, str) else None
+    if token is not None:
+        yield token
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if type(item) is int]
+
+
+# ---- JSON ------------------------------------------------------------------------------------
+
+
+def _text_config(directory: Path) -> dict[str, Any]:
+    """The part of config.json that is about text: models of several modalities have more."""
+    config = _read_json(directory / "config.json")
+    part = config.get("text_config")
+    return {**config, **part} if isinstance(part, dict) else config
+
+
+def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the file holds; `missing` where there is none, unless that is None."""
+    if missing is not None and not path.is_file():
+        return missing
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({one_line(error)})") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return content
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def one_line(error: BaseException) -> str:
+    """The error in one line of at most 300 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 300 else text[:299] + "…"

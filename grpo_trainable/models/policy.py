@@ -1,0 +1,79 @@
+"""What the learner, scoring and engines know of a language model.
+
+B rows, S positions, D width of the hidden states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+from torch import Tensor, nn
+
+
+class Policy(nn.Module, ABC):
+    """A causal language model that ends in one matrix: logits are hidden states times its head.
+
+    Rows are padded on the right. No position sees a later one, so padding needs no mask.
+    """
+
+    context_length: int  # tokens of a prompt and its response together, at most
+    vocab_size: int  # V, the rows of the head; a tokenizer may have fewer tokens
+    head_fp32: bool = True  # whether the head of a body in lower precision computes in float32
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """The weights of the output head, (V, D)."""
+
+    @abstractmethod
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
+
+        Raises:
+            ValueError: S is longer than the context.
+        """
+
+    @abstractmethod
+    def checkpoint_gradients(self) -> None:
+        """From now on each layer computes its activations again in the backward pass."""
+
+    def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states (…, D) and head (V, D), in the precision in which they are multiplied.
+
+        The product and everything after it is at least float32 (`widened`).
+        """
+        if not self.head_fp32:
+            return hidden_states, self.head_weight
+        return widened(hidden_states), widened(self.head_weight)
+
+    def refuse_too_long(self, length: int) -> None:
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
+
+    # ---- Tensors by name ---------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything that an engine samples with, by name, a tied head once.
+
+        These are the live parameters. Only a policy with adapters makes new tensors, into which
+        they are merged, under the names that the model has without them.
+        """
+        return dict(self.named_parameters())
+
+    def trained(self) -> dict[str, Tensor]:
+        """The live parameters that gradient steps change, by name: `weights`, or adapters."""
+        return self.weights()
+
+    def frozen(self) -> Collection[str]:
+        """The names in `weights` of what training never changes."""
+        return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
+
+    def without_adapters(self) -> Policy | None:
+        """The policy before any training, in the same memory; None where training overwrites it."""
+        return None
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in float32 where its precision is lower."""
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor

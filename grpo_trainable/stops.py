@@ -1,0 +1,42 @@
+"""What ends a response besides its length: ids and strings, by a trial's settings and task."""
+
+from __future__ import annotations
+
+from grpo_trainable.config import GRPOConfig, shown
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.tasks import Task
+
+
+def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokenizer's end ids, and the special tokens that `rollout.stop` spells."""
+    asked = (tokenizer.special_tokens.get(text) for text in config.rollout.stop or ())
+    ids = (*tokenizer.end_ids, *(index for index in asked if index is not None))
+    return tuple(dict.fromkeys(ids))
+
+
+def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task) -> tuple[str, ...]:
+    """The strings of `rollout.stop` that are no special token; where it is none, those of the task.
+
+    Raises:
+        ValueError: the task asks for a special token, or the tokenizer is of a kind whose tokens
+            cannot be searched; in one line.
+    """
+    given = config.rollout.stop
+    asked = tuple(task.stop) if given is None else given
+    special = [text for text in asked if text in tokenizer.special_tokens]
+    if special and given is None:
+        # The learner, which knows no task, must know every token that cannot come early.
+        raise ValueError(
+            f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
+            "set it as rollout.stop"
+        )
+    strings = tuple(text for text in asked if text not in special)
+    if strings:
+        try:
+            tokenizer.token_bytes  # noqa: B018
+        except ValueError as error:
+            raise ValueError(
+                f"rollout.stop={shown(list(strings))}: cannot be found in the tokens of this "
+                f"tokenizer: {error}"
+            ) from None
+    return strings

@@ -1,0 +1,61 @@
+"""A prompt as a conversation, which a chat template turns into text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeGuard
+
+Message: TypeAlias = Mapping[str, str]  # `role` and `content`
+Prompt: TypeAlias = str | Sequence[Message]
+
+ROLES = ("system", "user", "assistant")
+NO_PROMPT = "must be non-empty text or a list of messages"
+
+
+def mistake_in_prompt(prompt: Any) -> str | None:
+    """Why a value is neither text nor a conversation, completing "the prompt …"; None where it is
+    one."""
+    if isinstance(prompt, str):
+        return None if is_text(prompt) else NO_PROMPT
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return NO_PROMPT
+    for number, message in enumerate(prompt, start=1):
+        if not isinstance(message, Mapping) or set(message) != {"role", "content"}:
+            return f"must have role and content, and nothing else, in message {number}"
+        if message["role"] not in ROLES:
+            return (
+                f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
+            )
+        if message["role"] == "system" and number > 1:
+            return f"has its system message in place {number}; it must be the first"
+        if not is_text(message["content"]):
+            return f"has no text as content of message {number}"
+    return None if prompt[-1]["role"] == "user" else "must end with a message of the user's"
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that is not blank."""
+    # JSON can spell half a surrogate pair, which no later step could encode.
+    return (
+        isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
+    )
+
+
+def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str]]:
+    """The conversation of a prompt: a text is one message of the user's, without the newline at its
+    end. `system` comes first unless the prompt brings a system message of its own."""
+    if isinstance(prompt, str):
+        messages = [{"role": "user", "content": prompt.removesuffix("\n")}]
+    else:
+        messages = [dict(message) for message in prompt]
+    if system is not None and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+    return messages
+
+
+def as_text(prompt: Prompt) -> str:
+    """A prompt for people to read: a conversation as a line `role: content` for each message."""
+    if isinstance(prompt, str):
+        return prompt
+    return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)

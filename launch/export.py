@@ -1,0 +1,85 @@
+"""Writes a trained policy as a Hugging Face directory.
+
+python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from grpo_trainable import command_line
+from grpo_trainable.command_line import Parser, UsageError
+from grpo_trainable.exporting import Exported, ExportError, export
+
+DESCRIPTION = """\
+Write the policy of a checkpoint to the directory OUT as transformers and vLLM load it:
+
+  AutoModelForCausalLM.from_pretrained("OUT"), AutoTokenizer.from_pretrained("OUT")
+
+A policy of this package becomes a Llama. A Hugging Face model keeps its architecture, its tokenizer
+and its chat template; LoRA adapters are merged into it."""
+EXAMPLES = """\
+examples:
+  python launch/export.py ~/ray_results/lag/GRPO_x/checkpoint_000003 my_model
+  python launch/export.py ~/ray_results/lag/GRPO_x my_model --dtype bfloat16
+
+exit status: 0 OUT is there, 2 there is nothing to export or OUT cannot be written"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line.run("export", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> None:
+    args = _arguments(argv)
+    dtype = None if args.dtype is None else getattr(torch, args.dtype)
+    out = Path(args.out).expanduser()
+    try:
+        done = export(Path(args.checkpoint).expanduser(), out, dtype)
+    except ExportError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror or error}") from None
+    print(_summary(done, out))
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    command = shlex.join(command_line.command("export"))
+    parser = Parser(
+        prog=command_line.program("export"),
+        description=DESCRIPTION,
+        epilog=EXAMPLES.replace("python launch/export.py", command),
+    )
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="a checkpoint, the directory of a trial (its newest whole checkpoint), or a policy "
+        "that pretrain.py wrote",
+    )
+    parser.add_argument("out", metavar="OUT", help="the directory to write, new or empty")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="the type in which weights are stored (default: that in which they were trained)",
+    )
+    return parser.parse_args(argv)
+
+
+def _summary(done: Exported, out: Path) -> str:
+    dtype = str(done.dtype).removeprefix("torch.")
+    trained = "" if done.round is None else f", trained for {done.round} rounds"
+    return (
+        f"{done.source}{trained}\n"
+        f"{out}: {done.architecture}, {done.parameters:,} parameters in {dtype}\n"
+        f"go on with it: --set model.path={shlex.quote(str(out))}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The section of the page that says what was set: by all trials, by each arm, in which files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo_trainable.config import GRPOConfig, flatten, shown
+from grpo_trainable.wording import plural
+from reports.markup import escaped, html_table
+from reports.own_files import SHORT, are_noted, own_files
+from reports.records import ExperimentRecord, TrialRecord
+
+Flat = Mapping[str, Any]  # dotted key -> value
+
+
+def settings_section(experiment: ExperimentRecord) -> str:
+    by_arm: dict[str, list[Flat]] = {}
+    for trial in experiment.trials:
+        by_arm.setdefault(trial.arm, []).append(flatten(trial.config.to_dict()))
+    every = [flat for trials in by_arm.values() for flat in trials]
+    # A user's task has keys of its own, so arms need not have the same.
+    keys = dict.fromkeys(k for flat in every for k in flat if k not in ("arm", "seed"))
+    first = every[0]
+    shared = {k: first.get(k) for k in keys if all(f.get(k) == first.get(k) for f in every)}
+    different = [
+        (key, *(" | ".join(dict.fromkeys(shown(f.get(key)) for f in fs)) for fs in by_arm.values()))
+        for key in keys
+        if key not in shared
+    ]
+    table = (
+        f"<h3>What the arms set differently</h3>\n{html_table(('key', *by_arm), different)}\n"
+        if different
+        else "<p>The trials differ in nothing but arm and seed.</p>\n"
+    )
+    jsons = "\n".join(
+        f"<details><summary>params.json of {escaped(trials[0].name)}</summary>"
+        f"<pre>{escaped(json.dumps(trials[0].params, indent=1))}</pre></details>"
+        for trials in experiment.arms.values()
+    )
+    described = json.dumps(dict(experiment.description), indent=1)
+    return (
+        f'<section id="settings">\n<h2>Settings</h2>\n'
+        f"<p>{escaped(' '.join([_seeds(experiment), *_of_all(shared, experiment)]))}</p>\n{table}"
+        f"{_files_table(experiment)}"
+        f"<details><summary>All {plural(len(shared), 'setting')} that the trials share</summary>\n"
+        f"{html_table(('key', 'value'), [(key, shown(value)) for key, value in shared.items()])}"
+        f"</details>\n{jsons}\n"
+        f"<details><summary>experiment.json</summary><pre>{escaped(described)}</pre></details>\n"
+        "</section>"
+    )
+
+
+def _seeds(experiment: ExperimentRecord) -> str:
+    seeds = sorted({trial.config.seed for trial in experiment.trials})
+    return f"{'Seed' if len(seeds) == 1 else 'Seeds'}: {', '.join(map(str, seeds))}."
+
+
+def _of_all(shared: Flat, experiment: ExperimentRecord) -> list[str]:
+    """Sentences about the settings that all trials share."""
+    known = [default_settings(trial, experiment.description) for trial in experiment.trials]
+    unknown = [key for key in shared if not all(key in defaults for defaults in known)]
+    changed = [
+        key
+        for key, value in shared.items()
+        if key not in unknown and not all(_same(defaults[key], value) for defaults in known)
+    ]
+    said = [f"Shared settings that are not the defaults: {_listed(changed, shared)}."]
+    if unknown:
+        said.append(
+            "Settings of a task of your own, whose defaults were not recorded: "
+            f"{_listed(unknown, shared)}."
+        )
+    return said
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two values are equal as JSON, where a tuple is a list."""
+    return json.loads(json.dumps(first)) == json.loads(json.dumps(second))
+
+
+def _listed(keys: Sequence[str], values: Flat) -> str:
+    assigned = [f"{key}={shown(values[key])}" for key in keys]
+    return "; ".join(assigned) or "none"
+
+
+def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict[str, Any]:
+    """The default of every setting of the trial that has a known one. Those that a user's task
+    declares were written down when the experiment started: a report runs no code of anybody's."""
+    defaults = flatten(GRPOConfig().to_dict())
+    if not trial.config.task.is_custom:
+        return defaults
+    declared = description.get("task_defaults")
+    own = declared.get(trial.config.task.name) if isinstance(declared, Mapping) else None
+    # The task may declare a setting that the keyword task has as well, with another default.
+    for setting, _ in trial.config.task.own:
+        defaults.pop(f"task.{setting}", None)
+    return defaults | (dict(own) if isinstance(own, Mapping) else {})
+
+
+def _files_table(experiment: ExperimentRecord) -> str:
+    """The user's own files by name and digest, so that two reports can be told apart by them."""
+    files = own_files(experiment)
+    if not files:
+        return "<p>No file of your own was read.</p>\n" if are_noted(experiment) else ""
+    rows = [(file.setting, file.name, file.short) for file in files]
+    header = ("setting", "file", f"SHA-256, first {SHORT} digits")
+    return f"<h3>Your own files, as they were at the start</h3>\n{html_table(header, rows)}\n"

@@ -1,0 +1,43 @@
+"""What scoring takes of the machine's memory, measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import resource, sys, torch
+from grpo_trainable.models import scoring
+torch.set_num_threads(1)
+rows, vocab, width = int(sys.argv[1]), 32768, 16
+hidden = torch.randn(rows, width, requires_grad=True)
+weight = torch.randn(vocab, width, requires_grad=True)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+law = scoring._Law(1.0, (0,), None)
+scoring._HeadLogProbs.apply(hidden[:8], weight, torch.ones(8).long(), law)[0].sum().backward()
+before = peak()
+scoring._HeadLogProbs.apply(hidden, weight, torch.ones(rows).long(), law)[0].sum().backward()
+print(peak() - before)
+"""
+
+
+def peak_bytes(rows: int) -> int:
+    """By how much the head's forward and backward pass raise the largest memory of a process."""
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(rows)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    return int(run.stdout)
+
+
+def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
+    few, many = peak_bytes(2048), peak_bytes(8192)
+    held = 4 * 2048 * 32768  # the probabilities of 2048 rows, all of which are held
+    assert few < 1.3 * held
+    # Those of 8192 rows would take 768 MiB more.
+    assert many < few + 0.2 * held

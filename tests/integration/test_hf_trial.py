@@ -1,0 +1,91 @@
+"""Whole trials on Hugging Face models: sampled by the engine hf, stopped and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import trial_config
+from hf_models import write_hf_model
+
+from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.metrics import NAMES, TIMED
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    return write_hf_model(directory, "qwen2", tied=True, max_position_embeddings=96)
+
+
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A reward that tells the responses of random weights apart."""
+    file = tmp_path_factory.mktemp("reward") / "letters.py"
+    file.write_text(
+        "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
+    )
+    return f"{file}:score"
+
+
+def untimed(row: dict[str, Any]) -> dict[str, float]:
+    """What a row tells of the training, Tune's own keys left out."""
+    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
+
+
+def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
+    sampling = {"prompts": 4, "unit_prompts": 2, "group_size": 4, "max_new_tokens": 16}
+    model = {"path": path, **values.pop("model", {})}
+    sampling |= values.pop("rollout", {})
+    return trial_config(rollout=sampling, model=model, task={"reward": reward}, **values)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "whole": {"rollout": {"stop": ["."]}},
+    "adapters": {"model": {"lora_rank": 4}, "rollout": {"min_new_tokens": 4}},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
+    trainable: Callable[[dict[str, Any]], Any],
+    model_path: str,
+    reward: str,
+    tmp_path: Path,
+    settings: str,
+) -> None:
+    if settings == "adapters":
+        pytest.importorskip("peft")
+    config = hf_config(model_path, reward, **SETTINGS[settings])
+    whole = trainable(config)
+    rows = [whole.step() for _ in range(2)]
+    whole.save_checkpoint(str(tmp_path / "half"))
+    rows += [whole.step() for _ in range(2)]
+    whole.save_checkpoint(str(tmp_path / "end"))
+    # Sampler and learner agree: on the first step of a round no ratio is another one than 1.
+    assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=1e-4) for row in rows)
+    assert all(row["response/truncated_fraction"] <= 1 for row in rows)
+
+    resumed = trainable(config)
+    resumed.load_checkpoint(str(tmp_path / "half"))
+    assert [untimed(resumed.step()) for _ in range(2)] == [untimed(row) for row in rows[2:]]
+    resumed.save_checkpoint(str(tmp_path / "again"))
+    one, other = (read_checkpoint(tmp_path / name).policy for name in ("end", "again"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    before = read_checkpoint(tmp_path / "half").policy
+    assert any(not torch.equal(tensor, one[name]) for name, tensor in before.items())
+
+
+def test_weights_arrive_between_two_tokens(
+    trainable: Callable[[dict[str, Any]], Any], model_path: str, reward: str
+) -> None:
+    running = trainable(hf_config(model_path, reward, lag=1, weight_update="in_flight", rounds=6))
+    rows = [running.step() for _ in range(4)]
+    assert max(row["lag/max"] for row in rows) == 1
+    assert all(row["count/dropped"] == 0 for row in rows)

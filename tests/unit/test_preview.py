@@ -1,0 +1,47 @@
+"""A dry run shows in what trials differ, a line each, and all the rest once."""
+
+from __future__ import annotations
+
+from grpo_trainable.config import GRPOConfig, flatten
+from tuning.preview import WIDTH, preview, shown, wrapped
+
+
+def trials(*settings: dict) -> list[GRPOConfig]:
+    return [GRPOConfig.from_dict({"arm": f"arm{i}", **one}) for i, one in enumerate(settings)]
+
+
+def test_keys_in_which_trials_differ_are_columns_and_the_others_stand_below():
+    text = preview(
+        trials({"seed": 3, "optim": {"lr": 1e-3}, "rounds": 8}, {"k": 2, "rounds": 8, "seed": 3})
+    )
+    table, chosen, defaults = text.split("\n\n")
+    assert table.splitlines() == [
+        "arm   seed  k  optim.lr",
+        "arm0     3  1     0.001",
+        "arm1     3  2    0.0002",
+    ]
+    assert chosen == "the same in every trial:\n  rounds=8"
+    assert defaults.startswith("left at its default in every trial:\n  placement=colocated")
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_every_setting_of_every_trial_is_there_once():
+    both = trials({"task": {"name": "my:Task", "size": 3}}, {"k": 2})
+    text = preview(both)
+    for trial in both:
+        for key in flatten(trial.to_dict()):
+            assert len([word for word in text.split() if word.split("=")[0] == key]) == 1, key
+    header, first, second = (line.split() for line in text.splitlines()[:3])
+    rows = [dict(zip(header, row, strict=True)) for row in (first, second)]
+    assert [row["task.size"] for row in rows] == ["3", "-"]
+    assert [row["task.match"] for row in rows] == ["-", "word"]
+
+
+def test_values_are_written_as_set_takes_them():
+    values = (None, True, 2e-4, (0.9, 0.95), "words.txt")
+    assert [shown(v) for v in values] == ["none", "true", "0.0002", "[0.9,0.95]", "words.txt"]
+
+
+def test_an_item_is_never_broken():
+    long = "x" * (WIDTH + 1)
+    assert list(wrapped(["a=1", "b=2", long, "c=3"])) == ["  a=1  b=2", f"  {long}", "  c=3"]

@@ -1,0 +1,60 @@
+"""What a plan would run, as text: in what the trials differ first, what they share once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from grpo_trainable.command_line import align
+from grpo_trainable.config import GRPOConfig, flatten
+
+LABELS = ("arm", "seed")  # always in the table
+WIDTH = 100
+
+
+def preview(trials: Sequence[GRPOConfig]) -> str:
+    """A table with a line for each trial, in their order, and below it what all have in common."""
+    flat = [flatten(trial.to_dict()) for trial in trials]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    shared = {key: flat[0][key] for key in keys if _is_shared(key, flat)}
+    columns = [*LABELS, *(key for key in keys if key not in shared and key not in LABELS)]
+    rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
+    return "\n".join([align([columns, *rows]), *_in_common(shared)])
+
+
+def shown(value: Any) -> str:
+    """A value as `--set` takes it, whole."""
+    if value is None or isinstance(value, str):
+        return "none" if value is None else value
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
+    first = flat[0]
+    same = all(key in settings and settings[key] == first.get(key) for settings in flat)
+    return same and key not in LABELS
+
+
+def _in_common(shared: dict[str, Any]) -> Iterator[str]:
+    """The settings that all trials share: those that somebody chose, then the defaults."""
+    defaults = flatten(GRPOConfig().to_dict())
+    chosen = [key for key in shared if key not in defaults or shared[key] != defaults[key]]
+    for title, keys in (
+        ("the same in every trial:", chosen),
+        ("left at its default in every trial:", [key for key in shared if key not in chosen]),
+    ):
+        if keys:
+            yield f"\n{title}"
+            yield from wrapped([f"{key}={shown(shared[key])}" for key in keys])
+
+
+def wrapped(items: Sequence[str]) -> Iterator[str]:
+    """The items in lines of at most `WIDTH` characters; one is never broken."""
+    line = ""
+    for item in items:
+        if line and len(line) + 2 + len(item) > WIDTH:
+            yield line
+            line = ""
+        line += f"  {item}"
+    yield line
