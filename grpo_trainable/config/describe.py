@@ -82,6 +82,9 @@ def _entry(key: str) -> str:
     text = f"{check.meaning} Must be {check.expected}."
     if key in READ_WITH:
         text += f" Read with {_needs(key)}."
+    for task, defaults in TASK_DEFAULTS.items():
+        if key in defaults:
+            text += f" With task.name={task} the default is {shown(defaults[key])}."
     indent = " " * 4
     body = textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
     return f"{key}={shown(check.default)}\n{body}"

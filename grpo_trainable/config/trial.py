@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from grpo_trainable.config.contradictions import contradictions
-from grpo_trainable.config.plain import unknown_key, without_retired
+from grpo_trainable.config.plain import flatten, unknown_key, without_retired
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
@@ -18,7 +18,7 @@ from grpo_trainable.config.schema import (
     TaskSettings,
     TrialSettings,
 )
-from grpo_trainable.config.task_defaults import default_of, with_task_defaults
+from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of, with_task_defaults
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
 
@@ -209,6 +209,13 @@ class GRPOConfig(TrialSettings):
         _, *actors = self.bundles()
         gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
         return gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def defaults_with(task: str) -> dict[str, Any]:
+    """Dotted key -> the value that it has in a trial of this task in which it is not given."""
+    resolved = flatten(GRPOConfig().to_dict())  # as `loss.clip`, which follows from others
+    own = TASK_DEFAULTS.get(task, {})
+    return {key: own.get(key, resolved.get(key, check.default)) for key, check in CHECKS.items()}
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:

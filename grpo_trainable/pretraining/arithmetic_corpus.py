@@ -42,8 +42,8 @@ OTHER_CLOSINGS = (
 def arithmetic_corpus(recipe: ArithmeticRecipe) -> Corpus:
     count = recipe.steps * recipe.batch_size
     front = round(count * recipe.front_share)
-    documents = list(islice(_documents(recipe, "corpus", front, held_out=False), count))
-    unseen = list(islice(_documents(recipe, "held-out", 0, held_out=True), HELD_OUT_DOCUMENTS))
+    documents = list(islice(arithmetic_documents(recipe, "corpus", front, held_out=False), count))
+    unseen = list(islice(arithmetic_documents(recipe, "held-out", 0, held_out=True), HELD_OUT_DOCUMENTS))
     asked = held_out_problems(recipe)
     texts = [d.prompt + d.response for d in documents[-TOKENIZER_DOCUMENTS:]]
     return Corpus(
@@ -115,7 +115,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
     return ProblemWriter(rng, largest=recipe.largest, most_operations=recipe.operations)
 
 
-def _documents(
+def arithmetic_documents(
     recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
 ) -> Iterator[Document]:
     """An endless stream of documents, the first `front` of which are all right."""
