@@ -17,7 +17,7 @@ from callbacks.trial_files import (
     trial_directory,
 )
 from grpo_trainable.details import RoundDetails
-from grpo_trainable.stages import TRACE_NAMES
+from grpo_trainable.stages import OTHER_THREADS, TRACE_NAMES
 
 FILE = "trace.json"
 OPEN, END = b"[\n", b"]\n"
@@ -55,7 +55,7 @@ class TraceCallback(DetailsReader):
         rows = self._rows.setdefault(trial.trial_id, [])
         # The trial's own row first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
-            row = f"{item.actor}, other threads" if item.span.concurrent else item.actor
+            row = f"{item.actor}{OTHER_THREADS if item.span.concurrent else ''}"
             if row not in rows:
                 rows.append(row)
                 events.append(_named("thread_name", row, len(rows), details.round))

@@ -11,8 +11,9 @@ from typing import Any
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.runtime import Durations
-from grpo_trainable.simulation.traces import UPDATE, calls_of
+from grpo_trainable.simulation.traces import UPDATE, calls_of, deposits_of
 from grpo_trainable.simulation.trial import simulate, wall_clock_a_round
+from grpo_trainable.stages import OTHER_THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,11 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
         if event["ph"] == "X" and actors[event["tid"]] != "trial":
             spans[actors[event["tid"]]].append(event)
     calls: dict[tuple[str, str], list[float]] = defaultdict(list)
-    every = [(actor, *call) for actor, own in spans.items() for call in calls_of(own)]
+    every = [
+        (row.removesuffix(OTHER_THREADS), *call)
+        for row, own in spans.items()
+        for call in (deposits_of if row.endswith(OTHER_THREADS) else calls_of)(own)
+    ]
     for actor, kind, _, seconds in sorted(every, key=lambda call: call[2]):  # by round
         calls[side_of(actor, kind), kind].append(seconds)
     wall_clock_s = rows[-1]["time/wall_clock_s"]

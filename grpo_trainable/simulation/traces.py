@@ -13,18 +13,15 @@ KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
-    """(kind, round, seconds) of an actor's calls. It waits between any two of its own thread; a
-    deposit of weights is made by another thread, beside them."""
-    ordered = sorted(events, key=lambda event: event["ts"])
+    """(kind, round, seconds) of an actor's calls, by the spans of its own thread, which waits
+    between any two calls."""
     calls: list[list[dict[str, Any]]] = [[]]
-    result = []
-    for event in ordered:
-        if event["name"] == "sync" and any(_overlap(event, other) for other in ordered):
-            result.append((SYNC, event["args"]["round"], event["dur"] / 1e6))
-        elif event["name"] == TRACE_NAMES[IDLE]:
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event["name"] == TRACE_NAMES[IDLE]:
             calls.append([])
         else:
             calls[-1].append(event)
+    result = []
     for call in calls:
         names = {event["name"] for event in call}
         kind = next((kind for name, kind in KINDS.items() if name in names), None)
@@ -34,7 +31,11 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     return result
 
 
-def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """By more than the rounding of the times: a microsecond."""
-    shared = min(one["ts"] + one["dur"], other["ts"] + other["dur"]) - max(one["ts"], other["ts"])
-    return one is not other and shared > 1.0
+def deposits_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
+    """(kind, round, seconds) of the deposits of weights among the spans of an actor's other
+    threads. Each is a call of its own, whatever the actor does meanwhile."""
+    return [
+        (SYNC, event["args"]["round"], event["dur"] / 1e6)
+        for event in events
+        if event["name"] == SYNC
+    ]

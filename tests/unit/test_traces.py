@@ -8,7 +8,7 @@ import pytest
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.calibration import simulated_wall_clock, times_of
-from grpo_trainable.simulation.traces import calls_of
+from grpo_trainable.simulation.traces import calls_of, deposits_of
 
 
 def spans(*stages: tuple[str, float, float], round_: int = 5) -> list[dict[str, Any]]:
@@ -43,22 +43,6 @@ def test_weights_taken_in_between_two_tokens_belong_to_the_unit() -> None:
     assert calls_of(events) == [("rollout", 5, pytest.approx(2.0))]
 
 
-def test_a_deposit_is_made_beside_the_calls() -> None:
-    events = spans(
-        ("rollout", 0.0, 2.0),
-        ("sync", 1.0, 1.25),
-        ("waiting", 2.0, 4.0),
-        ("sync", 3.0, 3.5),
-        ("rollout", 4.0, 5.0),
-    )
-    assert calls_of(events) == [
-        ("sync", 5, pytest.approx(0.25)),
-        ("sync", 5, pytest.approx(0.5)),
-        ("rollout", 5, pytest.approx(2.0)),
-        ("rollout", 5, pytest.approx(1.0)),
-    ]
-
-
 def of_actor(number: int, name: str, *stages: tuple[str, float, float]) -> list[dict[str, Any]]:
     """The events of one actor in a trace: its name, then its spans in seconds."""
     told = {"name": "thread_name", "ph": "M", "tid": number, "args": {"name": name}}
@@ -88,3 +72,23 @@ def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
     assert simulated_wall_clock(config, times) == pytest.approx(6.4, rel=0.05)
     # A second pass over the batch repeats all of the update but the pass of the reference.
     assert simulated_wall_clock(config, times, passes=2) == pytest.approx(8.4, rel=0.05)
+
+
+def test_deposits_are_calls_of_their_own_beside_those_of_the_generators_thread() -> None:
+    """The generator samples for 2 s, waits for 2 s and samples for 1 s. Another of its threads takes
+    weights in while it samples, scores, and takes weights in while it waits."""
+    other = [("sync", 1.0, 1.25), ("reward", 1.5, 2.5), ("sync", 3.0, 3.5)]
+    assert deposits_of(spans(*other)) == [
+        ("sync", 5, pytest.approx(0.25)),
+        ("sync", 5, pytest.approx(0.5)),
+    ]
+    own = [("rollout", 0.0, 2.0), ("waiting", 2.0, 4.0), ("rollout", 4.0, 5.0)]
+    events = [
+        *of_actor(1, "generator-0", *own),
+        *of_actor(2, "generator-0, other threads", *other),
+    ]
+    row = {"time/eval_s": 0.0, "time/step_s": 5.0, "time/reference_s": 1.0, "time/other_s": 0.0}
+    rows = [{**row, "lag/max": 1.0, "time/wall_clock_s": 5.0 * (1 + i)} for i in range(2)]
+    calls = times_of(rows, events).calls
+    assert calls["generator", "sync"] == pytest.approx([0.25, 0.5])
+    assert calls["generator", "rollout"] == pytest.approx([2.0, 1.0])
