@@ -70,7 +70,7 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
         tensors = load_file(weights_file)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{weights_file}: not a readable safetensors file ({error})") from error
-    model = TransformerLM(config)
+    model = TransformerLM(config, seed=None)
     copy_parameters(unique_parameters(model), tensors, source=str(weights_file))
     return model, tokenizer
 

@@ -166,7 +166,8 @@ def _checkpointed(block: Block, *inputs: Tensor) -> Tensor:
 
 
 class TransformerLM(Policy):
-    """A causal language model; weights are drawn from `seed` alone.
+    """A causal language model; weights are drawn from `seed` alone, or left to who fills them in
+    when it is None.
 
     `hidden_states` and `head_weight` are apart so that a caller projects only the positions it
     needs: the head is the largest matrix of a small policy.
@@ -175,7 +176,7 @@ class TransformerLM(Policy):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.context_length, self.vocab_size = config.context_length, config.vocab_size
@@ -191,7 +192,8 @@ class TransformerLM(Policy):
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         self._checkpoints_gradients = False
-        self._initialise(seed)
+        if seed is not None:
+            self._initialise(seed)
         self._store_by_column()
 
     def _initialise(self, seed: int) -> None:

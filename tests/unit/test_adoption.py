@@ -139,6 +139,7 @@ def test_the_parts_of_a_result_are_filled_one_by_one(measured, monkeypatch):
     assert len(part["product"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

@@ -97,6 +97,7 @@ def test_unknown_aggregation_is_a_value_error_that_names_it():
         aggregate(VALUES, MASK, "median", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())

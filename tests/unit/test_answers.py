@@ -186,6 +186,7 @@ def asking(directory: Path, column: Column, values: list[float], **changes: Any)
 NORM = Column(name="norm", title="gradient norm", metric="optim/grad_norm", form="{:.1f}")
 
 
+@pytest.mark.slow
 def test_a_question_needs_no_space_of_its_name(tmp_path):
     directory = asking(tmp_path / "own", NORM, [0.5, 0.25])
     found = answered(directory)
@@ -220,6 +221,7 @@ def test_a_damaged_question_is_named(tmp_path, changes):
     assert len(experiment.trials) == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_question_does_not_stop_the_report(tmp_path):
     directory = asking(tmp_path / "own", NORM, [0.5, 0.25], columns=3)
     heard: list[str] = []

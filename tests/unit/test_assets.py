@@ -78,6 +78,7 @@ def test_the_length_of_a_response_does_not_tell_whether_it_holds_its_keyword(car
         assert length["all"][unit] == pytest.approx(length["corpus"][unit], rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_shipped_policy_has_about_the_loss_its_card_says(card: dict):
     """On stories of yet another seed: the files belong together."""
     model, tokenizer = load_policy(SHIPPED_POLICY)

@@ -74,6 +74,7 @@ def by_counting(correct: int, others: list[int], silent: int, k: int) -> Fractio
     return won / choices
 
 
+@pytest.mark.slow
 def test_both_are_means_over_all_choices_of_k():
     draw = random.Random(18)
     for _ in range(60):

@@ -28,6 +28,7 @@ def test_every_block_is_one_seed_with_every_arm_once():
         assert {trial.arm for trial in block} == set(SPACE.arms)
 
 
+@pytest.mark.slow
 def test_the_order_within_a_block_depends_on_its_seed_alone():
     def order(seed: int, *among: int) -> list[str]:
         return [t.arm for t in in_blocks(SPACE.trials({}, among)) if t.seed == seed]
@@ -36,6 +37,7 @@ def test_the_order_within_a_block_depends_on_its_seed_alone():
     assert len({tuple(order(seed, *range(20))) for seed in range(20)}) == 20
 
 
+@pytest.mark.slow
 def test_over_many_blocks_no_arm_has_a_place_of_its_own():
     seeds = range(400)
     places: dict[str, list[int]] = {arm: [] for arm in SPACE.arms}

@@ -280,6 +280,7 @@ def until(last: int) -> dict[str, list[int]]:
     return {**files, "evaluations": some, "texts": some}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [None, 4, 6])
 @pytest.mark.parametrize("killed", [False, True])
 def test_no_round_is_there_twice_or_missing_after_a_restart(

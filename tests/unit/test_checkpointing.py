@@ -263,6 +263,7 @@ def test_rewriting_that_is_interrupted_never_passes_for_a_checkpoint(
     assert_equal(read_checkpoint(tmp_path), trial(1))
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "checkpoint_000000", trial(0))
     event, outcomes = 0, []
@@ -286,6 +287,7 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
     assert outcomes[-1] == "checkpoint_000001"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_copy_that_was_cut_short_is_not_whole(tmp_path: Path, seed: int) -> None:
     """Tune copies a checkpoint file by file, in any order, and straight to their names."""

@@ -27,6 +27,7 @@ from grpo_trainable.config import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [

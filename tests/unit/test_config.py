@@ -223,6 +223,7 @@ valid_values = {
 }
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({}, optional=valid_values))
 def test_config_survives_json(values):
     values = {
@@ -245,6 +246,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from([*DEFAULTS, "optimm"]), anything), anything)
 def test_any_input_gives_a_config_or_one_line(data, other):
     data = {**data, "optim": {"lr": other}} if "optim" not in data else data

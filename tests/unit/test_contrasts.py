@@ -55,6 +55,7 @@ def told(record: ExperimentRecord) -> list[str]:
     return verdicts(quantities(record, comparison, files), comparison)
 
 
+@pytest.mark.slow
 def test_equal_arms_are_not_told_apart_and_one_slowed_by_15_percent_is(tmp_path):
     """20 experiments of five seeds, as they stand on disk."""
     apart = {OTHER: 0, THIRD: 0}
@@ -345,6 +346,7 @@ def test_one_arm_is_compared_with_nothing(tmp_path):
     assert told(write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})) == []
 
 
+@pytest.mark.slow
 def test_report_json_holds_what_the_page_says(tmp_path):
     from reports.report import write_report
 

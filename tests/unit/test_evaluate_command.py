@@ -39,6 +39,7 @@ def command(tmp_path, capsys, monkeypatch):
 SHORT = ("--set", "rollout.max_new_tokens=8", "--prompts", "4")
 
 
+@pytest.mark.slow
 def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     status, out, error = command("--model", policy, *SHORT, "--samples", "3", "--out", "first")
     assert (status, error) == (0, "")
@@ -111,6 +112,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(arguments, words, command,
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_other_prompts_is_no_comparison(command, policy, tmp_path):
     (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": "Another", "answer": "a"}) + "\n")
     files = ("--set", "task.eval_file=test.jsonl", "--set", "task.train_file=test.jsonl")

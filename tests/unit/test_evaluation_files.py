@@ -50,6 +50,7 @@ def written(directory: Path, evaluation, *others) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_what_was_written_is_read_back(hostile, tmp_path):
     out = written(tmp_path / "mine", hostile)
     assert read_evaluation(out) == hostile
@@ -59,6 +60,7 @@ def test_what_was_written_is_read_back(hostile, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_jsonl_and_parquet_hold_the_same_rows(hostile, tmp_path):
     out = written(tmp_path / "mine", hostile)
     with (out / "generations.jsonl").open(encoding="utf-8") as file:
@@ -92,6 +94,7 @@ def test_a_directory_without_an_evaluation_is_told_so(tmp_path):
         read_evaluation(tmp_path / "nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
@@ -146,6 +149,7 @@ class Elements(HTMLParser):
             self.scripts[-1] += data
 
 
+@pytest.mark.slow
 def test_hostile_responses_make_no_element_and_no_attribute(hostile):
     harmless = record(
         [
@@ -191,6 +195,7 @@ def test_the_data_of_the_page_are_the_responses(hostile):
     assert [data["prompts"][row["prompt"]]["index"] for row in rows] == [0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_is_missing_and_compares(hostile):
     before = answered([[0, 0], [0, 1]], name="before <b>")
     after = answered([[1, 1], [1, 1]])

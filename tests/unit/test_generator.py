@@ -114,6 +114,7 @@ def test_the_same_unit_gives_the_same_bits_in_any_generator() -> None:
         assert a.rewards.equal(b.rewards)
 
 
+@pytest.mark.slow
 def test_a_generator_with_the_reference_measures_what_is_trained_on_and_nothing_else() -> None:
     config = config_of(placement="disaggregated", resources={"reference": "generator"})
     unit = sample(config, "train", [3, 4])
@@ -130,6 +131,7 @@ def test_a_generator_with_the_reference_measures_what_is_trained_on_and_nothing_
     ]
 
 
+@pytest.mark.slow
 def test_the_reference_stays_what_it_was_when_new_weights_are_loaded() -> None:
     config = config_of(placement="disaggregated", resources={"reference": "generator"})
     transport = InProcess()
@@ -207,6 +209,7 @@ def mid_batch(weight_update: str) -> tuple[Generator, Mailbox, list[Request]]:
     return generator, mailbox, requests_of(config, "train", [0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_update", ["in_flight", "interrupt_recompute"])
 def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str) -> None:
     generator, _, requests = mid_batch(weight_update)
@@ -314,6 +317,7 @@ def user_reward(tmp_path: Path) -> Any:
     return lambda function: config_of(task={"reward": f"{file}:{function}"})
 
 
+@pytest.mark.slow
 def test_reward_of_a_users_file(user_reward: Any) -> None:
     unit = sample(user_reward("length"), "train", [0, 1])
     assert [group.rewards.tolist() for group in unit.groups] == [
@@ -327,6 +331,7 @@ def test_users_format_and_answer_rewards(user_reward: Any) -> None:
     assert (unit.format_rewards, unit.answer_rewards) == ([1.0], [0.5])
 
 
+@pytest.mark.slow
 def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     prompt_indices = list(range(16))
     texts = texts_of(sample(config_of(), "train", prompt_indices))
@@ -343,6 +348,7 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     assert unit.reward_errors == sum(failing)
 
 
+@pytest.mark.slow
 def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: Any) -> None:
     config = user_reward("length")
     generator = Generator(config, InProcess())
@@ -369,6 +375,7 @@ def test_reward_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
 # ---- Colocated ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     config = config_of(optim={"lr": 1e-3})
     worker = Colocated(config, InProcess())
@@ -396,6 +403,7 @@ def test_colocated_is_both_roles_with_weights_of_its_own_for_sampling() -> None:
     other.close()
 
 
+@pytest.mark.slow
 def test_each_role_of_a_colocated_worker_has_its_own_threads() -> None:
     config = config_of(resources={"worker_cpus": 3.0, "generator_cpus": 1.0})
     worker = Colocated(config, InProcess())

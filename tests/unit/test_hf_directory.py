@@ -277,6 +277,7 @@ def test_a_directory_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypatch)
     assert local_directory(str(tmp_path / "missing")) == tmp_path / "missing"
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_model_of_the_hub_is_taken_from_where_it_was_downloaded_to(tmp_path: Path, monkeypatch):
     constants = importlib.import_module("huggingface_hub.constants")

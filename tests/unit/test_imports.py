@@ -217,6 +217,7 @@ def test_tasks_load_neither_torch_nor_ray():
     assert loaded.isdisjoint({"torch", "ray"})
 
 
+@pytest.mark.slow
 def test_only_the_rooms_that_may_load_ray():
     without_ray = [room for room in MAY_IMPORT if room and room not in MAY_IMPORT_RAY]
     assert "ray" not in loaded_after(rooms(*without_ray))
@@ -238,6 +239,7 @@ def reached_from(modules: list[str]) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_callbacks_and_search_spaces_reach_no_actor():
     both = ("callbacks", "search_spaces")
     reached = reached_from([name for name in sources() if name.split(".")[0] in both])
@@ -252,6 +254,7 @@ def test_every_directory_with_code_is_a_package():
     assert [str(path) for path in folders if not (path / "__init__.py").is_file()] == []
 
 
+@pytest.mark.slow
 def test_no_command_hides_a_library():
     # `python launch/tune.py` puts launch/ first on the path.
     names = {path.stem for path in (ROOT / "launch").glob("*.py")} - {"__init__"}

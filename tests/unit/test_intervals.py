@@ -87,6 +87,7 @@ def test_a_percentile_bootstrap_would_tell_equal_arms_apart_too_often():
     assert share(300, holds) < 0.90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [8, 64])
 def test_the_interval_within_two_runs_holds_for_few_and_large_rounds_too(rounds):
     def holds(rng: np.random.Generator) -> bool:
@@ -129,6 +130,7 @@ def test_resamples_of_skipped_rounds_alone_are_left_out_without_a_warning():
 # ---- Prompts ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "prompts", "of_seeds", "of_prompts"),
     [(5, 128, 0.02, 0.0), (3, 128, 0.02, 0.1), (2, 64, 0.03, 0.1), (1, 128, 0.0, 0.2)],

@@ -107,6 +107,7 @@ def a_round(pair: Pair) -> tuple[Any, Weights]:
     return updated, pair.weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"loss": {"kl_monitor": False}}, {"k": 2}])
 def test_warm_up_leaves_nothing_that_a_round_could_see(
     policy_path: str, settings: dict[str, Any]
@@ -397,6 +398,7 @@ def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: in
     assert pair.learner.progress() - before > math.ceil(rows / microbatch)
 
 
+@pytest.mark.slow
 def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
     for estimator in KL_ESTIMATORS:
         loss: dict[str, float] = {}
@@ -452,6 +454,7 @@ def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) ->
 # ---- The objective of a step, a user's loss and advantage ----------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [None, 1.05])
 @pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "dapo", "cispo", "gspo"])
 def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
@@ -588,6 +591,7 @@ MODES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_kl_after_a_round_equals_a_plain_recomputation(
     policy_path: str, mode: dict[str, Any]
@@ -622,6 +626,7 @@ def test_kl_after_a_round_equals_a_plain_recomputation(
 AT_THE_GENERATOR = {"placement": "disaggregated", "resources": {"reference": "generator"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_pass_of_the_reference_in_the_generator_measures_and_trains_the_same(
     policy_path: str, mode: dict[str, Any]
@@ -675,6 +680,7 @@ def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> Non
 # ---- Truncated importance sampling ---------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_importance_cap_changes_nothing_on_fresh_rollouts(
     policy_path: str, mode: dict[str, Any]
@@ -721,6 +727,7 @@ def test_monitoring_changes_no_weight(policy_path: str) -> None:
     assert equal(*ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_without_learning_the_kl_to_reference_and_previous_is_exactly_0(
     policy_path: str, mode: dict[str, Any]
@@ -860,6 +867,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_trial(policy_path: 
 # ---- Learning rate -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "factor"),
     [
@@ -880,6 +888,7 @@ def test_learning_rate_is_a_function_of_the_gradient_steps_done(
 # ---- Checkpoints -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
     values: dict[str, Any] = {
         "k": 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +114,7 @@ def test_a_batch_may_need_more_prompts_than_it_was_begun_with() -> None:
     assert ledger.take() == Chunk(BatchId(2, 0), (7, 8, 9))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
 def test_every_prompt_is_settled_once_whatever_is_lost_and_restored(

@@ -158,6 +158,7 @@ def assert_evaluated(w: VirtualTrial) -> None:
     assert all(sorted(c) == list(range(config.eval.prompts)) for c in seen.values())
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.sampled_from([0.0, 1 / 64]))
 def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
@@ -205,6 +206,7 @@ def test_any_timing_trains_every_prompt_once_in_order_within_the_lag(
         assert not overlaps(w)
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(lags=st.just(0)), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]))
 def test_synchronous_results_depend_on_neither_generators_nor_speeds(
@@ -267,6 +269,7 @@ def history(*trials: VirtualTrial) -> list[tuple]:
     ]
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]), st.data())
 def test_restored_run_goes_on_where_the_other_stopped(
@@ -311,6 +314,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
         assert history(first, second) == history(uninterrupted)
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(), configs(), speeds, seeds, st.data())
 def test_state_of_other_settings_is_continued_with_new_prompts(
@@ -489,6 +493,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
         raise
 
 
+@pytest.mark.slow
 @bounded
 @given(replaying(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]))
 def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
@@ -534,6 +539,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
     assert not w.runtime.uncollected
 
 
+@pytest.mark.slow
 @bounded
 @given(replaying(st.just(0)), speeds, seeds, st.data())
 def test_synchronous_replay_depends_on_no_timing_and_resumes_exactly(
@@ -654,6 +660,7 @@ def test_every_row_tells_the_rewards_of_the_groups_it_trained_on() -> None:
         assert 0 < report.metrics["reward/format_mean"] < 1
 
 
+@pytest.mark.slow
 @bounded
 @given(
     configs(lags=st.just(0)).filter(
@@ -829,6 +836,7 @@ def test_empty_batch_costs_its_own_gradient_step_alone() -> None:
     assert note.startswith("1 of 3 rollout batches had no group left")
 
 
+@pytest.mark.slow
 def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
     for bad in range(21):
         config = config_of(rounds=63, rollout={"prompts": 1}, eval={"every": 63})
@@ -1022,6 +1030,7 @@ def some_die(config: GRPOConfig, seed: int, share: float) -> Callable[[str, str,
     return dies
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(), speeds, seeds, st.sampled_from([0.1, 0.5]), st.sampled_from([0.0, 1 / 64]))
 def test_lost_generators_cost_no_prompt_and_break_no_bound(
@@ -1102,6 +1111,7 @@ def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(
     assert since + 0.5 <= at <= since + 2.0
 
 
+@pytest.mark.slow
 @bounded
 @given(configs(), speeds, seeds, st.booleans(), st.integers(1, 9))
 def test_whatever_hangs_is_replaced_in_time_and_nothing_that_goes_on(

@@ -19,6 +19,8 @@ from grpo_trainable.pretraining.training import NO_LOSS
 from grpo_trainable.tasks.keyword import word_inclusion_reward_fn
 from launch import pretrain
 
+pytestmark = pytest.mark.slow  # corpora are told
+
 ONE_LAYER = ModelConfig(
     vocab_size=400, context_length=160, d_model=16, num_layers=1, num_heads=2, d_ff=16
 )

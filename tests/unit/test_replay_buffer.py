@@ -94,6 +94,7 @@ def test_fifo_takes_the_least_used_and_of_these_the_oldest() -> None:
     assert indices(draw(third_round("fifo"), 8)) == [0, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_uniform_takes_every_group_equally_often_and_none_twice() -> None:
     counts: Counter[int] = Counter()
     for seed in range(900):

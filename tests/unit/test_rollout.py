@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,6 +91,7 @@ def test_values_of_tokens_stand_where_collate_puts_the_tokens():
         assert torch.equal(back, value)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_rows_of_groups_and_back_are_the_same_values(data: st.DataObject):
     groups = []

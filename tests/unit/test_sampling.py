@@ -109,6 +109,7 @@ def test_frequencies_match_the_probabilities():
     assert statistic < vocab_size - 1 + 5 * math.sqrt(2 * (vocab_size - 1))
 
 
+@pytest.mark.slow
 @given(
     vocab_size=st.integers(2, 200),
     seed=st.integers(0, 2**32 - 1),

@@ -264,6 +264,7 @@ def test_blocks_of_rows_give_the_log_probs_and_gradient_of_one_block(
         torch.testing.assert_close(blocked_grads[name], grad, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow
 def test_no_tensor_of_the_head_has_rows_times_vocabulary_numbers(monkeypatch):
     monkeypatch.setattr(scoring, "HELD", 64 * 256)
     rows, vocab, width = 512, 256, 8

@@ -29,6 +29,8 @@ from grpo_trainable.tasks.keyword import (
     word_inclusion_reward_fn,
 )
 
+pytestmark = pytest.mark.slow  # corpora are told
+
 NOUNS = read_keywords(NOUNS_FILE)
 
 

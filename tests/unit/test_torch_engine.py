@@ -133,6 +133,7 @@ def recomputed(model: TransformerLM, groups: Sequence[RolloutGroup], limits: Sam
     return batch.behaviour_log_probs[batch.response_mask], log_probs[batch.response_mask]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied_head", [True, False])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.8])
 @pytest.mark.parametrize("min_new_tokens", [1, 10])
@@ -150,6 +151,7 @@ def test_recorded_log_probs_equal_those_the_learner_recomputes(
     torch.testing.assert_close(recorded, learner, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {"min_new_tokens": 1}])
 def test_log_probs_under_another_law_would_be_noticed(wrong):
     sampler = engine()
@@ -236,6 +238,7 @@ def cut_at(ids: Sequence[int]) -> int:
     return len(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact_below", [0.0, 0.75])
 def test_a_row_ends_after_the_token_that_completes_a_stop_string(monkeypatch, compact_below):
     monkeypatch.setattr(rows, "COMPACT_BELOW", compact_below)
@@ -292,6 +295,7 @@ def test_several_end_ids_end_a_row_and_none_of_them_comes_early():
 # ---- Determinism -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_unit_gives_the_same_bits():
     sampler = engine()
     first = generated(sampler, requests(temperature=1.5))
@@ -304,6 +308,7 @@ def test_the_same_unit_gives_the_same_bits():
             assert_same(one, other, atol=0)
 
 
+@pytest.mark.slow
 def test_units_of_any_size_and_order_agree_up_to_rounding():
     wanted = requests(temperature=1.2)
     whole = generated(engine(), wanted)
@@ -314,6 +319,7 @@ def test_units_of_any_size_and_order_agree_up_to_rounding():
             assert_same(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact_below", [0.0, 0.3, 1.0])
 def test_dropping_finished_rows_changes_nothing(monkeypatch, compact_below):
     wanted = requests(temperature=2.0, group_size=8)
@@ -511,6 +517,7 @@ def replayed(prompt: Sequence[int], response: Sequence[int], temperature: float)
     return log_probs
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay():
     sampler = engine()
@@ -530,6 +537,7 @@ def test_keeping_the_cache_every_token_has_the_log_prob_of_a_replay():
             assert recorded == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_between_tokens_is_called_before_every_token_and_not_after_the_last():
     wanted = requests((3, 11, 7, 1, 2, 4), temperature=2.0, group_size=1)
     groups = generated(engine(), wanted)

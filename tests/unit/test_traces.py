@@ -75,7 +75,7 @@ def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
 
 
 def test_deposits_are_calls_of_their_own_beside_those_of_the_generators_thread() -> None:
-    """The generator samples for 2 s, waits for 2 s and samples for 1 s; meanwhile other threads take
+    """The generator samples, waits and samples for 2, 2 and 1 s; meanwhile other threads take
     weights in, score, and take weights in again."""
     other = [("sync", 1.0, 1.25), ("reward", 1.5, 2.5), ("sync", 3.0, 3.5)]
     assert deposits_of(spans(*other)) == [

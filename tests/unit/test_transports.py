@@ -176,6 +176,7 @@ def other_process() -> Iterator[tuple[Any, Any]]:
     assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
     sender: ShmSender, other_process: tuple[Any, Any]
 ) -> None:
@@ -207,6 +208,7 @@ def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
     assert answers.get(timeout=20) == (0, False)
 
 
+@pytest.mark.slow
 def test_memory_of_a_sender_that_was_killed_stays_until_its_readers_are_gone(
     tmp_path: Path,
 ) -> None:
@@ -258,6 +260,7 @@ def test_a_file_that_came_to_bear_the_number_is_not_taken_for_the_slot() -> None
     other.close()
 
 
+@pytest.mark.slow
 def test_a_thousand_syncs_leave_memory_files_and_dev_shm_as_they_were() -> None:
     def held() -> tuple[int, int, list[str]]:
         return len(os.listdir("/proc/self/fd")), mapped_memory(), sorted(os.listdir("/dev/shm"))

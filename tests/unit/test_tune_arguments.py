@@ -225,6 +225,7 @@ def test_a_resume_refuses_a_data_file_that_has_changed(started, command, tmp_pat
     refused(command("--resume", "--name", "mine"), str(tmp_path / "words.txt"), "cannot be read")
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_a_policy_and_a_reward_that_have_changed(started, command, tmp_path):
     policy, rewards = tmp_path / "policy", tmp_path / "rewards.py"
     shutil.copytree(SHIPPED_POLICY, policy)
@@ -380,6 +381,7 @@ def tune_state(directory: Path) -> list[Path]:
     return [directory, directory / "trial", directory / EXPERIMENT_FILE, *files]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "everybody"])
 def test_a_resume_refuses_state_that_others_can_write_and_says_how_to_mend_it(
     started, command, mode
@@ -463,6 +465,7 @@ def test_list_prints_every_space_on_a_line(command):
     assert [line.split()[0] for line in out.splitlines()] == list(SPACES)
 
 
+@pytest.mark.slow
 def test_dry_run_json_prints_every_resolved_config_and_starts_nothing(command, tmp_path):
     dry = ("--dry-run", "json")
     status, out, _ = command(*SPACE, *dry, "--num-samples", "2", "--iterations", "5")
@@ -478,6 +481,7 @@ def test_dry_run_json_prints_every_resolved_config_and_starts_nothing(command, t
     assert not (tmp_path / "storage").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -565,6 +569,7 @@ def keywords_files(out: str) -> dict[str, str | None]:
     return {config["arm"]: config["task"]["keywords_file"] for config in configs}
 
 
+@pytest.mark.slow
 def test_a_relative_path_in_an_arm_means_the_directory_of_its_file(command, arms, monkeypatch):
     by_arm = {"few": str(arms.with_name("words.txt")), "all": None}
     dry = ("--dry-run", "json")
@@ -595,6 +600,7 @@ def test_a_file_that_an_arm_names_is_missed_with_the_arms_name(command, arms):
     assert "(arm" not in given[2]
 
 
+@pytest.mark.slow
 def test_paths_of_a_task_of_ones_own_in_an_arm_mean_the_directory_of_the_space(command, arms):
     arms.with_name("mine.py").write_text(TASK)
     own = '{"task.name": "mine.py:Mine", "task.words": "words.txt"}'
@@ -719,6 +725,7 @@ def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
     assert not mine.with_name("imported").exists(), "it was imported before it was compared"
 
 
+@pytest.mark.slow
 def test_a_resume_takes_settings_of_its_task_and_refuses_another_task(started, command, mine):
     started("--set", "task.name=mine.py:Mine", "--set", "task.size=3")
     started("--set", "task.size=3", resume=True)

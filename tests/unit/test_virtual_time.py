@@ -56,6 +56,7 @@ def test_gaps_between_steps_delay_a_synchronous_round():
     assert round_s(lag=0, gap_s=0.5) == pytest.approx(8.5 + 0.5 * 37 / 38)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
     # The learner's side: 4 s and a quarter to publish. Loads and the units behind them hide in it.
     assert round_s(lag=1) == pytest.approx(4.25, rel=0.02)
