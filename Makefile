@@ -6,8 +6,9 @@ ARGS ?=
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
+EXTRAS := tests/integration/extras
 
-.PHONY: tune test check unit docs bench bench-trials bench-faults bench-off-policy fresh
+.PHONY: tune test test-extras check unit docs bench bench-trials bench-faults bench-off-policy fresh
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -16,7 +17,12 @@ tune: fresh
 test: fresh
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore $(EXTRAS) $(ARGS)
+
+# Hugging Face models, mathematics, and every how-to page executed.
+test-extras: $(READY)
+	$(PIP_INSTALL) -e '.[hf,math]'
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(EXTRAS) $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -26,7 +26,7 @@ import pytest
 
 from launch import evaluate, tune
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 HOWTO = sorted((ROOT / "docs" / "howto").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
