@@ -33,6 +33,7 @@ class EngineRecord:
     # How far, in nats, the log-prob of a token may be from the one that the learner computes from
     # float32 weights. None: nothing is known.
     log_prob_error: float | None = None
+    compared: bool = False  # whether it compares them with the learner's when it is built
     # What its process cannot do beside sampling, as reasons by value.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
     refused_transports: Mapping[str, str] = field(default_factory=dict)
@@ -53,7 +54,8 @@ class EngineRecord:
         """What can be relied on, in words."""
         bits = "the same bits when asked again" if self.same_bits else "other tokens after a resume"
         if self.log_prob_error is None:
-            return f"{bits}, log-probs unchecked"
+            checked = "compared with the learner's at the start" if self.compared else "unchecked"
+            return f"{bits}, log-probs {checked}"
         return f"{bits}, log-probs within {self.log_prob_error:g} of the learner's"
 
 
@@ -79,6 +81,7 @@ ENGINES: dict[str, EngineRecord] = {
         EngineRecord(
             name="vllm",
             build="grpo_trainable.engines.vllm_engine:build_vllm_engine",
+            compared=True,
             refused_placements={
                 "colocated": "vLLM fixes the threads of its process, with which the learner of a "
                 "colocated worker would have to train",
