@@ -62,8 +62,8 @@ def import_vllm(threads: int) -> None:
     except Exception as error:  # what else is installed makes it fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"vLLM cannot be imported ({reason}); `pip uninstall -y {IN_ITS_WAY}` helps where these "
-            "are not builds for its torch"
+            f"vLLM cannot be imported ({reason}); where these are not built for its torch this "
+            f"helps: pip uninstall -y {IN_ITS_WAY}"
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
@@ -84,7 +84,8 @@ def start_llm(
     """vLLM with random weights for the model whose config.json lies in `directory`.
 
     `longest`: tokens of a prompt and its response together. `rows`: that are sampled at once.
-    `backend`: the registered name of the engine that will bring weights. `overrides`: of config.json.
+    `backend`: the registered name of the engine that will bring weights. `overrides`: what of
+    config.json is to be otherwise.
     """
     from vllm import LLM  # pyright: ignore[reportMissingImports]
     from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]

@@ -1,5 +1,7 @@
-"""Weights for vLLM: an engine of ours for its weight-transfer API, which takes a snapshot from any
-of our transports in the process where vLLM computes: no copy, no disk, no second group of processes.
+"""Weights for vLLM: an engine of ours for its weight-transfer API.
+
+It takes a snapshot from any of our transports in the process where vLLM computes, so there is no
+disk and no second group of processes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def uniforms(seed: int, stream: str, prompt_index: int, response: int, count: in
 
 
 def response_seed(seed: int, stream: str, prompt_index: int, response: int) -> int:
-    """A seed of 63 bits for an engine that makes the draws of a response itself, by the same key."""
+    """A seed of 63 bits, by the same key, for an engine that makes the draws of a response."""
     return int(_philox(seed, stream, prompt_index, response).random_raw()) >> 1
 
 

@@ -40,6 +40,6 @@ def test_a_group_of_rows_passes_the_checks_of_an_engine():
     group = as_group(REQUEST, [row(*tokens), row(*tokens)], pad_id=8)
     check_groups("mine", Engine(), [REQUEST], [group], vocab_size=10)  # pyright: ignore
     assert group.response_ids.dtype == torch.int64
+    short = as_group(REQUEST, [row(*tokens[:2]), row(*tokens)], pad_id=8)
     with pytest.raises(RuntimeError, match="response 0 is cut off after 2 of 3 tokens"):
-        short = as_group(REQUEST, [row(*tokens[:2]), row(*tokens)], pad_id=8)
         check_groups("mine", Engine(), [REQUEST], [short], vocab_size=10)  # pyright: ignore

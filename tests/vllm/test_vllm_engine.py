@@ -234,7 +234,7 @@ def test_a_call_that_breaks_off_leaves_nothing_behind(model_path):
 
 def test_a_prompt_that_vllm_was_not_started_for_is_refused(model_path):
     long = requests(replace(LIMITS, max_new_tokens=60), prompts=["The fox"])
-    with pytest.raises(ValueError, match="60 new ones do not fit the .* that vLLM was started for"):
+    with pytest.raises(ValueError, match=r"60 new ones do not fit .* that vLLM was started for"):
         engine_of(model_path()).generate(long, lambda: None)
 
 
