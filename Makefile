@@ -7,8 +7,10 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 READY := .venv/.ready-for-development
 EXTRAS := tests/integration/extras
+VLLM := .venv-vllm/bin
+READY_VLLM := .venv-vllm/.ready
 
-.PHONY: tune test test-extras check unit docs bench bench-trials bench-faults bench-off-policy fresh
+.PHONY: tune test test-extras test-vllm check unit docs bench bench-trials bench-faults bench-off-policy fresh
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -23,6 +25,11 @@ test: fresh
 test-extras: $(READY)
 	$(PIP_INSTALL) -e '.[hf,math]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(EXTRAS) $(ARGS)
+
+# The engine vLLM, in an environment of its own, which stays; vLLM pins versions of nearly everything.
+# Where it cannot be installed its tests are skipped by name.
+test-vllm: $(READY_VLLM)
+	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -72,4 +79,11 @@ fresh:
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(READY_VLLM): pyproject.toml
+	test -x $(VLLM)/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM)/python -m pip install --disable-pip-version-check -e '.[vllm,hf,test]' \
+		|| $(VLLM)/python -m pip install --disable-pip-version-check -e '.[hf,test]'
+	$(VLLM)/python -m pip uninstall --yes torchvision torchaudio torchcodec triton
 	@touch $@

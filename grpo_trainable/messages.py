@@ -120,6 +120,8 @@ class Updated:
     reference_nll_nats: float | None  # per response token; None without a reference
     kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
     responses: ResponseFigures
+    # KL from the sampler to the learner of the same weights, k3; None where none were the same
+    sampler_mismatch_nats: float | None = None
     at: float
     spans: list[Span]
 

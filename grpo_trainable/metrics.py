@@ -50,6 +50,7 @@ NAMES = frozenset(
         *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),
         *(f"kl/{other}_nats" for other in KL_TO),
         *(f"kl/{other}_k3_nats" for other in KL_TO),
+        "kl/sampler_mismatch_nats",
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,6 +40,20 @@ class KLMonitor:
     def after_round(self, policy: Sequence[Tensor]) -> dict[str, Drift]:
         """KL on all batches; `policy` holds the log-probs after the last step, (B, S) for each."""
         return _drift(policy, self._batches)
+
+    def sampler_mismatch(self) -> float | None:
+        """KL from the sampler to the learner, k3, on tokens that the weights before the round have
+        sampled, so that nothing but their computation differs; None where there are none.
+
+        In nats: sums over a response, means over the responses with such tokens.
+        """
+        masks = [batch.fresh for batch in self._batches]
+        assert all(mask is not None for mask in masks), "a monitored batch knows its fresh tokens"
+        fresh = cast("list[Tensor]", masks)
+        if not any(bool(mask.any()) for mask in fresh):
+            return None
+        sampler = [batch.batch.behaviour_log_probs for batch in self._batches]
+        return _mean_kl(sampler, [batch.start for batch in self._batches], fresh, "k3")
 
 
 def unseen_by_the_first_step(

@@ -51,6 +51,7 @@ class _Trained:
 
     steps: list[GradientStep] = field(default_factory=list)
     reference_nll_nats: float | None = None
+    sampler_mismatch_nats: float | None = None
     kl: dict[str, Drift] = field(default_factory=dict)
     responses: ResponseFigures = field(default_factory=_no_responses)
 
@@ -106,7 +107,7 @@ class Learner:
             loss=loss_function(config.loss.type, self._context.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
-            importance_cap=config.loss.importance_cap,
+            importance_cap=config.importance_cap,
             kl_coef=config.loss.kl_coef,
             kl_estimator=config.loss.kl_estimator,
             aggregation=config.loss.aggregation,
@@ -179,6 +180,7 @@ class Learner:
             steps=trained.steps,
             skipped_steps=self.optimizer.skipped,
             reference_nll_nats=trained.reference_nll_nats,
+            sampler_mismatch_nats=trained.sampler_mismatch_nats,
             kl=trained.kl,
             responses=trained.responses,
             at=now(),
@@ -206,14 +208,16 @@ class Learner:
                 if monitor is not None:
                     step = replace(step, kl=monitor.before_step(b, rows, seen))
                 steps.append(step)
-        policy, kl = [], {}
+        policy, kl, mismatch = [], {}, None
         with clock("reference"):
             if monitor is not None:
+                mismatch = monitor.sampler_mismatch()
                 policy = [self._log_probs.without_gradient(self.policy, b) for b in batches]
                 kl = monitor.after_round(policy)
         return _Trained(
             steps=steps,
             reference_nll_nats=nll,
+            sampler_mismatch_nats=mismatch,
             kl=kl,
             responses=ResponseFigures(
                 advantages=torch.cat([values.flatten() for values in advantages]).numpy(),
@@ -239,11 +243,15 @@ class Learner:
         asked for: by the importance weight for all of them, by the monitor for those that the first
         gradient step does not go through anyway."""
         scored = [
-            ScoredBatch(batch=batch, reference=self._reference_log_probs(groups, batch))
+            ScoredBatch(
+                batch=batch,
+                reference=self._reference_log_probs(groups, batch),
+                fresh=self._fresh(groups) if self.config.loss.kl_monitor else None,
+            )
             for groups, batch in zip(rollout_batches, batches, strict=True)
         ]
         needed: Sequence[int] = ()
-        if self.config.loss.importance_cap is not None:
+        if self.config.importance_cap is not None:
             needed = range(len(batches))
         elif self.config.loss.kl_monitor:
             needed = unseen_by_the_first_step(scored, plan)
@@ -266,6 +274,11 @@ class Learner:
         assert all(values is not None for values in known), "a generator made no reference pass"
         return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
 
+    def _fresh(self, groups: Sequence[RolloutGroup]) -> Tensor:
+        """(B, S) bool: tokens that the weights sampled which the learner has now."""
+        sampled = [g.response_mask & (g.token_versions == self.version) for g in groups]
+        return as_rows(groups, sampled).to(self._context.device)
+
     def _gradient_step(self, scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
         """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
         config, batch = self.config, scored.batch
@@ -278,7 +291,7 @@ class Learner:
             micro = scored.rows(rows)
             mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
             log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
-            old = behaviour if config.loss.importance_cap is None else micro.start
+            old = behaviour if config.importance_cap is None else micro.start
             assert old is not None, "the importance weight needs the policy before the round"
             loss, clipped = self._objective(
                 log_probs,

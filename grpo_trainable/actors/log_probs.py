@@ -55,16 +55,18 @@ class ScoredBatch:
     batch: TrainBatch
     reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
     start: Tensor | None = None  # under the policy before the round; None until someone asks for it
+    fresh: Tensor | None = None  # bool, tokens that the policy before the round sampled itself; as
+    #                              above
 
     def rows(self, index: Tensor) -> ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        reference, start = (
+        reference, start, fresh = (
             None if values is None else values[index, :width]
-            for values in (self.reference, self.start)
+            for values in (self.reference, self.start, self.fresh)
         )
-        return ScoredBatch(batch=batch, reference=reference, start=start)
+        return ScoredBatch(batch=batch, reference=reference, start=start, fresh=fresh)
 
 
 class Reference:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.config.schema import fresh_wanted
+from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
 
@@ -18,7 +19,7 @@ Rule: TypeAlias = tuple[bool, str, str]
 
 def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
-    for rules in (_transport, _advantage, _rollout, _evaluation, _steps, _replay, _task):
+    for rules in (_transport, _engine, _advantage, _rollout, _evaluation, _steps, _replay, _task):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
 
@@ -43,6 +44,37 @@ def _transport(config: GRPOConfig) -> Iterator[Rule]:
         f"needs placement=colocated, got {config.placement}",
     )
     yield bool(refused), "transport", refused or ""
+
+
+def _engine(config: GRPOConfig) -> Iterator[Rule]:
+    # `auto` takes an engine that works with everything.
+    record = engine_record(config.engine)
+    placement = record.refused_placements.get(config.placement)
+    transport = record.refused_transports.get(config.transport)
+    lowest, gpus = record.lowest_temperature, config.resources.generator_gpus
+
+    yield (
+        placement is not None,
+        "engine",
+        f"does not work with placement={config.placement}: {placement}",
+    )
+    yield (
+        transport is not None,
+        "transport",
+        f"not with engine={config.engine}: {transport}; use auto",
+    )
+    yield (
+        gpus > 0 and not record.gpus,
+        "resources.generator_gpus",
+        f"must be 0 with engine={config.engine}, which samples on CPUs",
+    )
+    for section in ("rollout", "eval"):
+        temperature = config[f"{section}.temperature"]
+        yield (
+            0 < temperature < lowest,
+            f"{section}.temperature",
+            f"must be >= {lowest:g} with engine={config.engine}, which rounds lower ones up",
+        )
 
 
 def _advantage(config: GRPOConfig) -> Iterator[Rule]:

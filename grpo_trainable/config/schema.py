@@ -343,7 +343,10 @@ class LossSettings(Settings):
         True, "Whether the KL is measured after each round, which costs forward passes."
     )
     importance_cap: float | None = number(
-        None, "The cap C of truncated importance sampling; none: no importance weights.", above=0
+        None,
+        "The cap C of truncated importance sampling; 0: no importance weights; none: 0 with the "
+        "engines auto, torch and hf, 2 with others, whose log-probs may not be the learner's.",
+        minimum=0,
     )
 
 
@@ -546,7 +549,7 @@ class TrialSettings(Settings):
     engine: str = choice_or_reference(
         ("auto", *ENGINES),
         "What samples the responses; auto: torch for policies of this package, hf for Hugging Face "
-        "models; or a Class of yours.",
+        "models; vllm takes both; or a Class of yours.",
         what="Class",
     )
     transport: str = choice_or_reference(

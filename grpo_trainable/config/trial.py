@@ -19,11 +19,13 @@ from grpo_trainable.config.schema import (
     TrialSettings,
 )
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
+from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
 GSPO_CLIPS = (3e-4, 4e-4)  # low and high, arXiv 2507.18071
+IMPORTANCE_CAP = 2.0  # where sampler and learner may disagree; as in Yao et al. 2025
 
 
 def threads(cpus: float) -> int:
@@ -45,6 +47,7 @@ class GRPOConfig(TrialSettings):
         self._settle_equality()
         self._refuse_unread()
         self._settle_clip()
+        self._settle_importance_cap()
         for key, reason in contradictions(self):
             raise ConfigError(f"{key}={shown(self[key])}: {reason}")
 
@@ -75,6 +78,14 @@ class GRPOConfig(TrialSettings):
             low, high = GSPO_CLIPS
             clips = {"clip": low, "clip_high": self.loss.clip_high or high}
         object.__setattr__(self, "loss", replace(self.loss, **clips))
+
+    def _settle_importance_cap(self) -> None:
+        """Puts the correction in that an engine without a promise about log-probs needs, so that a
+        trial's files show it."""
+        # `auto` takes an engine that has one.
+        promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
+        if self.loss.importance_cap is None and not promised:
+            object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
@@ -165,6 +176,11 @@ class GRPOConfig(TrialSettings):
         """How far below 1 the ratio may go."""
         assert self.loss.clip is not None, "settled when constructed"
         return self.loss.clip
+
+    @property
+    def importance_cap(self) -> float | None:
+        """The cap of truncated importance sampling; None without importance weights."""
+        return self.loss.importance_cap or None
 
     @property
     def generator_cpus(self) -> float:

@@ -7,7 +7,8 @@ them.
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 PolicyKind = Literal["ours", "hugging_face"]
@@ -32,6 +33,12 @@ class EngineRecord:
     # How far, in nats, the log-prob of a token may be from the one that the learner computes from
     # float32 weights. None: nothing is known.
     log_prob_error: float | None = None
+    compared: bool = False  # whether it compares them with the learner's when it is built
+    # What its process cannot do beside sampling, as reasons by value.
+    refused_placements: Mapping[str, str] = field(default_factory=dict)
+    refused_transports: Mapping[str, str] = field(default_factory=dict)
+    gpus: bool = True  # whether it may sample on a GPU
+    lowest_temperature: float = 0.0  # above 0, which takes the most likely token
     libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
     install: str = ""  # the line that installs them
 
@@ -47,7 +54,8 @@ class EngineRecord:
         """What can be relied on, in words."""
         bits = "the same bits when asked again" if self.same_bits else "other tokens after a resume"
         if self.log_prob_error is None:
-            return f"{bits}, log-probs unchecked"
+            checked = "compared with the learner's at the start" if self.compared else "unchecked"
+            return f"{bits}, log-probs {checked}"
         return f"{bits}, log-probs within {self.log_prob_error:g} of the learner's"
 
 
@@ -69,6 +77,22 @@ ENGINES: dict[str, EngineRecord] = {
             log_prob_error=1e-4,
             libraries=("transformers",),
             install="pip install -e '.[hf]'",
+        ),
+        EngineRecord(
+            name="vllm",
+            build="grpo_trainable.engines.vllm_engine:build_vllm_engine",
+            compared=True,
+            refused_placements={
+                "colocated": "vLLM fixes the threads of its process, with which the learner of a "
+                "colocated worker would have to train",
+            },
+            refused_transports=dict.fromkeys(
+                ("gloo", "nccl"), "vLLM has a collective group of its own in its process"
+            ),
+            gpus=False,
+            lowest_temperature=0.01,
+            libraries=("vllm", "transformers"),
+            install="pip install -e '.[vllm]' (Python >= 3.11)",
         ),
     )
 }

@@ -24,7 +24,8 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     kind = policy_kind(config.model.path)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
     if kind not in record.samples:
-        valid = ", ".join(("auto", *(name for name, r in ENGINES.items() if kind in r.samples)))
+        others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
+        valid = ", ".join(("auto", *others))
         raise ValueError(
             f"engine={config.engine}: samples {_named(record)}, and "
             f"model.path={config.model.path or 'none'} is {POLICY_KINDS[kind]}; valid: {valid}"

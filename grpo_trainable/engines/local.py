@@ -125,7 +125,7 @@ class LocalEngine(ABC):
             ValueError: a prompt and its longest response exceed the context, the requests differ
                 in their limits, or there is none.
         """
-        limits = _common_limits(requests)
+        limits = common_limits(requests)
         batch = self._prompts(requests, limits)
         stops = stops_of(limits.stop_strings, self._tokenizer, self._policy.vocab_size, self.device)
         rows = Rows(
@@ -174,7 +174,12 @@ class LocalEngine(ABC):
         )
 
 
-def _common_limits(requests: Sequence[Request]) -> SamplingLimits:
+def common_limits(requests: Sequence[Request]) -> SamplingLimits:
+    """The limits that the requests of one call share.
+
+    Raises:
+        ValueError: they differ in them, or there is no request.
+    """
     if not requests:
         raise ValueError("nothing to generate: no requests")
     limits = {request.limits for request in requests}

@@ -483,8 +483,26 @@ APART = {"placement": "disaggregated"}
             "valid: auto, in_process",
         ),
         (
+            nested(engine="trt"),
+            "engine=trt: must be one of auto, torch, hf, vllm, or module:Class or file.py:Class",
+        ),
+        (
             nested(engine="vllm"),
-            "engine=vllm: must be one of auto, torch, hf, or module:Class or file.py:Class",
+            "engine=vllm: does not work with placement=colocated: vLLM fixes the threads of its "
+            "process, with which the learner of a colocated worker would have to train",
+        ),
+        (
+            APART | nested(engine="vllm", transport="gloo"),
+            "transport=gloo: not with engine=vllm: vLLM has a collective group of its own in its "
+            "process; use auto",
+        ),
+        (
+            APART | nested(engine="vllm", resources__generator_gpus=1),
+            "resources.generator_gpus=1.0: must be 0 with engine=vllm, which samples on CPUs",
+        ),
+        (
+            APART | nested(engine="vllm", eval__temperature=0.001),
+            "eval.temperature=0.001: must be >= 0.01 with engine=vllm, which rounds lower ones up",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),
@@ -660,6 +678,7 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(transport="in_process"),
         APART | nested(transport="my_transport.py:FILES"),
         nested(engine="my_engine.py:GreedyEvaluation"),
+        APART | nested(engine="vllm", transport="shm", eval__temperature=0, eval__samples=1),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
         nested(loss__advantage="batch", rollout__group_size=1),
         nested(k=8, optim__epochs=2, k_mode="minibatches", rollout__prompts=4),
@@ -687,6 +706,31 @@ def test_contradiction_is_refused_by_name(data, text):
 )
 def test_neighbour_of_a_contradiction_is_accepted(data):
     GRPOConfig.from_dict(data)
+
+
+# ---- What an engine promises -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine", "given", "settled", "read"),
+    [
+        ("auto", None, None, None),
+        ("torch", None, None, None),
+        ("hf", None, None, None),
+        ("torch", 3.0, 3.0, 3.0),
+        ("vllm", None, 2.0, 2.0),
+        ("vllm", 3.0, 3.0, 3.0),
+        ("vllm", 0.0, 0.0, None),
+        ("my_engine.py:Mine", None, 2.0, 2.0),
+    ],
+)
+def test_an_engine_without_a_promise_is_corrected_unless_that_is_turned_off(
+    engine, given, settled, read
+):
+    config = GRPOConfig.from_dict(APART | nested(engine=engine, loss__importance_cap=given))
+    assert config.loss.importance_cap == settled
+    assert config.importance_cap == read
+    assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
 # ---- Keys of earlier versions ----------------------------------------------------------------

@@ -677,6 +677,39 @@ def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> Non
         assert second.kl[name].k3 == pytest.approx(drift.k3, rel=1e-4)
 
 
+def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
+    policy_path: str,
+) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    # A sampler that records each log-prob 0.1 too high has p / b = e^−0.1 at each token.
+    off = [
+        replace(g, behaviour_log_probs=g.behaviour_log_probs + 0.1 * g.response_mask)
+        for g in groups
+    ]
+    # Half of the groups are of other weights, whatever they record.
+    other = [replace(g, token_versions=torch.full_like(g.token_versions, 7)) for g in off]
+    lengths = [group.response_mask.sum(dim=1).float().mean().item() for group in groups]
+    updated = pair.learner.update([off[:2] + other[2:]])
+    expected = (math.exp(-0.1) - 1 + 0.1) * sum(lengths[:2]) / 2
+    assert updated.sampler_mismatch_nats == pytest.approx(expected, rel=1e-3)
+    # By now no rollouts are of the learner's weights.
+    assert pair.learner.update([pair.rollouts()]).sampler_mismatch_nats is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sampler_and_learner_agree_without_a_mismatch(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    pair = Pair(policy_path, **mode)
+    pair.sync()
+    batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+    mismatch = pair.learner.update(batches).sampler_mismatch_nats
+    assert mismatch is not None
+    assert 0 <= mismatch < 1e-8
+
+
 # ---- Truncated importance sampling ---------------------------------------------------------------
 
 

@@ -1,0 +1,75 @@
+"""Whether an engine samples by the law that the learner scores with, tried once at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from grpo_trainable.engines.base import Engine
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.scoring import response_log_probs
+from grpo_trainable.rollout import Request, SamplingLimits, collate
+
+# Nats by which log-probs may differ in the mean over tokens, by the precision of the body. Rounding
+# makes 1e-5 and 0.01; weights that have not arrived make more than 1.
+ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+TOKENS = 8  # of a response
+
+
+def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
+    """Requests with ids from all over the vocabulary, of two lengths, that fit `longest` tokens."""
+    new = min(TOKENS, longest // 2)
+    limits = replace(
+        limits,
+        min_new_tokens=min(2, new),
+        max_new_tokens=new,
+        temperature=limits.temperature or 1.0,
+        stop_strings=(),
+    )
+    ids = torch.linspace(0, vocab_size - 1, min(8, longest - new), dtype=torch.float64).long()
+    prompts = [tuple(ids.tolist()), tuple(ids[: -(-len(ids) // 2)].tolist())]
+    return [
+        Request(stream="eval", prompt_index=index, prompt_ids=prompt, group_size=2, limits=limits)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+@torch.no_grad()
+def mean_difference(
+    engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
+) -> float:
+    """The mean over tokens of |sampler − learner| in nats, where both have the same weights."""
+    groups = engine.generate(requests, lambda: None)
+    limits = requests[0].limits
+    batch = collate(groups, [torch.zeros(len(group.rewards)) for group in groups], pad_id)
+    log_probs, _ = response_log_probs(
+        policy,
+        batch.input_ids,
+        batch.target_ids,
+        batch.response_mask,
+        temperature=limits.temperature,
+        min_new_tokens=limits.min_new_tokens,
+        end_ids=limits.end_ids,
+    )
+    difference = (log_probs - batch.behaviour_log_probs)[batch.response_mask]
+    return float(difference.abs().mean())
+
+
+def refuse_disagreement(
+    engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
+) -> None:
+    """Compares log-probs of `requests` under the engine with those under `policy`.
+
+    Raises:
+        ValueError: they differ by more than rounding explains, in one line.
+    """
+    allowed = ALLOWED[policy.head_weight.dtype]
+    found = mean_difference(engine, policy, requests, pad_id)
+    if not found <= allowed:
+        raise ValueError(
+            f"its log-probs differ from the learner's by {found:.2g} nats a token with the same "
+            f"weights, more than rounding explains ({allowed:g}): it would train on other odds "
+            "than it sampled by"
+        )

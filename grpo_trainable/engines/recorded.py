@@ -1,0 +1,53 @@
+"""What an engine records that is handed its tokens one by one: a row for each response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.rollout import Request, RolloutGroup
+
+
+@dataclass(kw_only=True)
+class RecordedRow:
+    """One response while it grows; the lists have an entry for each token."""
+
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)  # nats
+    versions: list[int] = field(default_factory=list)  # of the weights that sampled it
+    rounds: list[int] = field(default_factory=list)  # of those weights
+    finished: bool = False  # ended by an end id or a stop string
+
+    def add(self, token: int, log_prob: float, version: int, round_: int) -> None:
+        self.ids.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        self.rounds.append(round_)
+
+
+def as_group(request: Request, rows: Sequence[RecordedRow], pad_id: int) -> RolloutGroup:
+    """The responses to one request, on the CPU, cut to the longest of them."""
+    lengths = torch.tensor([len(row.ids) for row in rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+
+    def filled(name: str, empty: float, dtype: torch.dtype) -> Tensor:
+        values = torch.full(mask.shape, empty, dtype=dtype)
+        flat: list[Any] = [value for row in rows for value in getattr(row, name)]
+        values[mask] = torch.tensor(flat, dtype=dtype)
+        return values
+
+    return RolloutGroup(
+        prompt_index=request.prompt_index,
+        prompt_ids=torch.tensor(request.prompt_ids),
+        response_ids=filled("ids", pad_id, torch.int64),
+        response_mask=mask,
+        behaviour_log_probs=filled("log_probs", 0.0, torch.float32),
+        rewards=torch.full((len(rows),), torch.nan),
+        finished=torch.tensor([row.finished for row in rows]),
+        token_versions=filled("versions", 0, torch.int32),
+        token_rounds=filled("rounds", 0, torch.int32),
+    )

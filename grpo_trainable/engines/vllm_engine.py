@@ -1,0 +1,351 @@
+"""The engine vLLM (extra `vllm`), in this process and token by token.
+
+vLLM draws from seeds of its own and computes rows in batches that change, so it promises neither
+the bits of the other engines nor exactly their log-probs. What it samples is compared with the
+learner's law when it starts.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.engines.agreement import probes, refuse_disagreement
+from grpo_trainable.engines.base import EngineError, EngineSetup
+from grpo_trainable.engines.local import common_limits
+from grpo_trainable.engines.recorded import RecordedRow, as_group
+from grpo_trainable.engines.vllm_process import CacheShape, import_vllm, start_llm
+from grpo_trainable.engines.vllm_transfer import (
+    BACKEND,
+    Renaming,
+    register_backend,
+    send_weights,
+)
+from grpo_trainable.models.llama import llama_config, llama_tensors
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.sampling import response_seed
+from grpo_trainable.models.stop_strings import StopStrings, stops_of
+from grpo_trainable.models.store import build_policy, policy_directory
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
+
+if TYPE_CHECKING:
+    from vllm import LLM  # pyright: ignore[reportMissingImports]
+
+CPU = torch.device("cpu")
+MAX_PROMPTS = 4096  # of the training stream whose lengths are looked at
+
+
+@dataclass(kw_only=True)
+class _Row(RecordedRow):
+    """A response that vLLM samples."""
+
+    request: Request
+    response: int  # among those to its prompt
+
+
+class VLLMEngine:
+    """Samples with a model of vLLM that has no weights before the first `load`."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        tokenizer: Tokenizer,
+        *,
+        renamed: Renaming,
+        vocab_size: int,
+        longest: int,
+        rows: int,
+        seed: int,
+        recompute: bool = False,
+    ) -> None:
+        """`renamed`: gives tensors of the learner the names that they have in transformers.
+        `longest`: tokens of a prompt and its response together; `rows`: sampled at once. With
+        `recompute` weights that come in the middle of a call have the KV cache computed anew."""
+        self.llm = llm
+        self._engine = llm.llm_engine
+        self._tokenizer = tokenizer
+        self._renamed = renamed
+        self._vocab_size = vocab_size
+        self._longest = longest
+        self._rows = rows
+        self._seed = seed
+        self._recompute = recompute
+        self._keys = map(str, count())
+        self._running: dict[str, _Row] = {}  # by the key that vLLM knows them by
+        self._loads = 0
+        self._version = 0
+        self._round = 0
+        llm.init_weight_transfer_engine({"init_info": {}})
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def round(self) -> int:
+        return self._round
+
+    def load(self, weights: PolicyWeights) -> None:
+        """Samples with the snapshot from the next token on.
+
+        Raises:
+            RuntimeError: it arrived torn, or does not fill the model.
+        """
+        send_weights(self.llm, weights, self._renamed)
+        self._version, self._round = weights.version, weights.round
+        self._loads += 1
+        if self._recompute or not self._running:
+            self._forget_cache()
+
+    def _forget_cache(self) -> None:
+        """Drops the KV cache of older weights; rows that run compute theirs anew."""
+        if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._running)):
+            raise EngineError("engine=vllm: the KV cache of older weights could not be dropped")
+
+    # ---- Sampling ----------------------------------------------------------------------------
+
+    def generate(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> list[RolloutGroup]:
+        """Samples one unscored group for each request.
+
+        Raises:
+            ValueError: a prompt is longer than those that were looked at when the engine was built,
+                the requests differ in their limits, or there is none.
+            EngineError: vLLM answers something else than one token of every row that it computes.
+        """
+        limits = common_limits(requests)
+        self._refuse_too_long(requests, limits)
+        stops = stops_of(limits.stop_strings, self._tokenizer, self._vocab_size, CPU)
+        groups = [
+            [_Row(request=request, response=g) for g in range(request.group_size)]
+            for request in requests
+        ]
+        waiting = deque(row for rows in groups for row in rows)
+        with self._nothing_left_running():
+            while waiting or self._running:
+                between_tokens()
+                self._admit(waiting)
+                self._step(limits, stops)
+        return [
+            as_group(request, rows, self._tokenizer.pad_id)
+            for request, rows in zip(requests, groups, strict=True)
+        ]
+
+    def _refuse_too_long(self, requests: Sequence[Request], limits: SamplingLimits) -> None:
+        longest = max(len(request.prompt_ids) for request in requests)
+        if not all(request.prompt_ids for request in requests):
+            raise ValueError("a prompt has no tokens")
+        if longest + limits.max_new_tokens > self._longest:
+            raise ValueError(
+                f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones do not fit the "
+                f"{self._longest} that vLLM was started for"
+            )
+
+    @contextmanager
+    def _nothing_left_running(self) -> Iterator[None]:
+        """Lets vLLM drop the rows of a call that does not come to its end."""
+        try:
+            yield
+        finally:
+            if self._running:
+                self._engine.abort_request(list(self._running))
+                self._running.clear()
+
+    def _admit(self, waiting: deque[_Row]) -> None:
+        """Hands vLLM as many of the waiting rows as it computes at once. Those behind them begin
+        with the weights that are there by then."""
+        while waiting and len(self._running) < self._rows:
+            row, key = waiting.popleft(), next(self._keys)
+            prompt = {
+                "prompt_token_ids": list(row.request.prompt_ids),
+                # Rows share the cache of a prompt only with rows that began with the same weights.
+                "cache_salt": str(self._loads),
+            }
+            self._engine.add_request(key, prompt, self._parameters(row))
+            self._running[key] = row
+
+    def _parameters(self, row: _Row) -> Any:
+        """How a row is sampled, in vLLM's terms."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        request, limits = row.request, row.request.limits
+        return SamplingParams(
+            temperature=limits.temperature,
+            max_tokens=limits.max_new_tokens,
+            min_tokens=limits.min_new_tokens - 1,  # ours counts the token that ends it
+            stop_token_ids=list(limits.end_ids),
+            ignore_eos=True,  # `end_ids` are all that end it
+            logprobs=0,  # of the sampled token alone
+            # One request a response: with n > 1 vLLM seeds them by seed + i, which collide.
+            seed=response_seed(self._seed, request.stream, request.prompt_index, row.response),
+            detokenize=False,
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> None:
+        """Samples one token of every row that vLLM computes in a step."""
+        outputs = self._engine.step()
+        if not outputs:
+            raise EngineError("engine=vllm: a step has sampled no token")
+        stopped = []
+        for output in outputs:
+            key, part = output.request_id, output.outputs[0]
+            row = self._running[key]
+            for token, law in zip(part.token_ids, part.logprobs, strict=True):
+                row.add(token, law[token].logprob, self._version, self._round)
+            if output.finished:
+                row.finished = part.finish_reason == "stop"
+                del self._running[key]
+                _refuse_other_versions(row, part.weight_versions)
+            if stops is not None and _is_stopped(row, limits, stops):
+                row.finished = True
+                if self._running.pop(key, None) is not None:
+                    stopped.append(key)
+        if stopped:
+            self._engine.abort_request(stopped)
+
+
+def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
+    """Whether the last token of a row completes a stop string where that counts."""
+    early = len(row.ids) < limits.min_new_tokens
+    return not early and bool(stops.may_complete[row.ids[-1]]) and stops.completed(row.ids)
+
+
+def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
+    """Compares the versions that vLLM has noted for the tokens of a row with ours.
+
+    Raises:
+        EngineError: they are not the same.
+    """
+    noted = [span.version for span in spans or () for _ in range(span.start, span.end)]
+    ours = list(map(str, row.versions))
+    if noted != ours:
+        raise EngineError(
+            f"engine=vllm: prompt {row.request.prompt_index} of stream {row.request.stream}: vLLM "
+            f"has sampled with versions {noted}, it should have been {ours}"
+        )
+
+
+# ---- Building ----------------------------------------------------------------------------------
+
+
+def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
+    """The engine of a trial, which has been compared with the policy that its config names.
+
+    Raises:
+        ValueError: vLLM cannot be imported or does not know the model, or computes something else;
+            in one line.
+    """
+    config, tokenizer = setup.config, setup.tokenizer
+    import_vllm(threads(config.generator_cpus))
+    register_backend()
+    policy, _ = build_policy(config.model, config.seed)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    longest, rows = _longest(config, prompts), _rows(config)
+    with tempfile.TemporaryDirectory() as written:
+        llm = start_llm(
+            _directory(config, policy, tokenizer, Path(written)),
+            backend=BACKEND,
+            dtype=config.model.dtype,
+            longest=longest,
+            rows=rows,
+            cache=_cache_shape(policy),
+            overrides=_overrides(config),
+        )
+    engine = VLLMEngine(
+        llm,
+        tokenizer,
+        renamed=llama_tensors if isinstance(policy, TransformerLM) else _as_they_are,
+        vocab_size=policy.vocab_size,
+        longest=longest,
+        rows=rows,
+        seed=config.seed,
+        recompute=config.weight_update == "interrupt_recompute",
+    )
+    engine.load(_snapshot(policy))
+    limits = prompts.request("train", 0).limits
+    requests = probes(limits, policy.vocab_size, longest)
+    refuse_disagreement(engine, policy, requests, tokenizer.pad_id)
+    return engine
+
+
+def _snapshot(policy: Policy) -> PolicyWeights:
+    """The policy's own tensors, which stay as they are, as its learner would publish them."""
+    tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
+    return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
+
+
+def _longest(config: GRPOConfig, prompts: Prompts) -> int:
+    """Tokens of the longest prompt and its longest response."""
+    asked = {
+        "train": min(config.rounds * config.prompts_per_round, MAX_PROMPTS),
+        "eval": config.eval.prompts,
+    }
+    lengths = (
+        len(prompts.request(stream, index).prompt_ids)
+        for stream, first in asked.items()
+        for index in range(first)
+    )
+    return max(lengths) + config.rollout.max_new_tokens
+
+
+def _rows(config: GRPOConfig) -> int:
+    """Responses that a call of the generator samples at most; more wait for their turn."""
+    return max(config.unit_prompts * config.rollout.group_size, config.eval.samples)
+
+
+def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
+    """Where config.json of the model lies; that of a policy of ours is written, as a Llama's."""
+    if not isinstance(policy, TransformerLM):
+        return str(policy_directory(config.model))
+    content = llama_config(policy.config, tokenizer, torch.float32)
+    (written / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return str(written)
+
+
+def _overrides(config: GRPOConfig) -> dict[str, Any]:
+    """What of config.json vLLM is to see otherwise."""
+    model = config.model
+    untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `vllm_transfer.untied`
+    wide = model.dtype == "bfloat16" and model.head_fp32
+    return untie | ({"head_dtype": "float32"} if wide else {})
+
+
+def _cache_shape(policy: Policy) -> CacheShape:
+    itemsize = policy.head_weight.dtype.itemsize
+    if isinstance(policy, TransformerLM):
+        c = policy.config
+        return CacheShape(
+            layers=c.num_layers, heads=c.num_heads, head_dim=c.head_dim, itemsize=itemsize
+        )
+    theirs: Any = policy.model
+    c = theirs.config.get_text_config()
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    return CacheShape(
+        layers=c.num_hidden_layers,
+        heads=getattr(c, "num_key_value_heads", None) or c.num_attention_heads,
+        head_dim=head_dim,
+        itemsize=itemsize,
+    )
+
+
+def _as_they_are(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return tensors

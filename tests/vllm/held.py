@@ -1,0 +1,55 @@
+"""The weights that vLLM computes with, to the last bit.
+
+It packs matrices into a form that cannot be read, but what a packed matrix makes of the unit
+vectors is the matrix itself: x · 1 + 0 · … rounds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# vLLM's fused layers, and the parts they are made of, in order.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+@torch.no_grad()
+def held_weights(llm: Any) -> dict[str, Tensor]:
+    """Copies of the weights in vLLM's model, by its own names."""
+    (found,) = llm.apply_model(_read)
+    return found
+
+
+def _read(model: Any) -> dict[str, Tensor]:
+    found = {}
+    for name, module in model.named_modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            packed = kind == "weight" and hasattr(module, "cpu_linear") and "embed" not in name
+            value = _unpacked(module, model.config) if packed else parameter.data
+            found[f"{name}.{kind}"] = value.clone()
+    return found
+
+
+def _unpacked(module: Any, config: Any) -> Tensor:
+    columns = getattr(module, "input_size", config.hidden_size)
+    rows = module.cpu_linear(torch.eye(columns), module.weight, None).t()
+    return rows[: getattr(module, "org_vocab_size", len(rows))].contiguous()
+
+
+def as_fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the names of transformers as vLLM's model has them."""
+    parts = {part: whole for whole, listed in FUSED.items() for part in listed}
+    found: dict[str, list[Tensor]] = {}
+    for name in sorted(tensors, key=_place):
+        *stem, leaf, kind = name.split(".")
+        found.setdefault(".".join((*stem, parts.get(leaf, leaf), kind)), []).append(tensors[name])
+    return {name: torch.cat(listed) for name, listed in found.items()}
+
+
+def _place(name: str) -> int:
+    """Where a part stands in what it is fused into."""
+    leaf = name.split(".")[-2]
+    return next((parts.index(leaf) for parts in FUSED.values() if leaf in parts), 0)

@@ -1,0 +1,66 @@
+"""A whole trial that vLLM samples, by the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
+
+TUNE = Path(__file__).resolve().parents[2] / "launch" / "tune.py"
+
+
+def run(*arguments: str, storage: Path) -> subprocess.CompletedProcess[str]:
+    vllm = ["--space", "async_vs_sync", "--set", "engine=vllm"]
+    return subprocess.run(
+        [sys.executable, str(TUNE), *vllm, *arguments, "--storage", str(storage)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        cwd=storage,
+        check=False,
+    )
+
+
+def test_the_arm_of_lag_1_trains_through_vllm(tmp_path):
+    rounds = ("--iterations", "16", "--set", "eval.every=16", "--set", "weight_update=in_flight")
+    done = run("--set", "arm=async_k1", *rounds, "--name", "vllm", storage=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "vllm").glob("*/result.json")
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
+    assert len(rows) == 16
+    assert rows[-1]["reward/eval_mean"] > rows[0]["reward/eval_first"] + 0.1
+    assert max(row["lag/max"] for row in rows) == 1
+    assert all(row["count/dropped"] == 0 for row in rows)
+    # In the first round all tokens are of the learner's own weights.
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-6
+    assert json.loads((result.parent / "params.json").read_text())["engine"] == "vllm"
+
+
+def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
+    one = ("--set", "arm=sync", "--dry-run", "json")
+    shown = {
+        cap: json.loads(run(*one, *given, storage=tmp_path).stdout)
+        for cap, given in ((2.0, ()), (0.0, ("--set", "loss.importance_cap=0")))
+    }
+    for cap, plan in shown.items():
+        assert f'"importance_cap": {cap}' in json.dumps(plan)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((), "engine=vllm: does not work with placement=colocated: vLLM fixes the threads"),
+        (("arm=sync", "transport=gloo"), "transport=gloo: not with engine=vllm: "),
+    ],
+)
+def test_what_vllm_cannot_do_is_one_line(tmp_path, settings, message):
+    fixed = [part for setting in settings for part in ("--set", setting)]
+    done = run(*fixed, "--dry-run", storage=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
