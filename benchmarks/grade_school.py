@@ -1,9 +1,9 @@
-"""Grade-school word problems as a task of a user's: `task.name=benchmarks/grade_school.py:GradeSchool`.
+"""Grade-school word problems, as a task of a user's: `task.name=grade_school.py:GradeSchool`.
 
-Somebody has a number of things, or boxes of them, and gets or gives away some, once or twice. Each
-problem is asked as a conversation that has one solved example. Whether a problem is held out
-follows from its calculation alone: what an evaluation asks was never calculated in training,
-whoever it was told about. The problems are under this repository's licence.
+Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is
+asked as a conversation that begins with a solved example. Whether a problem is held out follows
+from its calculation alone: what an evaluation asks was never calculated in training, whoever it was
+told about. The problems are under this repository's licence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle, islice
 from random import Random
 
 from grpo_trainable.tasks import Example, Score
@@ -67,7 +67,8 @@ class GradeSchool:
 
     def eval_examples(self, count: int) -> list[Example]:
         """The same for every seed; beyond `eval_size` they come round again."""
-        return [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))] * -(-count // EVAL_PROBLEMS)
+        once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
+        return list(islice(cycle(once), count))
 
     def reward(self, response: str, ground_truth: object) -> Score:
         truth = str(ground_truth)
