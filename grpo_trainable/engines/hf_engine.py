@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from grpo_trainable.engines.base import EngineSetup
+from grpo_trainable.engines.hf_cache import preallocated_cache
 from grpo_trainable.engines.local import LocalEngine, PromptBatch
 from grpo_trainable.models.hf import HFPolicy
 from grpo_trainable.models.hf_directory import one_line
@@ -97,7 +97,7 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
 
 
 class HFDecoder:
-    """Computes logits on a `DynamicCache`.
+    """Computes logits on a cache of transformers.
 
     Prompts are padded on the left to P columns, so that a row has no gap: some architectures let a
     token see a window of columns only.
@@ -143,7 +143,7 @@ class HFDecoder:
 
     def _prefill(self) -> Tensor:
         """Hidden states (prompts, D) of the last columns, and a new cache of the rows."""
-        self._cache = DynamicCache(config=self._policy.model.config)
+        self._cache = preallocated_cache(self._policy.model.config, self._seen.shape[1])
         hidden = self._run(self._prompt_ids, torch.arange(len(self._prompt_ids)))
         self._cache.batch_select_indices(self._fan_out)
         return hidden

