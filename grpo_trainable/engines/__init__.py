@@ -80,7 +80,7 @@ ENGINES: dict[str, EngineRecord] = {
         ),
         EngineRecord(
             name="vllm",
-            build="grpo_trainable.engines.vllm_engine:build_vllm_engine",
+            build="grpo_trainable.engines.vllm_build:build_vllm_engine",
             compared=True,
             refused_placements={
                 "colocated": "vLLM fixes the threads of its process, with which the learner of a "

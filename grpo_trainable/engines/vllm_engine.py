@@ -1,53 +1,33 @@
 """The engine vLLM (extra `vllm`), in this process and token by token.
 
-vLLM draws from seeds of its own and computes rows in batches that change, so it promises neither
-the bits of the other engines nor exactly their log-probs. What it samples is compared with the
-learner's law when it starts.
+Draws are seeded as ours are keyed, but how vLLM rounds depends on what it computes together: it
+promises neither the same bits again nor the log-probs of the learner to 1e-4.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.engines.agreement import probes, refuse_disagreement
-from grpo_trainable.engines.base import EngineError, EngineSetup
+from grpo_trainable.engines.base import EngineError
 from grpo_trainable.engines.local import common_limits
 from grpo_trainable.engines.recorded import RecordedRow, as_group
-from grpo_trainable.engines.vllm_process import CacheShape, import_vllm, start_llm
-from grpo_trainable.engines.vllm_transfer import (
-    BACKEND,
-    Renaming,
-    register_backend,
-    send_weights,
-)
-from grpo_trainable.models.llama import llama_config, llama_tensors
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.engines.vllm_transfer import Renaming, send_weights
 from grpo_trainable.models.sampling import response_seed
 from grpo_trainable.models.stop_strings import StopStrings, stops_of
-from grpo_trainable.models.store import build_policy, policy_directory
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
 
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore[reportMissingImports]
 
 CPU = torch.device("cpu")
-MAX_PROMPTS = 4096  # of the training stream whose lengths are looked at
 
 
 @dataclass(kw_only=True)
@@ -242,110 +222,3 @@ def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
             f"engine=vllm: prompt {row.request.prompt_index} of stream {row.request.stream}: vLLM "
             f"has sampled with versions {noted}, it should have been {ours}"
         )
-
-
-# ---- Building ----------------------------------------------------------------------------------
-
-
-def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
-    """The engine of a trial, which has been compared with the policy that its config names.
-
-    Raises:
-        ValueError: vLLM cannot be imported or does not know the model, or computes something else;
-            in one line.
-    """
-    config, tokenizer = setup.config, setup.tokenizer
-    import_vllm(threads(config.generator_cpus))
-    register_backend()
-    policy, _ = build_policy(config.model, config.seed)
-    prompts = Prompts(config, build_task(config), tokenizer)
-    longest, rows = _longest(config, prompts), _rows(config)
-    with tempfile.TemporaryDirectory() as written:
-        llm = start_llm(
-            _directory(config, policy, tokenizer, Path(written)),
-            backend=BACKEND,
-            dtype=config.model.dtype,
-            longest=longest,
-            rows=rows,
-            cache=_cache_shape(policy),
-            overrides=_overrides(config),
-        )
-    engine = VLLMEngine(
-        llm,
-        tokenizer,
-        renamed=llama_tensors if isinstance(policy, TransformerLM) else _as_they_are,
-        vocab_size=policy.vocab_size,
-        longest=longest,
-        rows=rows,
-        seed=config.seed,
-        recompute=config.weight_update == "interrupt_recompute",
-    )
-    engine.load(_snapshot(policy))
-    limits = prompts.request("train", 0).limits
-    requests = probes(limits, policy.vocab_size, longest)
-    refuse_disagreement(engine, policy, requests, tokenizer.pad_id)
-    return engine
-
-
-def _snapshot(policy: Policy) -> PolicyWeights:
-    """The policy's own tensors, which stay as they are, as its learner would publish them."""
-    tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
-    return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
-
-
-def _longest(config: GRPOConfig, prompts: Prompts) -> int:
-    """Tokens of the longest prompt and its longest response."""
-    asked = {
-        "train": min(config.rounds * config.prompts_per_round, MAX_PROMPTS),
-        "eval": config.eval.prompts,
-    }
-    lengths = (
-        len(prompts.request(stream, index).prompt_ids)
-        for stream, first in asked.items()
-        for index in range(first)
-    )
-    return max(lengths) + config.rollout.max_new_tokens
-
-
-def _rows(config: GRPOConfig) -> int:
-    """Responses that a call of the generator samples at most; more wait for their turn."""
-    return max(config.unit_prompts * config.rollout.group_size, config.eval.samples)
-
-
-def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
-    """Where config.json of the model lies; that of a policy of ours is written, as a Llama's."""
-    if not isinstance(policy, TransformerLM):
-        return str(policy_directory(config.model))
-    content = llama_config(policy.config, tokenizer, torch.float32)
-    (written / "config.json").write_text(json.dumps(content), encoding="utf-8")
-    return str(written)
-
-
-def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """What of config.json vLLM is to see otherwise."""
-    model = config.model
-    untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `vllm_transfer.untied`
-    wide = model.dtype == "bfloat16" and model.head_fp32
-    return untie | ({"head_dtype": "float32"} if wide else {})
-
-
-def _cache_shape(policy: Policy) -> CacheShape:
-    itemsize = policy.head_weight.dtype.itemsize
-    if isinstance(policy, TransformerLM):
-        c = policy.config
-        return CacheShape(
-            layers=c.num_layers, heads=c.num_heads, head_dim=c.head_dim, itemsize=itemsize
-        )
-    theirs: Any = policy.model
-    c = theirs.config.get_text_config()
-    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    return CacheShape(
-        layers=c.num_hidden_layers,
-        heads=getattr(c, "num_key_value_heads", None) or c.num_attention_heads,
-        head_dim=head_dim,
-        itemsize=itemsize,
-    )
-
-
-def _as_they_are(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return tensors

@@ -7,6 +7,7 @@ one, `LLMEngine.step()` is one token of every row, and weights can be loaded bet
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ def import_vllm(threads: int) -> None:
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
     try:
-        import vllm  # noqa: F401  # pyright: ignore[reportMissingImports]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, about vLLM's own code
+            import vllm  # noqa: F401  # pyright: ignore[reportMissingImports]
     except Exception as error:  # what else is installed makes it fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(

@@ -29,7 +29,14 @@ def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     vLLM packs the head for its own product, and where it is tied nothing renews the packed copy
     (vLLM 0.32). So it gets an untied model.
+
+    Raises:
+        ValueError: neither is there, in one line.
     """
+    if HEAD in tensors:
+        return dict(tensors)
+    if EMBEDDING not in tensors:
+        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which stands for it")
     return {HEAD: tensors[EMBEDDING], **tensors}
 
 

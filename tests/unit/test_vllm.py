@@ -42,6 +42,10 @@ def test_a_tied_head_is_sent_as_one_of_its_own():
     assert model.got["lm_head.weight"] is TENSORS["model.embed_tokens.weight"]
     own = {**TENSORS, "lm_head.weight": torch.full((4, 2), 7.0)}
     assert untied(own)["lm_head.weight"] is own["lm_head.weight"]
+    with pytest.raises(
+        ValueError, match=r"^the model has neither lm_head\.weight nor model\.embed"
+    ):
+        untied({"transformer.wte.weight": torch.ones(4, 2)})
 
 
 def test_torn_weights_and_weights_with_a_gap_are_refused():

@@ -17,7 +17,7 @@ from torch import Tensor
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines import vllm_engine, vllm_transfer
+from grpo_trainable.engines import vllm_build, vllm_transfer
 from grpo_trainable.engines.base import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups
 from grpo_trainable.models.policy import Policy
@@ -310,7 +310,8 @@ def test_weights_that_do_not_fill_the_model_are_refused(model_path):
 
 def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
     # What vLLM does by itself with a tied head: it keeps the packed copy of its first weights.
-    monkeypatch.setattr(vllm_engine, "_overrides", lambda config: {})
+    monkeypatch.setattr(vllm_build, "_overrides", lambda config: {})
+    monkeypatch.setattr(vllm_transfer, "untied", dict)
     with pytest.raises(EngineError, match=r"version 0 have no value for lm_head\.weight of vLLM's"):
         engine_of(model_path("qwen2", True))
 

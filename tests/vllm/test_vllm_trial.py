@@ -41,6 +41,19 @@ def test_the_arm_of_lag_1_trains_through_vllm(tmp_path):
     assert json.loads((result.parent / "params.json").read_text())["engine"] == "vllm"
 
 
+def test_generators_of_their_own_processes_recompute_what_they_sampled(tmp_path):
+    few = ("--iterations", "4", "--set", "eval.prompts=8", "--set", "rollout.max_new_tokens=24")
+    apart = ("transport=object_store", "resources.num_generators=2", "rollout.stop=.")
+    fixed = [part for setting in apart for part in ("--set", setting)]
+    update = ("--set", "weight_update=interrupt_recompute")
+    done = run("--set", "arm=async_k1", *few, *fixed, *update, "--name", "two", storage=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = (tmp_path / "two").glob("*/result.json")
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
+    assert [row["count/trained"] for row in rows] == [16, 32, 48, 64]
+    assert all(row["count/dropped"] == 0 for row in rows)
+
+
 def test_the_correction_of_the_default_shows_and_can_be_turned_off(tmp_path):
     one = ("--set", "arm=sync", "--dry-run", "json")
     shown = {
