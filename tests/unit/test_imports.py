@@ -41,7 +41,7 @@ FOUNDATION = {
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
-MIDDLE |= {"messages", "weight_transfer", "stops", "exporting"}
+MIDDLE |= {"messages", "weight_transfer", "stops", "exporting", "memory"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 # The pipeline knows actors by their messages alone.
 PIPELINE = BELOW_ACTORS | {"calls", "liveness"}
