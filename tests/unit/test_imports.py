@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},
+    "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
     "trial_storage": {"checkpointing"},
