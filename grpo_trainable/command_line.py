@@ -74,7 +74,7 @@ def command(name: str) -> list[str]:
     """The words that start the command line `name` in the way the present one was started: by its
     entry point, or as a file of the repository."""
     by_entry_point = Path(sys.argv[0]).name.startswith("grpo-")
-    return [f"grpo-{name}"] if by_entry_point else ["python", f"launch/{name}.py"]
+    return [f"grpo-{name.replace('_', '-')}"] if by_entry_point else ["python", f"launch/{name}.py"]
 
 
 def program(name: str) -> str:

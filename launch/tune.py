@@ -19,8 +19,10 @@ from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, number
 from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
+from search_spaces.presets import PRESETS
 from tuning.checks import at_once
 from tuning.directories import WRITABLE_BY_OTHERS
+from tuning.memory import DoesNotFit
 from tuning.plan import Options, Plan
 from tuning.preview import preview
 
@@ -40,6 +42,7 @@ examples:
   python launch/tune.py --space async_vs_sync --iterations 4 --set arm=async_k1
   python launch/tune.py --space async_vs_sync --num-samples 3 --name three_seeds
   python launch/tune.py --resume --name three_seeds
+  python launch/tune.py --preset course_keyword --dry-run
   python launch/tune.py --space async_vs_sync --set optim.lr=2e-4 --set loss.kl_coef=0.02 --dry-run
 
 exit status: 0 every trial done, 1 a trial failed, 2 bad usage (nothing was started),
@@ -66,7 +69,12 @@ def _main(argv: Sequence[str]) -> int:
         print(settings(args.settings), end="")
         return OK
     plan = plan_of(args)
-    plan.check()
+    try:
+        plan.check()
+    except DoesNotFit:
+        if args.dry_run is not None:  # it may be meant for a larger machine
+            print_trials(plan, args.dry_run)
+        raise
     if args.dry_run is not None:
         print_trials(plan, args.dry_run)
         return OK
@@ -87,6 +95,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="SPACE",
         help="the question to ask: a name that --list shows, or a file of yours that defines a "
         "SearchSpace, my_space.py or my_space.py:NAME (docs/howto/search-space.md)",
+    )
+    add(
+        "--preset",
+        metavar="PRESET",
+        help="settings that belong together, for which neither an arm nor --set has a value of its "
+        f"own: {presets_in_words()} (docs/presets.md). Without --space one synchronous trial "
+        "of them runs",
     )
     add(
         "--set",
@@ -191,6 +206,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def presets_in_words() -> str:
+    return "; ".join(f"{preset.name}, {preset.meaning}" for preset in PRESETS.values())
+
+
 def plan_of(args: argparse.Namespace) -> Plan:
     given = {name: value for name, value in vars(args).items() if name not in SHOWN_ONLY}
     return Plan(Options(**given))
@@ -213,7 +232,8 @@ def print_trials(plan: Plan, form: str) -> None:
     order = ", in the order in which they run" if len(plan.trials) > 1 else ""
     print(f"{plural(len(plan.trials), 'trial')}{order}:\n")
     print(preview(plan.trials))
-    print(*("", *notes(plan)), sep="\n")
+    told = [] if plan.memory is None else [plan.memory]
+    print(*("", *told, *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")
 
 

@@ -33,9 +33,11 @@ from grpo_trainable.plugins import PluginError, is_reference, source_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
-from search_spaces.base import in_blocks
+from search_spaces.base import SearchSpace, in_blocks
 from search_spaces.find import absolute, directory_of, find_space, source_file
+from search_spaces.presets import Preset, find_preset
 from tuning.checks import (
+    at_once,
     check_population,
     check_resources,
     checks_of,
@@ -43,6 +45,7 @@ from tuning.checks import (
     usable_cpus,
 )
 from tuning.directories import can_be_written, local_directory, refuse_state_of_others
+from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -55,6 +58,7 @@ class Options:
     """What an experiment is asked for; `launch/tune.py --help` explains each option."""
 
     space: str | None = None
+    preset: str | None = None
     assignments: Sequence[str] = ()  # KEY=VALUE
     samples: int | None = None
     iterations: int | None = None
@@ -97,9 +101,10 @@ class Plan:
         self.resuming = options.resume != "never" and stored is not None
         if self.resuming:
             self._refuse_state_of_others()  # it may name Python files, which are loaded
+        self.preset = self._preset()
         # A space of the user's: where it is, and the SHA-256 of its file.
         self.space_source, self.space_digest = self._space_source()
-        self.space = find_space(self.space_source)
+        self.space = self._space()
         if not self.name:
             self.name = f"{self.space.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         self.limits = self._limits()
@@ -117,6 +122,7 @@ class Plan:
         # is not known yet, also on the first resume of an experiment of an older version.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
+        self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
     def directory(self) -> Path:
@@ -145,6 +151,24 @@ class Plan:
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: cannot be read ({error})") from None
 
+    def _preset(self) -> Preset | None:
+        given, before = self.options.preset, self.stored.get("preset")
+        if not self.resuming:
+            return None if given is None else find_preset(given)
+        if given not in (None, before):
+            raise UsageError(
+                f"--preset {given}: experiment {self.name} was started "
+                f"{f'with {before}' if before is not None else 'without it'}"
+            )
+        return None if before is None else find_preset(before)
+
+    def _space(self) -> SearchSpace:
+        """The space that is asked for, the preset under its arms."""
+        if self.preset is None:
+            return find_space(self.space_source)
+        alone = self.space_source == self.preset.name
+        return self.preset.under(self.preset.space if alone else find_space(self.space_source))
+
     def _space_source(self) -> tuple[str, str | None]:
         """The name of the space, absolute where it is a file, and the SHA-256 of its file.
 
@@ -154,6 +178,8 @@ class Plan:
         source = self.options.space
         if source is None and self.resuming:
             source = self.stored.get("space_source", self.stored["space"])
+        if source is None and self.preset is not None:
+            source = self.preset.name  # one trial of its settings
         if source is None:
             raise UsageError(f"--space is missing; valid: {', '.join(SPACES)}")
         source = absolute(source)
@@ -255,6 +281,7 @@ class Plan:
         return {
             "space": self.space.name,
             "space_source": self.space_source,
+            "preset": None if self.preset is None else self.preset.name,
             "question": self.space.asked.to_dict(),
             "fixed": self.fixed,
             "num_samples": self.options.num_samples,
@@ -347,12 +374,30 @@ class Plan:
             self._compare_inputs(self.inputs)
         here = self.options.address is None
         if here:
-            check_resources(self.trials, this_machine(self.trials), "this machine")
+            resources = this_machine(self.trials)
+            check_resources(self.trials, resources, "this machine")
+            self.check_memory(resources, machine_bytes(), "this machine")
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
                 check(trial)
         if self.inputs is None:
             self._read_inputs()
+
+    def check_memory(self, resources: Mapping[str, float], available: int, where: str) -> None:
+        """Compares what the trials take with the `available` bytes and the GPUs of this machine.
+
+        Raises:
+            DoesNotFit: they take more, in one line with the parts.
+            UsageError: a policy cannot be used.
+        """
+        needs = []
+        for trial in unlike(self.trials):
+            with self._naming_arm(trial):
+                needs.append(need_of(trial))
+        together = min(len(self.trials), self.max_concurrent or at_once(self.trials, resources))
+        self.memory = compare(needs, together, available, where)
+        if self.options.address is None:
+            check_gpu_memory(needs)
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
         """What the trials read is what it was when they started."""

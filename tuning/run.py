@@ -47,7 +47,11 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Mapping[str, float
         available = ray.cluster_resources()
         address = plan.options.address
         if address is not None:
-            check_resources(plan.trials, available, f"the cluster at {address}")
+            where = f"the cluster at {address}"
+            check_resources(plan.trials, available, where)
+            # Ray divides the memory of its nodes between processes and objects.
+            memory = available.get("memory", 0.0) + available.get("object_store_memory", 0.0)
+            plan.check_memory(available, int(memory), where)
         yield available
     finally:
         stop_live_table()

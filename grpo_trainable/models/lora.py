@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from grpo_trainable.models.hf import HFPolicy
 from grpo_trainable.models.hf_directory import one_line
+from grpo_trainable.models.lora_targets import ALL_LINEAR, names_in
 from grpo_trainable.models.policy import Policy, widened
 
 ADAPTER = "default"  # peft's name of the only adapter
-ALL_LINEAR = "all-linear"
 
 
 class LoraPolicy(Policy):
@@ -41,7 +41,7 @@ class LoraPolicy(Policy):
         super().__init__()
         self.context_length, self.vocab_size = base.context_length, base.vocab_size
         self.head_fp32 = base.head_fp32
-        names = [name.strip() for name in targets.split(",")]
+        names = names_in(targets)
         config = LoraConfig(
             r=rank,
             lora_alpha=2 * rank if alpha is None else alpha,  # pyright: ignore[reportArgumentType]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.base import Score
 from grpo_trainable.tasks.templates import asks_for_tags, template_text
+from grpo_trainable.tasks.votes import Spell, canonical
 
 ANSWER_OPENS = "</think> <answer>"
 ANSWER_CLOSES = "</answer>"
@@ -48,18 +49,36 @@ class AnswerForm:
     find: Callable[[str], str | None]  # the answer of a response
     stop: tuple[str, ...]  # texts after which a response has nothing left to say
 
-    def judged(self, response: str, judge: Callable[[str], float]) -> Score:
-        """The score of a response by what `judge` says of its answer."""
+    def judged(
+        self,
+        response: str,
+        judge: Callable[[str], float],
+        *,
+        truth: str | None,
+        spell: Spell = lambda formula: None,
+    ) -> Score:
+        """The score of a response by what `judge` says of its answer.
+
+        A right answer votes for `truth`, however it is spelt, any other for itself.
+        """
         answer = self.find(response)
         if answer is None:
             return Score(reward=0.0, format_reward=0.0, answer_reward=0.0)
         right = judge(answer)
-        return Score(reward=right, format_reward=1.0, answer_reward=right)
+        of_truth = truth if right == 1.0 else None
+        voted = canonical(of_truth) if of_truth is not None else canonical(answer, spell)
+        return Score(reward=right, format_reward=1.0, answer_reward=right, answer=voted)
 
     def unverified(self, response: str) -> Score:
         """The score of a response whose answer could not be judged: it counts as wrong."""
-        has_answer = float(self.find(response) is not None)
-        return Score(reward=0.0, format_reward=has_answer, answer_reward=0.0, verified=False)
+        answer = self.find(response)
+        return Score(
+            reward=0.0,
+            format_reward=float(answer is not None),
+            answer_reward=0.0,
+            verified=False,
+            answer=None if answer is None else canonical(answer),
+        )
 
 
 TAGS = AnswerForm(tagged_answer, stop=(ANSWER_CLOSES,))

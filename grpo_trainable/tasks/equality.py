@@ -45,16 +45,21 @@ def decide_exactly(answer: str, truth: str) -> bool:
     return False
 
 
+def without_name(text: str) -> str:
+    """`3` of a plain `x = 3`."""
+    return _named(text)[1]
+
+
 def _equal(answer: str, truth: str, decide: Decide) -> bool:
     (name, answer), (true_name, truth) = _named(answer), _named(truth)
     if not answer or not truth or (name and true_name and name != true_name):
         return False
-    if _letters(answer) == _letters(truth):
+    if same_letters(answer) == same_letters(truth):
         return True
     ours, theirs = quantity(answer), quantity(truth)
     if ours is not None and theirs is not None:
         return ours.equals(theirs)
-    parts, true_parts = _parts(answer), _parts(truth)
+    parts, true_parts = parts_of(answer), parts_of(truth)
     if parts is not None and true_parts is not None:
         return parts.equals(true_parts, decide)
     if (parts is None or theirs is None) and (true_parts is None or ours is None):
@@ -85,7 +90,7 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _letters(text: str) -> str:
+def same_letters(text: str) -> str:
     """What two spellings of the same text have in common."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\s+", " ", text.strip())
@@ -123,16 +128,20 @@ _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class Parts:
     """What an answer is made of, in LaTeX."""
 
     kind: str  # the brackets of a tuple or an interval; else a set, or a union
     items: Sequence[str]
 
-    def equals(self, other: _Parts, decide: Decide) -> bool:
+    @property
+    def is_ordered(self) -> bool:
+        return self.kind not in (_SET, _UNION)
+
+    def equals(self, other: Parts, decide: Decide) -> bool:
         if self.kind != other.kind or len(self.items) != len(other.items):
             return False
-        if self.kind not in (_SET, _UNION):
+        if self.is_ordered:
             pairs = zip(self.items, other.items, strict=True)
             return all(_equal(item, true, decide) for item, true in pairs)
         left = list(other.items)
@@ -145,7 +154,7 @@ class _Parts:
         return True
 
 
-def _parts(text: str) -> _Parts | None:
+def parts_of(text: str) -> Parts | None:
     """The parts of an answer that has several; None of one that has not."""
     for pattern, sign in _SIGNS:
         text = re.sub(pattern, sign, text)
@@ -160,7 +169,7 @@ def _parts(text: str) -> _Parts | None:
         brackets = text[0] + text[-1]
         kind = _SET if brackets in ("⦃⦄", "{}") else brackets
         items = _split(text[1:-1], ",")
-    return _Parts(kind, [_in_latex(item) for item in items]) if len(items) > 1 else None
+    return Parts(kind, [_in_latex(item) for item in items]) if len(items) > 1 else None
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -177,7 +186,7 @@ def _split(text: str, separator: str) -> list[str]:
     return items if depth == 0 else []
 
 
-def _interval(text: str) -> _Parts | None:
+def _interval(text: str) -> Parts | None:
     """The interval that an inequality for one letter means."""
     text = re.sub(r"\s", "", text)
     if match := _RISING.fullmatch(text):
@@ -191,7 +200,7 @@ def _interval(text: str) -> _Parts | None:
     else:
         return None
     brackets = ("[" if from_ in "≤≥" else "(") + ("]" if to in "≤≥" else ")")
-    return _Parts(brackets, [_in_latex(low), _in_latex(high)])
+    return Parts(brackets, [_in_latex(low), _in_latex(high)])
 
 
 def _in_latex(text: str) -> str:

@@ -12,6 +12,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import BOXED, TAGS, AnswerForm, answer_form
 from grpo_trainable.tasks.base import JSONValue, Score
 from grpo_trainable.tasks.equality import Decide, decide_exactly, equal
+from grpo_trainable.tasks.votes import Spell
 
 Truth: TypeAlias = str | int | float | Sequence[str | int | float]
 
@@ -44,10 +45,28 @@ def _as_dict(score: Score) -> dict[str, float]:
     }
 
 
-def _score(form: AnswerForm, response: str, ground_truth: Truth, decide: Decide) -> Score:
-    truths = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
+def _score(
+    form: AnswerForm,
+    response: str,
+    ground_truth: Truth,
+    decide: Decide,
+    spell: Spell = lambda formula: None,
+) -> Score:
+    """`spell` is asked only for formulas that `decide` was asked for as well: a policy may write
+    one that a parser never comes back from, and not every answer needs it."""
+    given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
+    truths = [str(truth) for truth in given]
+    asked: set[str] = set()
+
+    def ask(answer: str, truth: str) -> bool:
+        asked.add(answer)
+        return decide(answer, truth)
+
     return form.judged(
-        response, lambda answer: float(any(equal(answer, str(truth), decide) for truth in truths))
+        response,
+        lambda answer: float(any(equal(answer, truth, ask) for truth in truths)),
+        truth=truths[0] if truths else None,
+        spell=lambda formula: spell(formula) if formula in asked else None,
     )
 
 
@@ -70,8 +89,11 @@ class MathReward:
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
         """1 where the answer of the response equals the true one, else 0."""
         assert isinstance(ground_truth, str), ground_truth
-        decide = verified_equal if self._by_library else decide_exactly
-        return _score(self._form, response, ground_truth, decide)
+        if self._by_library:
+            return _score(
+                self._form, response, ground_truth, verified_equal, library_spelling
+            )
+        return _score(self._form, response, ground_truth, decide_exactly)
 
 
 # ---- math-verify -------------------------------------------------------------------------------
@@ -100,6 +122,15 @@ def verified_equal(answer: str, truth: str) -> bool:
 
     true, given = _parsed(truth), _parsed(answer)
     return bool(true and given and math_verify.verify(true, given, timeout_seconds=None))
+
+
+def library_spelling(formula: str) -> str | None:
+    """What math-verify reads of a formula, as text; None where it cannot read it."""
+    read = _parsed(formula)
+    try:
+        return str(read[0]) if read else None
+    except RecursionError:
+        return None
 
 
 @lru_cache(maxsize=1024)

@@ -139,7 +139,9 @@ class ReasoningGymReward:
         self.problems.refuse_another(ground_truth)
         try:
             return self._form.judged(
-                response, lambda answer: self.problems.score(answer, ground_truth)
+                response,
+                lambda answer: self.problems.score(answer, ground_truth),
+                truth=ground_truth["answer"],
             )
         except Exception:  # whatever a policy writes, and whatever it makes of it
             return self._form.unverified(response)

@@ -41,7 +41,7 @@ FOUNDATION = {
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
-MIDDLE |= {"messages", "weight_transfer", "stops", "exporting"}
+MIDDLE |= {"messages", "weight_transfer", "stops", "exporting", "memory"}
 BELOW_ACTORS = FOUNDATION | CLOCKS | MIDDLE
 # The pipeline knows actors by their messages alone.
 PIPELINE = BELOW_ACTORS | {"calls", "liveness"}
@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},
+    "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
     "trial_storage": {"checkpointing"},

@@ -22,7 +22,9 @@ from grpo_trainable.tasks import (
 )
 from grpo_trainable.tasks.answers import boxed_answer, tagged_answer
 from grpo_trainable.tasks.math import parse_problem
+from grpo_trainable.tasks.math_reward import library_spelling
 from grpo_trainable.tasks.templates import R1_ZERO, TEMPLATES
+from grpo_trainable.tasks.votes import canonical
 
 
 def write_jsonl(path: Path, rows: list) -> str:
@@ -265,6 +267,46 @@ def test_the_three_categories_of_a_response(answer, truth, expected):
     assert question_only_reward_fn(f"so {answer}", truth) == NO_FORM
 
 
+@pytest.mark.parametrize(
+    ("spellings", "text"),
+    [
+        (["1/2", "0.5", r"\frac{1}{2}", r"$\frac12$", "x = 0.50"], "1/2"),
+        (["30%", r"30\%", "0.3", r"\frac{3}{10}"], "3/10"),
+        (["1,000", "1000", "1000 apples", "1000.0"], "1000"),
+        (["2, 1", "1 and 2", r"\{1,2\}", r"\{2, 1\}"], "{} 1, 2"),
+        (["(1, 2)", r"\left(1,2\right)"], "() 1, 2"),
+        ([r"2\le x<5", "[2,5)"], "[) 2, 5"),
+        (["Monday", r"\text{monday}", " monday."], "monday"),
+    ],
+)
+def test_equal_answers_vote_as_one_text(spellings, text):
+    assert {canonical(spelling) for spelling in spellings} == {text}
+
+
+def test_answers_that_differ_vote_apart_and_a_long_one_is_cut():
+    different = ["1", "2", "-1", "(1,2)", "(2,1)", "[1,2]", "1,2", "x+1", "x-1"]
+
+    assert len({canonical(answer) for answer in different}) == len(different)
+    assert canonical("9" * 10_000) == "9" * 512
+
+
+def test_a_formula_votes_by_what_the_library_reads():
+    pytest.importorskip("math_verify")
+    assert canonical(r"\frac{x}{2}", library_spelling) == canonical(r"x/2", library_spelling)
+    assert canonical(r"x+y", library_spelling) == canonical(r"y + x", library_spelling)
+    assert canonical(r"x+y", library_spelling) != canonical(r"x-y", library_spelling)
+
+
+@pytest.mark.parametrize(
+    ("answer", "vote"), [(r"\frac{2}{4}", "1/2"), ("0.5", "1/2"), ("0.25", "1/4")]
+)
+def test_a_right_answer_votes_for_the_true_one_and_a_wrong_one_for_itself(sums, answer, vote):
+    task = build_task(config(train_file=sums, template="r1_zero", equality="exact"))
+
+    assert task.reward(f"</think> <answer>{answer}</answer>", "1/2").answer == vote
+    assert task.reward(answer, "1/2").answer is None
+
+
 def test_plain_numbers_load_no_library():
     program = (
         "import sys\n"
@@ -289,7 +331,9 @@ def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
         with pytest.raises(ValueError, match=line):
             attempt()
     task = math_task(train_file=sums)
-    assert task.reward(r"</think> <answer>\sqrt{4}</answer>", "2") == Score(0.0, 1.0, 0.0)
+    assert task.reward(r"</think> <answer>\sqrt{4}</answer>", "2") == Score(
+        0.0, 1.0, 0.0, answer=r"\sqrt{4}"
+    )
     assert task.reward("</think> <answer>2</answer>", "2") == Score(1.0, 1.0, 1.0)
 
 

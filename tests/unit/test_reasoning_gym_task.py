@@ -122,6 +122,17 @@ def test_the_data_set_scores_the_answer_and_the_form_comes_first():
 
 
 @needs_reasoning_gym
+def test_a_vote_is_for_the_answer_and_a_right_one_for_the_true_one():
+    task = sums(template="question_only")
+    truth = task.train_example(0).ground_truth
+    answers = [truth["answer"], "no  number", "no number", "007", "7.0"]
+    votes = [task.reward(rf"\boxed{{{answer}}}", truth).answer for answer in answers]
+
+    assert votes == [truth["answer"], "no number", "no number", "7", "7"]
+    assert task.reward("no box", truth).answer is None
+
+
+@needs_reasoning_gym
 def test_an_answer_that_the_data_sets_function_cannot_take_is_wrong_and_counted(monkeypatch):
     task = sums()
     truth = task.train_example(0).ground_truth

@@ -18,8 +18,9 @@ from grpo_trainable.models.store import SHIPPED_POLICY
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
+from tuning import plan as plan_module
 from tuning.mutations import pbt_bounds, within_bounds
-from tuning.plan import Plan
+from tuning.plan import Options, Plan
 
 
 @pytest.fixture
@@ -501,6 +502,71 @@ def test_a_dry_run_ends_as_the_command_would(command, tmp_path, wrong):
     found = command(*SPACE, *wrong, "--dry-run")
     refused(found)
     assert command(*SPACE, *wrong) == found
+
+
+def test_a_preset_alone_is_one_trial_of_its_settings(command):
+    status, out, error = command("--preset", "course_keyword", "--dry-run", "json")
+
+    (trial,) = map(json.loads, out.splitlines())
+    assert (status, trial["arm"], trial["rounds"], trial["optim"]["lr"]) == (0, "sync", 100, 5e-4)
+    assert trial["rollout"]["group_size"] == 4
+    assert trial["loss"]["advantage_eps"] == 1e-8
+    assert error == ""
+
+
+def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
+    chosen = ("--preset", "course_keyword", "--space", "async_vs_sync", "--set", "arm=async_k4")
+    _, out, _ = command(*chosen, "--set", "optim.lr=0.25", "--dry-run", "json")
+
+    trial = json.loads(out)
+    assert trial["optim"]["lr"] == 0.25  # --set; 5e-4 by the preset
+    assert (trial["rounds"], trial["lag"]) == (24, 1)  # the arm; 100 rounds by the preset
+
+
+def test_a_preset_too_large_for_this_machine_is_shown_and_refused_with_its_parts(
+    command, monkeypatch
+):
+    monkeypatch.setattr(plan_module, "machine_bytes", lambda: 25_000_000_000)
+    preset = ("--preset", "course_math")
+
+    refused(command(*preset), "48.4 GB", "25.0 GB", "optimizer moments 12.3 GB", "KV cache 9.4 GB")
+    status, out, error = command(*preset, "--dry-run")
+    assert status == 2
+    assert "model.path=Qwen/Qwen2.5-Math-1.5B" in out
+    assert "rollout.max_new_tokens=1024" in out
+    assert error.count("\n") == 1
+
+
+def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
+    _, out, _ = command(*SPACE, "--dry-run")
+
+    (line,) = [line for line in out.splitlines() if line.startswith("memory of a trial: about ")]
+    assert "sampling weights 4 MB" in line
+
+
+def test_help_lists_the_presets(capsys):
+    with pytest.raises(SystemExit):
+        tune.main(["--help"])
+
+    assert {"course_keyword,", "course_math,"} <= set(capsys.readouterr().out.split())
+
+
+def test_an_unknown_preset_is_refused_by_name(command):
+    refused(command("--preset", "course_mth"), "course_mth", "did you mean course_math?")
+
+
+def test_a_resumed_experiment_keeps_its_preset(command, tmp_path):
+    named = ("--preset", "course_keyword", "--name", "mine")
+    plan = Plan(Options(preset="course_keyword", name="mine", storage=str(tmp_path / "storage")))
+    plan.prepare_directory()
+
+    resume = ("--resume", "--name", "mine", "--dry-run", "json")
+    status, out, _ = command(*resume)
+    assert (status, json.loads(out)["rounds"]) == (0, 100)
+    assert command(*resume, *named)[0] == 0
+    assert command(*resume, "--space", "course_keyword")[1] == out  # as the command prints it
+    refused(command(*resume, "--preset", "course_math"), "was started with course_keyword")
+    refused(command(*named), "--name mine", "exists")
 
 
 def test_a_dry_run_shows_in_what_the_trials_differ_and_writes_nothing(of_a_file, command, tmp_path):

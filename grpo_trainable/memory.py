@@ -1,0 +1,264 @@
+"""How much memory a trial takes, estimated from its config before anything starts.
+
+docs/memory.md has each formula. N parameters, of which T are trained; b bytes of a number in the
+body, 4 or 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.dimensions import (
+    KNOWN,
+    Dimensions,
+    dimensions_of,
+    stored_parameters,
+)
+from grpo_trainable.models.hf_directory import is_hugging_face
+from grpo_trainable.models.shape import PolicySettings
+from grpo_trainable.models.store import policy_directory, read_config
+from grpo_trainable.models.transformer import PRESETS, ModelConfig
+
+FLOAT = 4  # bytes of a float32
+# What a prompt is taken to have where the context leaves room for it: prompts are read later.
+PROMPT_TOKENS = 256
+# A process that has imported torch and ray holds about this, measured on Linux without a GPU.
+PROCESS_BYTES = 350_000_000
+# Of a token in a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
+TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
+HELD_PROBABILITIES = 1 << 26  # of the head at a time, as `models/scoring.py` has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One thing that takes memory, in the actor that holds it."""
+
+    what: str
+    bytes: int
+    gpus: float = 0.0  # that the actor reserves; 0: it is in main memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one trial takes at its peak."""
+
+    parts: Sequence[Part]
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if not part.gpus)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """All GPUs together."""
+        return sum(part.bytes for part in self.parts if part.gpus)
+
+    def __str__(self) -> str:
+        """The sum and the parts, the largest first, in one line."""
+        merged: dict[str, int] = {}
+        for part in self.parts:
+            merged[part.what] = merged.get(part.what, 0) + part.bytes
+        largest = sorted(merged.items(), key=lambda item: -item[1])
+        return ", ".join(f"{what} {size(count)}" for what, count in largest if count)
+
+
+def size(count: int) -> str:
+    """Bytes in GB or MB, for people."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
+
+
+# ---- The policy ------------------------------------------------------------------------------
+
+
+def policy_dimensions(model: PolicySettings) -> Dimensions | None:
+    """The sizes of the policy that a trial starts from; None where its files do not tell.
+
+    A hub id that presets name is known without being here.
+
+    Raises:
+        ValueError: the directory cannot be used, in one line that begins with it.
+    """
+    if model.path in KNOWN:
+        return dimensions_of(KNOWN[model.path])
+    directory = policy_directory(model)
+    if directory is None or not is_hugging_face(directory):
+        return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    found = dimensions_of(config)
+    return found and replace(found, parameters=stored_parameters(directory))
+
+
+def _of_ours(config: ModelConfig) -> Dimensions:
+    head = config.vocab_size * config.d_model
+    norms = (2 * config.num_layers + 1) * config.d_model
+    return Dimensions(
+        hidden=config.d_model,
+        layers=config.num_layers,
+        heads=config.num_heads,
+        kv_heads=config.num_heads,
+        head_dim=config.head_dim,
+        inner=config.d_ff,
+        vocab=config.vocab_size,
+        context=config.context_length,
+        parameters=config.matmul_parameters + norms + head * (1 if config.tied_head else 2),
+        ours=True,
+    )
+
+
+# ---- A trial ---------------------------------------------------------------------------------
+
+
+def estimate(config: GRPOConfig, dimensions: Dimensions) -> Estimate:
+    """What a trial with this policy takes at its peak, all actors together."""
+    trial = _Trial(config, dimensions)
+    r = config.resources
+    if config.placement == "colocated":
+        # One process does one after the other, and what is freed in between is used again.
+        held = [*trial.learner(), *trial.sampling_weights()]
+        actors = [(r.worker_gpus, [*held, *max(trial.training(), trial.sampling(), key=_sum)])]
+    else:
+        learner = (r.learner_gpus, [*trial.learner(), *trial.training()])
+        generator = [*trial.sampling_weights(), *trial.sampling()]
+        actors = [learner, *[(r.generator_gpus, generator)] * r.num_generators]
+    parts = [
+        Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
+    ]
+    processes = 1 + len(actors) + (r.reward_workers if config.task.is_scored_apart else 0)
+    rest = [
+        Part(what="buffer", bytes=trial.buffer_bytes()),
+        Part(what="processes", bytes=processes * PROCESS_BYTES),
+    ]
+    return Estimate(parts=[*parts, *rest])
+
+
+def _sum(parts: Sequence[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+class _Trial:
+    """The parts of one trial. Every number of bytes is that of one actor."""
+
+    def __init__(self, config: GRPOConfig, dimensions: Dimensions) -> None:
+        self.config, self.size = config, dimensions
+        model, rollout = config.model, config.rollout
+        self.body = 2 if model.dtype == "bfloat16" else FLOAT  # b
+        self.lora = model.lora_rank is not None
+        self.trained = (
+            dimensions.parameters
+            if model.lora_rank is None
+            else dimensions.adapter_parameters(model.lora_rank, model.lora_targets)
+        )
+        room = max(1, dimensions.context - rollout.max_new_tokens)
+        self.prompt_tokens = min(PROMPT_TOKENS, room)
+        self.row_tokens = self.prompt_tokens + rollout.max_new_tokens
+
+    @property
+    def weights_bytes(self) -> int:
+        """N b"""
+        return self.size.parameters * self.body
+
+    # ---- What is held all the time -----------------------------------------------------------
+
+    def learner(self) -> list[Part]:
+        """Weights, gradients, moments and master weights; the snapshot that is published."""
+        adapters = self.trained * FLOAT if self.lora else 0
+        masters = 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
+        # Adapters are turned off for the reference: nothing is held twice.
+        reference = self.config.reference_role == "learner" and not self.lora
+        travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
+        return [
+            Part(what="weights", bytes=self.weights_bytes + adapters),
+            Part(what="gradients", bytes=self.trained * FLOAT),
+            Part(what="optimizer moments", bytes=2 * self.trained * FLOAT),
+            Part(what="master weights", bytes=masters),
+            Part(what="reference", bytes=self.weights_bytes if reference else 0),
+            Part(what="published snapshot", bytes=self.size.parameters * travel),
+        ]
+
+    def sampling_weights(self) -> list[Part]:
+        """The generator's own copy, and the reference where the generator has it."""
+        reference = self.config.reference_role == "generator"
+        return [
+            Part(what="sampling weights", bytes=self.weights_bytes),
+            Part(what="reference", bytes=self.weights_bytes if reference else 0),
+        ]
+
+    # ---- What comes and goes -----------------------------------------------------------------
+
+    def sampling(self) -> list[Part]:
+        """KV cache, and logits beside their probabilities, of the rows of one call."""
+        rollout, size = self.config.rollout, self.size
+        rows = max(self.config.unit_prompts * rollout.group_size, self.config.eval.samples)
+        of_cache = FLOAT if size.ours else self.body
+        token = 2 * size.layers * size.keys * of_cache
+        head = size.vocab * size.hidden * FLOAT if self._widens_head else 0
+        return [
+            Part(what="KV cache", bytes=rows * self.row_tokens * token),
+            Part(what="sampling logits", bytes=2 * rows * size.vocab * FLOAT + head),
+        ]
+
+    def training(self) -> list[Part]:
+        """Activations of a microbatch, and its head."""
+        rows = self.microbatch_rows()
+        responses = rows * self.config.rollout.max_new_tokens
+        size = self.size
+        probabilities = min(responses * size.vocab, max(size.vocab, HELD_PROBABILITIES))
+        matrix = size.vocab * size.hidden * FLOAT
+        # The gradient of the head as it is made, and the head itself in float32.
+        matrices = matrix * ((not self.lora) + self._widens_head)
+        hidden = 2 * responses * size.hidden * FLOAT
+        tokens = rows * (self.row_tokens - 1)
+        return [
+            Part(what="activations", bytes=tokens * self.activation_bytes()),
+            Part(what="head", bytes=probabilities * FLOAT + matrices + hidden),
+        ]
+
+    @property
+    def _widens_head(self) -> bool:
+        return self.body < FLOAT and self.config.model.head_fp32
+
+    def microbatch_rows(self) -> int:
+        """Rows of the largest microbatch, each as long as can be."""
+        optim, rollout = self.config.optim, self.config.rollout
+        most = optim.microbatch
+        if optim.microbatch_tokens is not None:
+            most = max(1, optim.microbatch_tokens // (self.row_tokens - 1))
+        return min(most, rollout.prompts * rollout.group_size)
+
+    def activation_bytes(self) -> int:
+        """Of one token: what autograd keeps for the backward pass, all layers together."""
+        size, layer = self.size, sum(self._activations_of_a_layer())
+        around = 3 * size.hidden * self.body  # embedding and last norm
+        if not self.config.model.gradient_checkpointing:
+            return size.layers * layer + around
+        # The input of each layer, and one layer whose activations are computed again.
+        return size.layers * size.hidden * self.body + layer + around
+
+    def _activations_of_a_layer(self) -> Iterator[int]:
+        """Counted over the tensors that autograd keeps; a test compares them with real ones."""
+        d, f = self.size.hidden, self.size.inner
+        q, k = self.size.queries, self.size.keys
+        yield FLOAT * (self.size.heads + 2)  # a log-sum for each head, a root mean square a norm
+        if self.size.ours:
+            yield FLOAT * (12 * d + 4 * f)
+            return
+        yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
+        if self.body < FLOAT:
+            yield FLOAT * d  # norms compute in float32
+        if self.size.normed_heads:
+            yield (8 if self.body == FLOAT else 6) * (q + k)
+        if self.lora and self.body < FLOAT:
+            yield FLOAT * (5 * d + q + f)  # the input of every adapter, in float32
+
+    # ---- The trial's own process -------------------------------------------------------------
+
+    def buffer_bytes(self) -> int:
+        """The rollouts of the rounds that are kept or under way, in the trial's process."""
+        config = self.config
+        rounds = config.buffer_capacity + config.lag
+        response = config.rollout.max_new_tokens * TOKEN_BYTES
+        prompts = config.prompts_per_round * self.prompt_tokens * 8
+        return rounds * (config.responses_per_round * response + prompts)

@@ -1,0 +1,1 @@
+"""Prompt sets that a language model writes: what is asked, who answers, what is kept."""

@@ -1,0 +1,110 @@
+"""What a model is asked to write for the keyword task, and what of it becomes a prompt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from grpo_trainable.tasks.keyword import word_inclusion_reward_fn
+from grpo_trainable.tasks.order import permutation
+from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
+
+LONGEST_PROMPT = 400  # characters
+SHORTEST_PROMPT = 15
+MOST_ATTEMPTS = 1000  # at one prompt
+# A model that was not trained on conversations goes on with the list.
+EXAMPLES = """\
+Each line asks a child to write a short story that includes the given words.
+fox: Write a short story about a fox who learns to swim, and use the word fox.
+lamp, rain: Tell a story in which a lamp is left out in the rain.
+garden: Write a story about something strange that grows in a garden.
+"""
+_LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|(?:prompt|writing prompt|instruction)\s*:)\s*", re.I)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One prompt to be written."""
+
+    index: int
+    keywords: tuple[str, ...]
+    heldout: bool  # by a hash of its keywords, in every set and run
+
+    @property
+    def instruction(self) -> str:
+        """What a model that follows instructions is asked."""
+        words = ", ".join(self.keywords)
+        noun = "word" if len(self.keywords) == 1 else "words"
+        return (
+            "Write one instruction, in one line of at most 40 words, that asks for a short story. "
+            f"The instruction itself must contain the {noun}: {words}. "
+            "Answer with the instruction alone."
+        )
+
+    @property
+    def beginning(self) -> str:
+        """What a model that goes on with a text is given."""
+        return f"{EXAMPLES}{', '.join(self.keywords)}:"
+
+
+def is_held_out_word(word: str) -> bool:
+    """The side of a keyword: a fifth is held out, whatever its case."""
+    return hash_fraction(word.lower()) < HELD_OUT_PROMPTS
+
+
+def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iterator[Item]:
+    """The first `wanted` prompts to be written: pass after pass through the words, each in an order
+    of its own. The words of one prompt are all trained on, or all held out.
+
+    Raises:
+        ValueError: neither side has enough words for one prompt.
+    """
+    sides = [
+        (heldout, [word for word in words if is_held_out_word(word) == heldout])
+        for heldout in (False, True)
+    ]
+    if all(len(side) < per_prompt for _, side in sides):
+        raise ValueError(
+            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words give one side"
+        )
+    made = 0
+    for epoch in count():
+        for keywords, heldout in _of_a_pass(sides, per_prompt, seed, epoch):
+            if made == wanted:
+                return
+            yield Item(index=made, keywords=keywords, heldout=heldout)
+            made += 1
+
+
+def _of_a_pass(
+    sides: Sequence[tuple[bool, Sequence[str]]], per_prompt: int, seed: int, epoch: int
+) -> Iterator[tuple[tuple[str, ...], bool]]:
+    chosen: list[tuple[tuple[str, ...], bool]] = []
+    for heldout, words in sides:
+        order = permutation(f"make_data {seed} {heldout}", epoch, len(words))
+        starts = range(0, len(words) - per_prompt + 1, per_prompt)
+        chosen += [
+            (tuple(words[i] for i in order[start : start + per_prompt]), heldout)
+            for start in starts
+        ]
+    for place in permutation(f"make_data {seed}", epoch, len(chosen)):
+        yield chosen[place]
+
+
+def prompt_in(text: str, keywords: Sequence[str]) -> str | None:
+    """The prompt that a model wrote: its first line that is not blank. None where that is too long,
+    too short, or lacks a keyword."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return None
+    line = _LABEL.sub("", lines[0]).strip().strip("\"'“”`*").strip()
+    if not SHORTEST_PROMPT <= len(line) <= LONGEST_PROMPT or "\ufffd" in line:
+        return None
+    return line if word_inclusion_reward_fn(line, keywords) == 1.0 else None
+
+
+def plain_prompt(prompt: str) -> str:
+    """What two prompts that differ in case and punctuation only have in common."""
+    return " ".join(re.findall(r"\w+", prompt.casefold()))

@@ -1,0 +1,185 @@
+"""Has a language model write a prompt set.
+
+python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from grpo_trainable import command_line
+from grpo_trainable.command_line import Parser, UsageError, number
+from grpo_trainable.prompt_sets.endpoint import Endpoint, EndpointError, EndpointWriter
+from grpo_trainable.prompt_sets.keyword import MOST_ATTEMPTS, Item, items
+from grpo_trainable.prompt_sets.making import EVAL, TRAIN, Made, PromptSet, Writer
+from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
+
+DESCRIPTION = """\
+Have a language model write prompts that ask for a story with given keywords, for the keyword task.
+OUT then has train.jsonl, eval.jsonl and prompts.parquet. The keywords of a prompt decide by a hash
+whether it is held out, a fifth of them are; prompts that differ in case or punctuation only are
+kept once. A killed command goes on where it was when it is given again."""
+EXAMPLES = """\
+examples:
+  python launch/make_data.py keyword my_prompts --model Qwen/Qwen2.5-0.5B-Instruct
+  python launch/make_data.py keyword my_prompts --endpoint http://localhost:8000/v1 --named qwen
+  python launch/tune.py --space async_vs_sync --set task.train_file=my_prompts/train.jsonl \\
+      --set task.eval_file=my_prompts/eval.jsonl
+
+exit status: 0 the set is there, 1 the model or its endpoint failed (what is written is kept),
+2 bad usage, 130 interrupted (the same command goes on)"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line.run("make_data", lambda: _main(argv))
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    tune, own = (shlex.join(command_line.command(name)) for name in ("tune", "make_data"))
+    examples = EXAMPLES.replace("python launch/tune.py", tune)
+    parser = Parser(
+        prog=command_line.program("make_data"),
+        description=DESCRIPTION,
+        epilog=examples.replace("python launch/make_data.py", own),
+    )
+    add = parser.add_argument
+    add("task", metavar="TASK", choices=("keyword",), help="for which task: keyword")
+    add("out", metavar="OUT", help="a directory that is new, or that this command began")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument(
+        "--model",
+        metavar="PATH",
+        help="the directory of a Hugging Face causal language model, or its name on the hub",
+    )
+    model.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="an OpenAI-compatible endpoint, up to /v1; its key is read from the environment",
+    )
+    add("--named", metavar="NAME", help="the model to ask for at the endpoint")
+    add("--words", metavar="FILE", help="a UTF-8 file with a keyword a line (the shipped nouns)")
+    add("--prompts", metavar="N", type=number(int, 1), default=1000, help="to write (1000)")
+    add(
+        "--keywords-per-prompt", metavar="N", type=number(int, 1), default=1, help="of each (1)"
+    )
+    add("--seed", metavar="N", type=number(int, 0, 2**32 - 1), default=0, help="of order and draws")
+    add("--temperature", metavar="X", type=number(float, 0.01), default=0.8, help="(0.8)")
+    add(
+        "--max-tokens", metavar="N", type=number(int, 1), default=80, help="of an answer (80)"
+    )
+    add(
+        "--attempts",
+        metavar="N",
+        type=number(int, 1, MOST_ATTEMPTS),
+        default=4,
+        help="at a prompt until one line of 15 to 400 characters has every keyword (4)",
+    )
+    add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts at a time (32)")
+    add("--no-chat", action="store_true", help="--model: give it examples to go on with, as a model without a chat template needs")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="--model: where it runs (cpu)")
+    add("--key-variable", metavar="NAME", default="OPENAI_API_KEY", help="--endpoint: where its key is, if it is set (OPENAI_API_KEY)")
+    add("--workers", metavar="N", type=number(int, 1, 256), default=8, help="--endpoint: requests at a time (8)")
+    add("--per-minute", metavar="N", type=number(float, 0.01), help="--endpoint: requests a minute at most")
+    add("--timeout", metavar="S", type=number(float, 0.01), default=60.0, help="--endpoint: seconds for an answer (60)")
+    add("--retries", metavar="N", type=number(int, 0), default=5, help="--endpoint: of a request that failed in a way that may pass, each after a longer wait (5)")
+    return parser.parse_args(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args = parse_arguments(argv)
+    if args.endpoint is not None and args.named is None:
+        raise UsageError("--endpoint needs --named, the model to ask for there")
+    out = Path(args.out).expanduser()
+    try:
+        wanted = _items(args)
+        with closing(_writer(args)) as writer:  # before anything is written
+            prompts = PromptSet(out, _asked(args, wanted), wanted)
+            _write(prompts, writer, args, len(wanted))
+            made = prompts.finish()
+    except EndpointError as error:
+        print(f"{command_line.program('make_data')}: {error}", file=sys.stderr)
+        print("what is written is kept; the same command goes on", file=sys.stderr)
+        return command_line.FAILED
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise UsageError(f"{error.filename or out}: {error.strerror or error}") from None
+    print(_summary(made, out))
+    return command_line.OK
+
+
+def _items(args: argparse.Namespace) -> list[Item]:
+    words = read_keywords(args.words or NOUNS_FILE)
+    return list(items(words, args.prompts, args.keywords_per_prompt, args.seed))
+
+
+def _asked(args: argparse.Namespace, wanted: Sequence[Item]) -> dict[str, object]:
+    """What the set depends on. How an endpoint is reached may change meanwhile."""
+    return {
+        "task": args.task,
+        "model": args.model or args.named,
+        "chat": not args.no_chat,
+        "seed": args.seed,
+        "temperature": args.temperature,
+        "max_tokens": args.max_tokens,
+        "attempts": args.attempts,
+        "keywords": [list(item.keywords) for item in wanted],
+    }
+
+
+def _writer(args: argparse.Namespace) -> Writer:
+    if args.endpoint is not None:
+        endpoint = Endpoint(
+            url=args.endpoint,
+            model=args.named,
+            key=os.environ.get(args.key_variable),
+            timeout_s=args.timeout,
+            retries=args.retries,
+            per_minute=args.per_minute,
+        )
+        return EndpointWriter(
+            endpoint,
+            temperature=args.temperature,
+            max_tokens=args.max_tokens,
+            workers=args.workers,
+        )
+    from grpo_trainable.engines.base import EngineError
+    from grpo_trainable.prompt_sets.local import LocalWriter
+
+    try:
+        return LocalWriter(
+            args.model,
+            chat=not args.no_chat,
+            seed=args.seed,
+            temperature=args.temperature,
+            max_tokens=args.max_tokens,
+            device=args.device,
+        )
+    except EngineError as error:
+        raise ValueError(str(error)) from None
+
+
+def _write(prompts: PromptSet, writer: Writer, args: argparse.Namespace, total: int) -> None:
+    from tqdm import tqdm
+
+    with tqdm(total=total, initial=prompts.done, unit="prompt") as bar:
+        prompts.write(writer, batch=args.batch, attempts=args.attempts, progress=bar.update)
+
+
+def _summary(made: Made, out: Path) -> str:
+    train, held_out = (shlex.quote(str(out / name)) for name in (TRAIN, EVAL))
+    return (
+        f"{out}: {made.train} prompts to train on, {made.eval} held out; left out: {made.repeated} "
+        f"that were repeated, {made.rejected} without a usable answer\n"
+        f"train on them: --set task.train_file={train} --set task.eval_file={held_out}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Settings that belong together, by name: what `--preset` puts under the arms of a search space."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_trainable.config import ConfigError
+from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, SPEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings that an arm may replace, and `--set` as well."""
+
+    name: str
+    meaning: str  # one line
+    settings: Mapping[str, Any]  # dotted keys
+
+    @property
+    def space(self) -> SearchSpace:
+        """One trial of these settings: what runs where no search space is named."""
+        return SearchSpace(
+            name=self.name,
+            question=f"what comes of {self.meaning}?",
+            arms={"sync": {}},
+            columns=(SPEED, *DRIFT),
+        )
+
+    def under(self, space: SearchSpace) -> SearchSpace:
+        """The space whose arms have these settings where they have none of their own."""
+        arms = {arm: {**self.settings, **keys} for arm, keys in space.arms.items()}
+        return replace(space, arms=arms)
+
+
+# The settings of assignment 5 of Stanford's course CS336.
+COURSE_KEYWORD = Preset(
+    name="course_keyword",
+    meaning="the course's settings for stories with a keyword",
+    settings={
+        "task.name": "keyword",
+        "rounds": 100,
+        "rollout.group_size": 4,
+        "rollout.temperature": 0.8,
+        "rollout.max_new_tokens": 60,
+        "loss.type": "grpo_clip",
+        "loss.advantage": "group_std",
+        "loss.advantage_eps": 1e-8,
+        "optim.lr": 5e-4,
+    },
+)
+COURSE_MATH = Preset(
+    name="course_math",
+    meaning="the course's settings for MATH with Qwen2.5-Math-1.5B",
+    settings={
+        "model.path": "Qwen/Qwen2.5-Math-1.5B",
+        "model.dtype": "bfloat16",
+        "task.name": "math",
+        "task.template": "r1_zero",
+        "rounds": 200,
+        "rollout.prompts": 32,  # 256 responses a round
+        "rollout.group_size": 8,
+        "rollout.temperature": 1.0,
+        "rollout.min_new_tokens": 4,
+        "rollout.max_new_tokens": 1024,
+        "eval.temperature": 1.0,
+        "loss.advantage": "group_std",
+        "loss.advantage_eps": 1e-6,
+        "optim.lr": 1e-5,
+        "optim.betas": (0.9, 0.95),
+        "optim.weight_decay": 0.0,
+        "optim.grad_clip": 1.0,
+        "optim.microbatch": 2,  # 128 accumulation steps
+    },
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (COURSE_KEYWORD, COURSE_MATH)}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of this name.
+
+    Raises:
+        ConfigError: there is none, in one line.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    near = difflib.get_close_matches(name, PRESETS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(PRESETS)}"
+    raise ConfigError(f"--preset {name}: unknown; {hint}")
