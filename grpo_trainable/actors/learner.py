@@ -19,7 +19,11 @@ from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.step_statistics import StepStatistics
-from grpo_trainable.actors.user_functions import advantage_function, loss_function
+from grpo_trainable.actors.user_functions import (
+    advantage_function,
+    configured_loss,
+    configured_selection,
+)
 from grpo_trainable.algo import compute_objective, loss_denominator
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
@@ -37,6 +41,8 @@ from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_row
 from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
+
+SELECTION = 2  # names the random draws of a loss that selects tokens
 
 
 def _no_responses() -> ResponseFigures:
@@ -103,14 +109,18 @@ class Learner:
         )
         self._objective = partial(
             compute_objective,
-            loss=loss_function(config.loss.type, self._context.device),
+            loss=configured_loss(config.loss, self._context.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             importance_cap=config.loss.importance_cap,
+            importance_level=config.loss.importance_level,
+            importance_rule=config.loss.importance_rule,
+            importance_floor=config.loss.importance_floor,
             kl_coef=config.loss.kl_coef,
             kl_estimator=config.loss.kl_estimator,
             aggregation=config.loss.aggregation,
         )
+        self._select = configured_selection(config.loss)
         self.optimizer = PolicyOptimizer(self._parameters, config)
         self.round = 0
 
@@ -272,14 +282,14 @@ class Learner:
         denominator = loss_denominator(
             config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
         )
+        scored = self._with_selected(scored)
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics = StepStatistics()
         for rows in microbatches(batch, config.optim):
             micro = scored.rows(rows)
             mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
             log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
-            old = behaviour if config.loss.importance_cap is None else micro.start
-            assert old is not None, "the importance weight needs the policy before the round"
+            old = self._old_log_probs(micro)
             loss, clipped = self._objective(
                 log_probs,
                 old,
@@ -288,11 +298,37 @@ class Learner:
                 micro.batch.advantages,
                 mask,
                 denominator=denominator,
+                selected=micro.selected,
             )
             loss.backward()
             statistics.add(loss, clipped, entropy, log_probs, old, mask)
             seen[rows, : mask.shape[1]] = log_probs.detach()
         return statistics.step(self.optimizer.step(statistics.loss)), seen
+
+    def _old_log_probs(self, scored: ScoredBatch) -> Tensor:
+        """(B, S), of the policy that the ratio is taken to."""
+        if self.config.loss.importance_cap is None:
+            return scored.batch.behaviour_log_probs
+        assert scored.start is not None, "the importance weight needs the policy before the round"
+        return scored.start
+
+    def _with_selected(self, scored: ScoredBatch) -> ScoredBatch:
+        """The rows of a gradient step with the tokens that the loss treats differently. A loss that
+        does so needs a forward pass of its own, before the step is split into microbatches."""
+        if self._select is None:
+            return scored
+        batch, optimizer = scored.batch, self.optimizer
+        attempt = optimizer.steps + optimizer.skipped
+        selected = self._select(
+            self._log_probs.without_gradient(self.policy, batch),
+            self._old_log_probs(scored),
+            batch.advantages,
+            batch.response_mask,
+            np.random.default_rng((self.config.seed, attempt, 0, 0, SELECTION)),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+        )
+        return replace(scored, selected=selected)
 
     # ---- Weights -----------------------------------------------------------------------------
 

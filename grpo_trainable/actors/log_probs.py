@@ -50,21 +50,24 @@ class LogProbs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredBatch:
     """A batch with the log-probs of its tokens, (B, S) in nats, under policies that stay as they
-    are during the round."""
+    are during the round, and what the loss of a gradient step has to know of them all."""
 
     batch: TrainBatch
     reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
     start: Tensor | None = None  # under the policy before the round; None until someone asks for it
+    # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it
+    # treats all alike.
+    selected: Tensor | None = None
 
     def rows(self, index: Tensor) -> ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        reference, start = (
+        reference, start, selected = (
             None if values is None else values[index, :width]
-            for values in (self.reference, self.start)
+            for values in (self.reference, self.start, self.selected)
         )
-        return ScoredBatch(batch=batch, reference=reference, start=start)
+        return ScoredBatch(batch=batch, reference=reference, start=start, selected=selected)
 
 
 class Reference:

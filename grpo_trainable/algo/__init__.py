@@ -19,22 +19,30 @@ from grpo_trainable.algo.masking import (
 )
 from grpo_trainable.algo.objective import compute_objective
 from grpo_trainable.algo.ratios import (
+    IMPORTANCE_LEVELS,
+    IMPORTANCE_RULES,
     LOG_RATIO_MAX,
     bounded_log_ratio,
     bounded_tokens,
     importance_weight,
+    response_ratio,
     sequence_ratio,
     token_ratio,
 )
+from grpo_trainable.algo.selection import SELECTIONS, Selection
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
+    "IMPORTANCE_LEVELS",
+    "IMPORTANCE_RULES",
     "KL_ESTIMATORS",
     "LOG_RATIO_MAX",
     "LOSSES",
+    "SELECTIONS",
     "Advantage",
+    "Selection",
     "TokenLoss",
     "aggregate",
     "bounded_log_ratio",
@@ -54,6 +62,7 @@ __all__ = [
     "masked_normalize",
     "masked_row_mean",
     "masked_sum",
+    "response_ratio",
     "sequence_kl",
     "sequence_ratio",
     "token_ratio",

@@ -18,7 +18,16 @@ Rule: TypeAlias = tuple[bool, str, str]
 
 def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
-    for rules in (_transport, _advantage, _rollout, _evaluation, _steps, _replay, _task):
+    for rules in (
+        _transport,
+        _advantage,
+        _importance,
+        _rollout,
+        _evaluation,
+        _steps,
+        _replay,
+        _task,
+    ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
 
@@ -45,12 +54,16 @@ def _transport(config: GRPOConfig) -> Iterator[Rule]:
     yield bool(refused), "transport", refused or ""
 
 
+# Advantages that compare the responses of a group.
+_COMPARE_A_GROUP = ("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl")
+
+
 def _advantage(config: GRPOConfig) -> Iterator[Rule]:
     advantage, loss = config.loss.advantage, config.loss.type
     alone = config.rollout.group_size == 1
 
     yield (
-        alone and advantage in ("group_std", "group_mean", "rloo"),
+        alone and advantage in _COMPARE_A_GROUP,
         "rollout.group_size",
         f"must be >= 2 with loss.advantage={advantage}: it compares the responses of a group",
     )
@@ -68,6 +81,16 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         loss != "no_baseline" and not is_reference(loss) and advantage == "none",
         "loss.advantage",
         f"needs loss.type=no_baseline or a loss of your own, got {loss}",
+    )
+
+
+def _importance(config: GRPOConfig) -> Iterator[Rule]:
+    cap, floor = config.loss.importance_cap, config.loss.importance_floor
+
+    yield (
+        cap is not None and floor is not None and floor >= cap,
+        "loss.importance_floor",
+        f"must be below loss.importance_cap={cap}",
     )
 
 

@@ -73,6 +73,7 @@ _SCORED_APART = Condition(
     holds=scored_apart,
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
+_CLIPPED = ("grpo_clip", "dapo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
     keys=("model.chat_template",),
@@ -130,13 +131,21 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             ),
         ),
     ),
-    "loss.advantage_eps": (_is_or_users("loss.advantage", "group_std", "batch"),),
-    "loss.clip": (
-        _is_or_users(
-            "loss.type", "grpo_clip", "dapo", "gspo", remark=" (cispo clips by loss.clip_high)"
-        ),
+    "loss.advantage_eps": (
+        _is_or_users("loss.advantage", "group_std", "batch", "group_mean_batch_std", "maxrl"),
     ),
-    "loss.clip_high": (_is_or_users("loss.type", "grpo_clip", "dapo", "gspo", "cispo"),),
+    "loss.clip": (_is_or_users("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),),
+    "loss.clip_high": (_is_or_users("loss.type", *_CLIPPED, "cispo"),),
+    "loss.dual_clip": (_is("loss.type", "grpo_clip", "dapo"),),
+    "loss.tau_positive": (_is("loss.type", "sapo"),),
+    "loss.tau_negative": (_is("loss.type", "sapo"),),
+    "loss.second_moment": (_is("loss.type", "m2po"),),
+    "loss.cov_fraction": (_is("loss.type", "clip_cov", "kl_cov"),),
+    "loss.cov_band": (_is("loss.type", "clip_cov"),),
+    "loss.cov_kl_coef": (_is("loss.type", "kl_cov"),),
+    "loss.importance_level": (_given("loss.importance_cap"),),
+    "loss.importance_rule": (_given("loss.importance_cap"),),
+    "loss.importance_floor": (_given("loss.importance_cap"), _is("loss.importance_rule", "mask")),
     "loss.kl_estimator": (
         Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
     ),

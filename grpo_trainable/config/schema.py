@@ -307,19 +307,25 @@ class LossSettings(Settings):
     SECTION: ClassVar[str] = "loss"
 
     type: str = choice_or_reference(
-        ("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
+        (
+            *("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
+            *("gmpo", "sapo", "topr", "dppo_tv", "dppo_kl", "m2po", "clip_cov", "kl_cov"),
+        ),
         "The policy loss of a token, or a function of your own that computes it.",
         what="function",
     )
     advantage: str = choice_or_reference(
-        ("group_std", "none", "group_mean", "rloo", "batch"),
+        (
+            *("group_std", "none", "group_mean", "rloo", "batch"),
+            *("group_mean_batch_std", "maxrl"),
+        ),
         "How rewards become advantages, or a function of your own; none: the reward itself.",
         what="function",
     )
     advantage_eps: float = number(
         1e-8,
-        "What is added to the standard deviation that rewards are divided by; a function of your "
-        "own is given it.",
+        "What is added to the standard deviation, or with maxrl to the mean, that rewards are "
+        "divided by; a function of your own is given it.",
         above=0,
     )
     aggregation: str = choice(
@@ -328,14 +334,53 @@ class LossSettings(Settings):
     )
     clip: float | None = number(
         None,
-        "ε of the clip range: the ratio is held above 1 − ε; none: 0.2, and 0.0003 for gspo.",
+        "ε of the clip range: the ratio is held above 1 − ε, with gmpo above e^−ε; how far a "
+        "probability (dppo_tv) or its KL (dppo_kl) may move down; none: 0.2, but 0.0003 for gspo, "
+        "0.4 for gmpo, 0.15 for dppo_tv and 0.05 for dppo_kl.",
         above=0,
         below=1,
     )
     clip_high: float | None = number(
         None,
-        "The ratio is held below 1 + clip_high; none: clip, but 0.28 for dapo and 0.0004 for gspo.",
+        "The same on the other side: the ratio is held below 1 + clip_high, with gmpo below "
+        "e^clip_high; none: clip, but 0.28 for dapo, and 0.0004 for gspo where clip is none too.",
         above=0,
+    )
+    dual_clip: float | None = number(
+        None,
+        "The ratio of a token with a negative advantage is held below it, so that one unlikely "
+        "token cannot outweigh all others; none: it is not.",
+        above=1,
+    )
+    tau_positive: float = number(
+        1.0, "τ of tokens with a positive advantage, the steepness of their gate.", above=0
+    )
+    tau_negative: float = number(
+        1.05, "τ of all other tokens; above tau_positive, their gate closes earlier.", above=0
+    )
+    second_moment: float = number(
+        0.04,
+        "What the mean (log ratio)² of tokens may be; those with the largest are left out until it "
+        "is.",
+        minimum=0,
+    )
+    cov_fraction: float = number(
+        2e-4,
+        "The share of a gradient step's tokens, at least one, that is singled out because "
+        "log-prob and advantage go together.",
+        above=0,
+        maximum=1,
+    )
+    cov_band: tuple[float, float] = pair(
+        (1.0, 5.0),
+        "The band of covariances that clip_cov draws its tokens from.",
+        expected="two numbers, low < high",
+        valid=lambda low, high: low < high,
+    )
+    cov_kl_coef: float = number(
+        1.0,
+        "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
+        minimum=0,
     )
     kl_coef: float = number(0.0, "β, the weight in the loss of the KL to the reference.", minimum=0)
     kl_estimator: str = choice(("k3", "k1", "k2"), "The estimator of the KL inside the loss.")
@@ -343,7 +388,19 @@ class LossSettings(Settings):
         True, "Whether the KL is measured after each round, which costs forward passes."
     )
     importance_cap: float | None = number(
-        None, "The cap C of truncated importance sampling; none: no importance weights.", above=0
+        None, "C, the largest importance weight; none: no importance weights.", above=0
+    )
+    importance_level: str = choice(
+        ("token", "sequence"),
+        "Whose importance weight it is: each token's, or one for the response, the product of its "
+        "tokens'.",
+    )
+    importance_rule: str = choice(
+        ("truncate", "mask"),
+        "What becomes of a weight above the cap: it is cut to the cap, or it is 0.",
+    )
+    importance_floor: float | None = number(
+        None, "A weight below it is 0; none: no weight is too small.", above=0
     )
 
 
