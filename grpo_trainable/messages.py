@@ -120,6 +120,7 @@ class Updated:
     reference_nll_nats: float | None  # per response token; None without a reference
     kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
     responses: ResponseFigures
+    kl_coefficient: float | None = None  # β in this round, where it is steered
     at: float
     spans: list[Span]
 

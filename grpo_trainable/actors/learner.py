@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.kl_coefficient import KLCoefficient
 from grpo_trainable.actors.kl_monitor import KLMonitor, unseen_by_the_first_step
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
 from grpo_trainable.actors.minibatches import microbatches, step_rows
@@ -24,7 +25,7 @@ from grpo_trainable.actors.user_functions import (
     configured_loss,
     configured_selection,
 )
-from grpo_trainable.algo import compute_objective, loss_denominator
+from grpo_trainable.algo import compute_objective, kl_penalty, loss_denominator
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -116,10 +117,10 @@ class Learner:
             importance_level=config.loss.importance_level,
             importance_rule=config.loss.importance_rule,
             importance_floor=config.loss.importance_floor,
-            kl_coef=config.loss.kl_coef,
             kl_estimator=config.loss.kl_estimator,
             aggregation=config.loss.aggregation,
         )
+        self._kl_coefficient = KLCoefficient(config.loss)
         self._select = configured_selection(config.loss)
         self.optimizer = PolicyOptimizer(self._parameters, config)
         self.round = 0
@@ -179,6 +180,7 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
+        kl_coefficient = self._kl_coefficient.value
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self.round += 1
@@ -190,6 +192,7 @@ class Learner:
             skipped_steps=self.optimizer.skipped,
             reference_nll_nats=trained.reference_nll_nats,
             kl=trained.kl,
+            kl_coefficient=kl_coefficient if self._kl_coefficient.is_steered else None,
             responses=trained.responses,
             at=now(),
             spans=spans,
@@ -197,6 +200,9 @@ class Learner:
 
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
         clock = self._context.clock
+        if self._kl_coefficient.in_reward > 0 and self.reference is not None:
+            with clock("reference"):
+                rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
             advantages = [self._advantages(groups) for groups in rollout_batches]
             batches = [
@@ -216,6 +222,7 @@ class Learner:
                 if monitor is not None:
                     step = replace(step, kl=monitor.before_step(b, rows, seen))
                 steps.append(step)
+            self._kl_coefficient.after_round(scored)
         policy, kl = [], {}
         with clock("reference"):
             if monitor is not None:
@@ -234,7 +241,17 @@ class Learner:
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """(groups, G)"""
-        return self._advantage(torch.stack([group.rewards for group in groups]))
+        return self._advantage(torch.stack([self._reward(group) for group in groups]))
+
+    def _reward(self, group: RolloutGroup) -> Tensor:
+        """What advantages are made of, (G,): the rewards less what is taken off them."""
+        rewards, coefficient = group.rewards, self._kl_coefficient.in_reward
+        if coefficient > 0:
+            assert group.reference_log_probs is not None, "the round begins with its pass"
+            rewards = rewards - coefficient * kl_penalty(
+                group.behaviour_log_probs, group.reference_log_probs, group.response_mask
+            )
+        return rewards
 
     def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
         return collate(groups, list(advantages), self._pad_id).to(self._context.device)
@@ -266,15 +283,13 @@ class Learner:
         self, groups: Sequence[RolloutGroup], batch: TrainBatch
     ) -> Tensor | None:
         """(B, S); None where nothing asks for the reference."""
-        match self.config.reference_role:
-            case None:
-                return None
-            case "learner":
-                assert self.reference is not None
-                return self.reference.log_probs(batch)
         known = [group.reference_log_probs for group in groups]
-        assert all(values is not None for values in known), "a generator made no reference pass"
-        return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
+        if self.config.reference_role is None:
+            return None
+        if all(values is not None for values in known):
+            return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
+        assert self.reference is not None, "a generator made no reference pass"
+        return self.reference.log_probs(batch)
 
     def _gradient_step(self, scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
         """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
@@ -297,6 +312,7 @@ class Learner:
                 micro.reference,
                 micro.batch.advantages,
                 mask,
+                kl_coef=self._kl_coefficient.in_loss,
                 denominator=denominator,
                 selected=micro.selected,
             )
@@ -376,6 +392,7 @@ class Learner:
             optimizer=self.optimizer.state(),
             counters={
                 **self.optimizer.counters(),
+                **self._kl_coefficient.counters(),
                 "round": self.round,
                 "reference_checksum": self._reference_checksum,
             },
@@ -396,6 +413,7 @@ class Learner:
             )
         copy_parameters(self._parameters, state.policy, source="checkpoint")
         self.optimizer.load_state(state.optimizer, state.counters)
+        self._kl_coefficient.load_counters(state.counters)
         self.round = state.counters["round"]
 
     def progress(self) -> int:

@@ -2,7 +2,7 @@
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
-from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl
+from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl, steered_coefficient
 from grpo_trainable.algo.losses import (
     LOSSES,
     TokenLoss,
@@ -29,6 +29,7 @@ from grpo_trainable.algo.ratios import (
     sequence_ratio,
     token_ratio,
 )
+from grpo_trainable.algo.rewards import kl_penalty
 from grpo_trainable.algo.selection import SELECTIONS, Selection
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
@@ -57,6 +58,7 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "kl_penalty",
     "loss_denominator",
     "masked_mean",
     "masked_normalize",
@@ -65,6 +67,7 @@ __all__ = [
     "response_ratio",
     "sequence_kl",
     "sequence_ratio",
+    "steered_coefficient",
     "token_ratio",
     "zero_off_mask",
 ]

@@ -80,6 +80,7 @@ _CHAT = Condition(
     needs="model.chat_template=on or a file",
     holds=lambda template: template != "off",
 )
+_KL = Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0)
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
@@ -146,9 +147,11 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "loss.importance_level": (_given("loss.importance_cap"),),
     "loss.importance_rule": (_given("loss.importance_cap"),),
     "loss.importance_floor": (_given("loss.importance_cap"), _is("loss.importance_rule", "mask")),
-    "loss.kl_estimator": (
-        Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
-    ),
+    "loss.kl_in": (_KL,),
+    "loss.kl_target": (_KL,),
+    "loss.kl_gain": (_given("loss.kl_target"),),
+    # In the reward it is k1, whose expectation alone has the right gradient there.
+    "loss.kl_estimator": (_KL, _is("loss.kl_in", "loss")),
     "optim.microbatch": (_none_given("optim.microbatch_tokens"),),
     "optim.epochs": (_is("k_mode", "minibatches"),),
     "callbacks.kl_band": (_KL_MONITOR,),

@@ -382,7 +382,24 @@ class LossSettings(Settings):
         "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
         minimum=0,
     )
-    kl_coef: float = number(0.0, "β, the weight in the loss of the KL to the reference.", minimum=0)
+    kl_coef: float = number(0.0, "β, the weight of the KL to the reference.", minimum=0)
+    kl_in: str = choice(
+        ("loss", "reward"),
+        "Where that KL counts: as a term of the loss, or taken off the reward of each response "
+        "before rewards become advantages.",
+    )
+    kl_target: float | None = number(
+        None,
+        "Nats of a response that the KL to the reference is steered to, by changing β after each "
+        "round; none: β stays as it is.",
+        above=0,
+    )
+    kl_gain: float = number(
+        0.1,
+        "How hard it is steered: β grows or shrinks by at most a fifth of it in a round.",
+        above=0,
+        maximum=1,
+    )
     kl_estimator: str = choice(("k3", "k1", "k2"), "The estimator of the KL inside the loss.")
     kl_monitor: bool = flag(
         True, "Whether the KL is measured after each round, which costs forward passes."

@@ -140,6 +140,8 @@ def update_metrics(
         row["reward/answer_mean"] = _mean([answer for _, answer in partial_rewards])
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
+    if updated.kl_coefficient is not None:
+        row["loss/kl_coef"] = updated.kl_coefficient
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
         row[f"kl/{other}_k3_nats"] = drift.k3

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import ScoredBatch
-from grpo_trainable.algo import KL_ESTIMATORS, LOSSES, compute_objective
+from grpo_trainable.algo import ADVANTAGES, KL_ESTIMATORS, LOSSES, compute_objective
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
@@ -825,6 +825,69 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
     assert steps[0].ratio_counts[middle] == tokens  # the policy that sampled
     assert steps[2].ratio_counts[middle] < tokens
+
+
+# ---- KL in the reward, and a coefficient that is steered ---------------------------------------
+
+
+def moved(policy_path: str, **loss: Any) -> Pair:
+    """A pair whose policy has left the reference."""
+    pair = Pair(policy_path, loss={"advantage": "group_mean", **loss})
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    return pair
+
+
+def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
+    """Σ log b − log π_ref of each response, (groups, G)."""
+    annotated = pair.learner.reference.annotate(groups)
+    return torch.stack(
+        [(g.behaviour_log_probs - g.reference_log_probs).sum(dim=1) for g in annotated]
+    )
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) -> None:
+    pair = moved(policy_path, kl_coef=0.1, kl_in="reward")
+    groups = pair.rollouts()
+    kl = sampled_kl(pair, groups)
+    assert kl.abs().max() > 0.1
+    updated = pair.learner.update([groups])
+    rewards = torch.stack([group.rewards for group in groups]) - 0.1 * kl
+    expected = ADVANTAGES["group_mean"](rewards, eps=1e-8)
+    assert updated.responses.advantages == pytest.approx(expected.flatten().numpy(), abs=1e-5)
+    # On-policy the loss is minus the mean advantage, 0, and has no term of its own for the KL.
+    assert updated.steps[0].loss == pytest.approx(0.0, abs=1e-5)
+    assert updated.responses.reference_log_probs is not None
+    assert updated.kl_coefficient is None
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
+    policy_path: str, kl_in: str
+) -> None:
+    steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
+    pair = moved(policy_path, **steering)
+    # The first round sampled with the reference itself: no KL, a fifth too little.
+    groups = pair.rollouts()
+    assert float(sampled_kl(pair, groups).mean()) > 2e-3
+    updated = pair.learner.update([groups])
+    assert updated.kl_coefficient == pytest.approx(0.5 * 0.9)
+    state = pair.learner.state()
+    assert state.counters["kl_coef"] == pytest.approx(0.5 * 0.9 * 1.1)
+
+    restored = Pair(policy_path, loss={"advantage": "group_mean", **steering})
+    restored.learner.load_state(state)
+    batch = pair.rollouts()
+    results = [learner.update([batch]) for learner in (pair.learner, restored.learner)]
+    assert results[0].steps == results[1].steps
+    assert results[0].kl_coefficient == results[1].kl_coefficient == state.counters["kl_coef"]
+    assert restored.learner.state().counters == pair.learner.state().counters
+
+    fixed = Pair(policy_path, loss={"kl_coef": 0.5})
+    fixed.learner.load_state(state)
+    assert fixed.learner.update([batch]).kl_coefficient is None
+    assert "kl_coef" not in fixed.learner.state().counters
 
 
 # ---- Steps that are not finite -----------------------------------------------------------------

@@ -209,11 +209,28 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "loss.importance_rule=mask",
         {"loss.importance_cap": 2.0, "loss.importance_rule": "mask"},
     ),
+    **{
+        f"loss.{name}": (
+            value,
+            {},
+            "loss.kl_coef=0.0",
+            "loss.kl_coef > 0",
+            {"loss.kl_coef": 0.1},
+        )
+        for name, value in (("kl_in", "reward"), ("kl_target", 6.0))
+    },
+    "loss.kl_gain": (
+        0.5,
+        {"loss.kl_coef": 0.1},
+        "loss.kl_target=none",
+        "a loss.kl_target",
+        {"loss.kl_coef": 0.1, "loss.kl_target": 6.0},
+    ),
     "loss.kl_estimator": (
         "k1",
-        {},
-        "loss.kl_coef=0.0",
-        "loss.kl_coef > 0",
+        {"loss.kl_coef": 0.1, "loss.kl_in": "reward"},
+        "loss.kl_in=reward",
+        "loss.kl_in=loss",
         {"loss.kl_coef": 0.1},
     ),
     "optim.microbatch": (
