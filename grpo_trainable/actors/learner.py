@@ -19,13 +19,14 @@ from grpo_trainable.actors.minibatches import microbatches, step_rows
 from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
+from grpo_trainable.actors.reward_shaping import shaped_rewards
 from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.actors.user_functions import (
     advantage_function,
     configured_loss,
     configured_selection,
 )
-from grpo_trainable.algo import compute_objective, kl_penalty, loss_denominator
+from grpo_trainable.algo import compute_objective, loss_denominator
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -241,17 +242,9 @@ class Learner:
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """(groups, G)"""
-        return self._advantage(torch.stack([self._reward(group) for group in groups]))
-
-    def _reward(self, group: RolloutGroup) -> Tensor:
-        """What advantages are made of, (G,): the rewards less what is taken off them."""
-        rewards, coefficient = group.rewards, self._kl_coefficient.in_reward
-        if coefficient > 0:
-            assert group.reference_log_probs is not None, "the round begins with its pass"
-            rewards = rewards - coefficient * kl_penalty(
-                group.behaviour_log_probs, group.reference_log_probs, group.response_mask
-            )
-        return rewards
+        coefficient = self._kl_coefficient.in_reward
+        rewards = [shaped_rewards(self.config, group, coefficient) for group in groups]
+        return self._advantage(torch.stack(rewards))
 
     def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
         return collate(groups, list(advantages), self._pad_id).to(self._context.device)
@@ -266,7 +259,11 @@ class Learner:
         asked for: by the importance weight for all of them, by the monitor for those that the first
         gradient step does not go through anyway."""
         scored = [
-            ScoredBatch(batch=batch, reference=self._reference_log_probs(groups, batch))
+            ScoredBatch(
+                batch=batch,
+                reference=self._reference_log_probs(groups, batch),
+                counted=self._counted(groups, batch),
+            )
             for groups, batch in zip(rollout_batches, batches, strict=True)
         ]
         needed: Sequence[int] = ()
@@ -278,6 +275,13 @@ class Learner:
             start = self._log_probs.without_gradient(self.policy, batches[b])
             scored[b] = replace(scored[b], start=start)
         return scored
+
+    def _counted(self, groups: Sequence[RolloutGroup], batch: TrainBatch) -> Tensor | None:
+        """The response tokens that the loss counts, (B, S); None for all."""
+        if self.config.rollout.overlong != "filter":
+            return None
+        finished = torch.cat([group.finished for group in groups]).to(self._context.device)
+        return batch.response_mask & finished.unsqueeze(1)
 
     def _reference_log_probs(
         self, groups: Sequence[RolloutGroup], batch: TrainBatch
@@ -295,14 +299,14 @@ class Learner:
         """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
         config, batch = self.config, scored.batch
         denominator = loss_denominator(
-            config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
+            config.loss.aggregation, scored.loss_mask, config.rollout.max_new_tokens
         )
         scored = self._with_selected(scored)
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics = StepStatistics()
         for rows in microbatches(batch, config.optim):
             micro = scored.rows(rows)
-            mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
+            mask, behaviour = micro.loss_mask, micro.batch.behaviour_log_probs
             log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
             old = self._old_log_probs(micro)
             loss, clipped = self._objective(
@@ -339,7 +343,7 @@ class Learner:
             self._log_probs.without_gradient(self.policy, batch),
             self._old_log_probs(scored),
             batch.advantages,
-            batch.response_mask,
+            scored.loss_mask,
             np.random.default_rng((self.config.seed, attempt, 0, 0, SELECTION)),
             clip_low=self.config.clip_low,
             clip_high=self.config.clip_high,

@@ -55,6 +55,8 @@ class ScoredBatch:
     batch: TrainBatch
     reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
     start: Tensor | None = None  # under the policy before the round; None until someone asks for it
+    # The response tokens that the loss counts, bool (B, S); None: all.
+    counted: Tensor | None = None
     # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it
     # treats all alike.
     selected: Tensor | None = None
@@ -63,11 +65,18 @@ class ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        reference, start, selected = (
+        reference, start, counted, selected = (
             None if values is None else values[index, :width]
-            for values in (self.reference, self.start, self.selected)
+            for values in (self.reference, self.start, self.counted, self.selected)
         )
-        return ScoredBatch(batch=batch, reference=reference, start=start, selected=selected)
+        return ScoredBatch(
+            batch=batch, reference=reference, start=start, counted=counted, selected=selected
+        )
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """The tokens that the loss counts, bool (B, S)."""
+        return self.batch.response_mask if self.counted is None else self.counted
 
 
 class Reference:

@@ -29,7 +29,7 @@ from grpo_trainable.algo.ratios import (
     sequence_ratio,
     token_ratio,
 )
-from grpo_trainable.algo.rewards import kl_penalty
+from grpo_trainable.algo.rewards import kl_penalty, length_deviation, overlong_penalty
 from grpo_trainable.algo.selection import SELECTIONS, Selection
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
@@ -59,11 +59,13 @@ __all__ = [
     "k2",
     "k3",
     "kl_penalty",
+    "length_deviation",
     "loss_denominator",
     "masked_mean",
     "masked_normalize",
     "masked_row_mean",
     "masked_sum",
+    "overlong_penalty",
     "response_ratio",
     "sequence_kl",
     "sequence_ratio",

@@ -19,3 +19,21 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor
     for what follows it alone.
     """
     return k1(log_probs, ref_log_probs, mask).sum(dim=-1)
+
+
+def overlong_penalty(lengths: Tensor, longest: int, buffer: int) -> Tensor:
+    """0 for a response of up to `longest` − `buffer` tokens, then growing with each token to 1 for
+    one of `longest`; `lengths` (G,) in tokens, the result (G,) float32.
+
+    The soft overlong punishment of DAPO (arXiv 2503.14476, equation 13: 20,480 and 4,096).
+    """
+    return ((lengths - (longest - buffer)) / buffer).clamp(0, 1)
+
+
+def length_deviation(lengths: Tensor, target: int) -> Tensor:
+    """|n − target| of a response with n tokens; `lengths` and the result (G,).
+
+    α times it is taken off the reward (L1-Exact, arXiv 2503.04697: α 0.0003). There the
+    prompt names the target, another one in each.
+    """
+    return (lengths - target).abs()

@@ -103,6 +103,11 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
     )
     yield (
+        config.overlong_buffer > rollout.max_new_tokens,
+        "rollout.overlong_buffer",
+        f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
+    )
+    yield (
         (rollout.unit_prompts or 1) > rollout.prompts,
         "rollout.unit_prompts",
         f"must be <= rollout.prompts={rollout.prompts}",
@@ -195,6 +200,11 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
     # A generator that waits for a score must not pass for one that hangs itself.
     enough_s = 2 * task.reward_deadline_s
 
+    yield (
+        task.length_penalty > 0 and task.length_target is None,
+        "task.length_target",
+        f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
+    )
     yield (
         task.name == "reasoning_gym" and task.dataset is None,
         "task.dataset",

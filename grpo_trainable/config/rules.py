@@ -132,6 +132,13 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             ),
         ),
     ),
+    "task.length_target": (
+        Condition(
+            keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
+        ),
+    ),
+    "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
+    "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
     "loss.advantage_eps": (
         _is_or_users("loss.advantage", "group_std", "batch", "group_mean_batch_std", "maxrl"),
     ),
@@ -187,10 +194,10 @@ ALWAYS_READ = frozenset(
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
-        *("task.name", "task.reward"),
+        *("task.name", "task.reward", "task.length_penalty"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
-        "rollout.temperature",
+        *("rollout.temperature", "rollout.overlong"),
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),

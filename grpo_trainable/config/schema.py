@@ -221,6 +221,13 @@ class CommonTaskSettings(Settings):
         minimum=0,
         maximum=1,
     )
+    length_penalty: float = number(
+        0.0,
+        "α: what each token that a response is longer or shorter than length_target takes off its "
+        "reward.",
+        minimum=0,
+    )
+    length_target: int | None = integer(None, "The tokens that a response should have.", minimum=1)
     strict: bool = flag(
         False,
         "Whether the first failed reward ends the trial, and a malformed line of a prompt file is "
@@ -297,6 +304,20 @@ class RolloutSettings(Settings):
     )
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
+    )
+    overlong: str = choice(
+        ("score", "filter", "penalty"),
+        "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
+        "left out of the loss, or its length is taken off its reward.",
+    )
+    overlong_buffer: int | None = integer(
+        None,
+        "The last of max_new_tokens, in which the penalty grows from 0 to all of it; none: a fifth "
+        "of them.",
+        minimum=1,
+    )
+    overlong_penalty: float = number(
+        1.0, "What a response of max_new_tokens loses of its reward.", above=0
     )
 
 
@@ -669,9 +690,14 @@ CHECKS: dict[str, Check] = {
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
 RETIRED: dict[str, Any] = {
-    "task.length_penalty": 0.0,
     "rollout.zero_advantage": "keep",
     "rollout.oversample": 1.0,
-    "rollout.overlong": "score",
     "resources.num_learners": 1,
 }
+
+# Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
+# only what training makes of that.
+OF_TRAINING = (
+    *("task.length_penalty", "task.length_target"),
+    *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
+)

@@ -160,6 +160,11 @@ class GRPOConfig(TrialSettings):
         return self.lag + self.buffer_capacity - 1 if given is None else given
 
     @property
+    def overlong_buffer(self) -> int:
+        """The last tokens of a response in which its length takes ever more off its reward."""
+        return self.rollout.overlong_buffer or max(1, self.rollout.max_new_tokens // 5)
+
+    @property
     def clip_high(self) -> float:
         """How far above 1 the ratio may go."""
         if self.loss.clip_high is not None:

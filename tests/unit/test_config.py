@@ -96,6 +96,8 @@ DEFAULTS = {
         "reward": None,
         "reward_deadline_s": 10.0,
         "max_error_rate": 0.1,
+        "length_penalty": 0.0,
+        "length_target": None,
         "strict": False,
     },
     "rollout": {
@@ -106,6 +108,9 @@ DEFAULTS = {
         "max_new_tokens": 60,
         "stop": None,
         "temperature": 0.8,
+        "overlong": "score",
+        "overlong_buffer": None,
+        "overlong_penalty": 1.0,
     },
     "loss": {
         "type": "grpo_clip",

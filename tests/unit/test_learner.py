@@ -890,6 +890,69 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
     assert "kl_coef" not in fixed.learner.state().counters
 
 
+# ---- Long responses ----------------------------------------------------------------------------
+
+
+def cut_off(groups: Sequence[RolloutGroup], rows: Sequence[int]) -> list[RolloutGroup]:
+    """The groups, in each of which these responses did not end by themselves."""
+    finished = torch.ones(len(groups[0].finished), dtype=torch.bool)
+    finished[list(rows)] = False
+    return [replace(group, finished=finished) for group in groups]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
+    policy_path: str, aggregation: str
+) -> None:
+    loss = {"advantage": "group_mean", "aggregation": aggregation}
+    pair = Pair(policy_path, loss=loss, rollout={"overlong": "filter"}, optim={"microbatch": 5})
+    pair.sync()
+    groups = cut_off(pair.rollouts(), rows=[1])
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    # Its reward still counts in the mean of its group. At ratio 1 the loss of a token is −A.
+    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    kept = torch.tensor([True, False, True])
+    expected = {
+        "sequence_mean": -advantages[:, kept].sum() / rewards.numel(),
+        "token_mean": -(advantages * lengths)[:, kept].sum() / lengths[:, kept].sum(),
+        "constant": -(advantages * lengths)[:, kept].sum() / (10 * rewards.numel()),
+    }[aggregation]
+    updated = pair.learner.update([groups])
+    assert updated.steps[0].loss == pytest.approx(float(expected), abs=1e-5)
+    assert updated.responses.advantages == pytest.approx(advantages.flatten().numpy(), abs=1e-6)
+    # What is measured of the responses is measured of all.
+    assert sum(updated.steps[0].ratio_counts) == int(lengths[:, kept].sum())
+    assert (updated.responses.policy_log_probs < 0).all()
+
+
+def test_a_step_whose_responses_were_all_cut_off_has_no_gradient(policy_path: str) -> None:
+    pair = Pair(policy_path, rollout={"overlong": "filter"})
+    pair.sync()
+    before = pair.weights()
+    (step,) = pair.learner.update([cut_off(pair.rollouts(), rows=[0, 1, 2])]).steps
+    assert (step.loss, step.grad_norm, step.skipped) == (0.0, 0.0, False)
+    assert equal(pair.weights(), before)
+
+
+def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str) -> None:
+    pair = Pair(
+        policy_path,
+        loss={"advantage": "group_mean"},
+        rollout={"overlong": "penalty", "overlong_buffer": 5, "overlong_penalty": 0.5},
+        task={"length_penalty": 0.01, "length_target": 4},
+    )
+    pair.sync()
+    groups = pair.rollouts()
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    assert 5 < lengths.max() <= 10
+    shaped = rewards - 0.5 * (lengths - 5).clamp(min=0) / 5 - 0.01 * (lengths - 4).abs()
+    expected = shaped - shaped.mean(dim=1, keepdim=True)
+    advantages = pair.learner.update([groups]).responses.advantages
+    assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)
+
+
 # ---- Steps that are not finite -----------------------------------------------------------------
 
 

@@ -147,6 +147,23 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         f"task.train_file, task.eval_file, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
+    "task.length_target": (
+        20,
+        {},
+        "task.length_penalty=0.0",
+        "task.length_penalty > 0",
+        {"task.length_penalty": 0.01},
+    ),
+    **{
+        f"rollout.overlong_{name}": (
+            value,
+            {"rollout.overlong": "filter"},
+            "rollout.overlong=filter",
+            "rollout.overlong=penalty",
+            {"rollout.overlong": "penalty"},
+        )
+        for name, value in (("buffer", 8), ("penalty", 0.5))
+    },
     "loss.advantage_eps": (
         1e-6,
         {"loss.advantage": "rloo"},
