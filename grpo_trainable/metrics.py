@@ -52,6 +52,7 @@ NAMES = frozenset(
         *(f"kl/{other}_k3_nats" for other in KL_TO),
         "kl/sampler_mismatch_nats",
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
+        "loss/kl_coef",
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         "group/zero_advantage_fraction",

@@ -12,14 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.kl_coefficient import KLCoefficient
 from grpo_trainable.actors.kl_monitor import KLMonitor, unseen_by_the_first_step
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
 from grpo_trainable.actors.minibatches import microbatches, step_rows
 from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
+from grpo_trainable.actors.reward_shaping import shaped_rewards
 from grpo_trainable.actors.step_statistics import StepStatistics
-from grpo_trainable.actors.user_functions import advantage_function, loss_function
+from grpo_trainable.actors.user_functions import (
+    advantage_function,
+    configured_loss,
+    configured_selection,
+)
 from grpo_trainable.algo import compute_objective, loss_denominator
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
@@ -37,6 +43,8 @@ from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_row
 from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
+
+SELECTION = 2  # names the random draws of a loss that selects tokens
 
 
 def _no_responses() -> ResponseFigures:
@@ -104,14 +112,18 @@ class Learner:
         )
         self._objective = partial(
             compute_objective,
-            loss=loss_function(config.loss.type, self._context.device),
+            loss=configured_loss(config.loss, self._context.device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             importance_cap=config.importance_cap,
-            kl_coef=config.loss.kl_coef,
+            importance_level=config.loss.importance_level,
+            importance_rule=config.loss.importance_rule,
+            importance_floor=config.loss.importance_floor,
             kl_estimator=config.loss.kl_estimator,
             aggregation=config.loss.aggregation,
         )
+        self._kl_coefficient = KLCoefficient(config.loss)
+        self._select = configured_selection(config.loss)
         self.optimizer = PolicyOptimizer(self._parameters, config)
         self.round = 0
 
@@ -170,6 +182,7 @@ class Learner:
         Raises:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
+        kl_coefficient = self._kl_coefficient.value
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
             self.round += 1
@@ -182,6 +195,7 @@ class Learner:
             reference_nll_nats=trained.reference_nll_nats,
             sampler_mismatch_nats=trained.sampler_mismatch_nats,
             kl=trained.kl,
+            kl_coefficient=kl_coefficient if self._kl_coefficient.is_steered else None,
             responses=trained.responses,
             at=now(),
             spans=spans,
@@ -189,6 +203,9 @@ class Learner:
 
     def _train(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> _Trained:
         clock = self._context.clock
+        if self._kl_coefficient.in_reward > 0 and self.reference is not None:
+            with clock("reference"):
+                rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
             advantages = [self._advantages(groups) for groups in rollout_batches]
             batches = [
@@ -208,6 +225,7 @@ class Learner:
                 if monitor is not None:
                     step = replace(step, kl=monitor.before_step(b, rows, seen))
                 steps.append(step)
+            self._kl_coefficient.after_round(scored)
         policy, kl, mismatch = [], {}, None
         with clock("reference"):
             if monitor is not None:
@@ -228,7 +246,9 @@ class Learner:
 
     def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """(groups, G)"""
-        return self._advantage(torch.stack([group.rewards for group in groups]))
+        coefficient = self._kl_coefficient.in_reward
+        rewards = [shaped_rewards(self.config, group, coefficient) for group in groups]
+        return self._advantage(torch.stack(rewards))
 
     def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
         return collate(groups, list(advantages), self._pad_id).to(self._context.device)
@@ -246,6 +266,7 @@ class Learner:
             ScoredBatch(
                 batch=batch,
                 reference=self._reference_log_probs(groups, batch),
+                counted=self._counted(groups, batch),
                 fresh=self._fresh(groups) if self.config.loss.kl_monitor else None,
             )
             for groups, batch in zip(rollout_batches, batches, strict=True)
@@ -260,19 +281,24 @@ class Learner:
             scored[b] = replace(scored[b], start=start)
         return scored
 
+    def _counted(self, groups: Sequence[RolloutGroup], batch: TrainBatch) -> Tensor | None:
+        """The response tokens that the loss counts, (B, S); None for all."""
+        if self.config.rollout.overlong != "filter":
+            return None
+        finished = torch.cat([group.finished for group in groups]).to(self._context.device)
+        return batch.response_mask & finished.unsqueeze(1)
+
     def _reference_log_probs(
         self, groups: Sequence[RolloutGroup], batch: TrainBatch
     ) -> Tensor | None:
         """(B, S); None where nothing asks for the reference."""
-        match self.config.reference_role:
-            case None:
-                return None
-            case "learner":
-                assert self.reference is not None
-                return self.reference.log_probs(batch)
         known = [group.reference_log_probs for group in groups]
-        assert all(values is not None for values in known), "a generator made no reference pass"
-        return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
+        if self.config.reference_role is None:
+            return None
+        if all(values is not None for values in known):
+            return as_rows(groups, cast("list[Tensor]", known)).to(self._context.device)
+        assert self.reference is not None, "a generator made no reference pass"
+        return self.reference.log_probs(batch)
 
     def _fresh(self, groups: Sequence[RolloutGroup]) -> Tensor:
         """(B, S) bool: tokens that the weights sampled which the learner has now."""
@@ -283,16 +309,16 @@ class Learner:
         """The step, and the log-probs (B, S) that it saw: those of the policy before it."""
         config, batch = self.config, scored.batch
         denominator = loss_denominator(
-            config.loss.aggregation, batch.response_mask, config.rollout.max_new_tokens
+            config.loss.aggregation, scored.loss_mask, config.rollout.max_new_tokens
         )
+        scored = self._with_selected(scored)
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics = StepStatistics()
         for rows in microbatches(batch, config.optim):
             micro = scored.rows(rows)
-            mask, behaviour = micro.batch.response_mask, micro.batch.behaviour_log_probs
+            mask, behaviour = micro.loss_mask, micro.batch.behaviour_log_probs
             log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
-            old = behaviour if config.importance_cap is None else micro.start
-            assert old is not None, "the importance weight needs the policy before the round"
+            old = self._old_log_probs(micro)
             loss, clipped = self._objective(
                 log_probs,
                 old,
@@ -300,12 +326,39 @@ class Learner:
                 micro.reference,
                 micro.batch.advantages,
                 mask,
+                kl_coef=self._kl_coefficient.in_loss,
                 denominator=denominator,
+                selected=micro.selected,
             )
             loss.backward()
             statistics.add(loss, clipped, entropy, log_probs, old, mask)
             seen[rows, : mask.shape[1]] = log_probs.detach()
         return statistics.step(self.optimizer.step(statistics.loss)), seen
+
+    def _old_log_probs(self, scored: ScoredBatch) -> Tensor:
+        """(B, S), of the policy that the ratio is taken to."""
+        if self.config.importance_cap is None:
+            return scored.batch.behaviour_log_probs
+        assert scored.start is not None, "the importance weight needs the policy before the round"
+        return scored.start
+
+    def _with_selected(self, scored: ScoredBatch) -> ScoredBatch:
+        """The rows of a gradient step with the tokens that the loss treats differently. A loss that
+        does so needs a forward pass of its own, before the step is split into microbatches."""
+        if self._select is None:
+            return scored
+        batch, optimizer = scored.batch, self.optimizer
+        attempt = optimizer.steps + optimizer.skipped
+        selected = self._select(
+            self._log_probs.without_gradient(self.policy, batch),
+            self._old_log_probs(scored),
+            batch.advantages,
+            scored.loss_mask,
+            np.random.default_rng((self.config.seed, attempt, 0, 0, SELECTION)),
+            clip_low=self.config.clip_low,
+            clip_high=self.config.clip_high,
+        )
+        return replace(scored, selected=selected)
 
     # ---- Weights -----------------------------------------------------------------------------
 
@@ -353,6 +406,7 @@ class Learner:
             optimizer=self.optimizer.state(),
             counters={
                 **self.optimizer.counters(),
+                **self._kl_coefficient.counters(),
                 "round": self.round,
                 "reference_checksum": self._reference_checksum,
             },
@@ -373,6 +427,7 @@ class Learner:
             )
         copy_parameters(self._parameters, state.policy, source="checkpoint")
         self.optimizer.load_state(state.optimizer, state.counters)
+        self._kl_coefficient.load_counters(state.counters)
         self.round = state.counters["round"]
 
     def progress(self) -> int:

@@ -50,23 +50,40 @@ class LogProbs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredBatch:
     """A batch with the log-probs of its tokens, (B, S) in nats, under policies that stay as they
-    are during the round."""
+    are during the round, and what the loss of a gradient step has to know of them all."""
 
     batch: TrainBatch
     reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
     start: Tensor | None = None  # under the policy before the round; None until someone asks for it
-    fresh: Tensor | None = None  # bool, tokens that the policy before the round sampled itself; as
-    #                              above
+    # The response tokens that the loss counts, bool (B, S); None: all.
+    counted: Tensor | None = None
+    # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it
+    # treats all alike.
+    selected: Tensor | None = None
+    # The tokens that the policy before the round sampled itself, bool (B, S); None until asked for.
+    fresh: Tensor | None = None
 
     def rows(self, index: Tensor) -> ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        reference, start, fresh = (
+        reference, start, counted, selected, fresh = (
             None if values is None else values[index, :width]
-            for values in (self.reference, self.start, self.fresh)
+            for values in (self.reference, self.start, self.counted, self.selected, self.fresh)
         )
-        return ScoredBatch(batch=batch, reference=reference, start=start, fresh=fresh)
+        return ScoredBatch(
+            batch=batch,
+            reference=reference,
+            start=start,
+            counted=counted,
+            selected=selected,
+            fresh=fresh,
+        )
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """The tokens that the loss counts, bool (B, S)."""
+        return self.batch.response_mask if self.counted is None else self.counted
 
 
 class Reference:

@@ -11,12 +11,22 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo_trainable.algo import ADVANTAGES, LOSSES, Advantage, TokenLoss, masked_sum
+from grpo_trainable.algo import (
+    ADVANTAGES,
+    LOSSES,
+    SELECTIONS,
+    Advantage,
+    Selection,
+    TokenLoss,
+    masked_sum,
+)
+from grpo_trainable.config import LossSettings
 from grpo_trainable.plugins import PluginError, load, one_line, source_of
 
 
@@ -27,6 +37,33 @@ def loss_function(loss_type: str, device: torch.device) -> TokenLoss:
         PluginError: the user's function cannot be loaded, or fails the trial.
     """
     return LOSSES.get(loss_type) or UserLoss(loss_type, device)
+
+
+def configured_loss(settings: LossSettings, device: torch.device) -> TokenLoss:
+    """The loss that `loss.type` names, with the settings that are arguments of it alone.
+
+    Raises:
+        PluginError: as `loss_function`.
+    """
+    loss = loss_function(settings.type, device)
+    return partial(loss, **_own_settings(loss, settings))
+
+
+def configured_selection(settings: LossSettings) -> Selection | None:
+    """What picks the tokens that this loss treats differently; None where it picks none."""
+    select = SELECTIONS.get(settings.type)
+    return None if select is None else partial(select, **_own_settings(select, settings))
+
+
+def _own_settings(function: Callable[..., Any], settings: LossSettings) -> dict[str, Any]:
+    """The settings that are named as keyword arguments of a built-in function are, without the
+    clip range, which every loss is given."""
+    return {
+        name: getattr(settings, name)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+        and name not in ("clip_low", "clip_high", "selected")
+    }
 
 
 def advantage_function(advantage: str, group_size: int) -> Advantage:
@@ -42,7 +79,7 @@ class UserLoss:
     """A user's loss, with the signature and the two results of a built-in one."""
 
     def __init__(self, reference: str, device: torch.device) -> None:
-        self._function = _UserFunction("loss.type", reference, like=LOSSES["grpo_clip"])
+        self._function = _UserFunction("loss.type", reference, like=LOSSES["no_baseline"])
         self._try(device)
 
     def __call__(self, *batch: Tensor, **clip: float) -> tuple[Tensor, Tensor]:

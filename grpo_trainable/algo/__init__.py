@@ -2,7 +2,7 @@
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
-from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl
+from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl, steered_coefficient
 from grpo_trainable.algo.losses import (
     LOSSES,
     TokenLoss,
@@ -19,22 +19,31 @@ from grpo_trainable.algo.masking import (
 )
 from grpo_trainable.algo.objective import compute_objective
 from grpo_trainable.algo.ratios import (
+    IMPORTANCE_LEVELS,
+    IMPORTANCE_RULES,
     LOG_RATIO_MAX,
     bounded_log_ratio,
     bounded_tokens,
     importance_weight,
+    response_ratio,
     sequence_ratio,
     token_ratio,
 )
+from grpo_trainable.algo.rewards import kl_penalty, length_deviation, overlong_penalty
+from grpo_trainable.algo.selection import SELECTIONS, Selection
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATIONS",
+    "IMPORTANCE_LEVELS",
+    "IMPORTANCE_RULES",
     "KL_ESTIMATORS",
     "LOG_RATIO_MAX",
     "LOSSES",
+    "SELECTIONS",
     "Advantage",
+    "Selection",
     "TokenLoss",
     "aggregate",
     "bounded_log_ratio",
@@ -49,13 +58,18 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "kl_penalty",
+    "length_deviation",
     "loss_denominator",
     "masked_mean",
     "masked_normalize",
     "masked_row_mean",
     "masked_sum",
+    "overlong_penalty",
+    "response_ratio",
     "sequence_kl",
     "sequence_ratio",
+    "steered_coefficient",
     "token_ratio",
     "zero_off_mask",
 ]

@@ -57,9 +57,8 @@ def group_mean(rewards: Tensor, *, eps: float) -> Tensor:
 
 def rloo(rewards: Tensor, *, eps: float) -> Tensor:
     """r − mean of the *other* rewards of its group (arXiv 2402.14740); `eps` has no use here."""
+    _refuse_groups_of_one(rewards, "rloo")
     group_size = rewards.shape[-1]
-    if group_size < 2:
-        raise ValueError(f"rloo needs groups of at least 2 responses, got {group_size}")
     return _deviations(rewards) * (group_size / (group_size - 1))
 
 
@@ -74,12 +73,41 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
     return _whitened(rewards.reshape(1, -1), eps).view_as(rewards)
 
 
+def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
+    """r − mean of its group, divided by the (sample std + eps) of these over all groups together
+    (REINFORCE++-baseline, arXiv 2501.03262).
+
+    The paper whitens over tokens, so that long responses weigh more; here a response counts once.
+    """
+    _refuse_groups_of_one(rewards, "group_mean_batch_std")
+    return _whitened(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
+
+
+def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
+    """(r − mean) / (mean + eps) within each group; 0 where the mean is not above 0.
+
+    With rewards of 0 and 1 the gradient is that of the mean log-likelihood of the right responses,
+    as far as G samples tell, so hard prompts weigh more (MaxRL, arXiv 2602.02710). Equal rewards
+    give 0: without a right response there is nothing to make likely.
+    """
+    _refuse_groups_of_one(rewards, "maxrl")
+    mean = rewards.mean(dim=-1, keepdim=True)
+    return torch.where(mean > 0, _deviations(rewards) / (mean.clamp(min=0) + eps), 0.0)
+
+
+def _refuse_groups_of_one(rewards: Tensor, name: str) -> None:
+    if rewards.shape[-1] < 2:
+        raise ValueError(f"{name} needs groups of at least 2 responses, got {rewards.shape[-1]}")
+
+
 ADVANTAGES: dict[str, Advantage] = {
     "none": raw_reward,
     "group_std": group_std,
     "group_mean": group_mean,
     "rloo": rloo,
     "batch": batch,
+    "group_mean_batch_std": group_mean_batch_std,
+    "maxrl": maxrl,
 }
 
 

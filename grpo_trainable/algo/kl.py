@@ -7,6 +7,7 @@ Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds the 
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -51,3 +52,15 @@ def sequence_kl(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor, estimato
     """
     token_kl = KL_ESTIMATORS[estimator](log_probs, ref_log_probs, mask)
     return token_kl.sum() / mask.bool().any(dim=-1).sum().clamp(min=1)
+
+
+def steered_coefficient(coefficient: float, kl: float, target: float, gain: float) -> float:
+    """β of the next round, after one whose KL was `kl` nats a response: larger where that is above
+    `target`, else smaller.
+
+    β · (1 + gain · clip(kl / target − 1, −0.2, 0.2)) (Ziegler et al. 2019, arXiv 1909.08593:
+    gain 0.1). A KL that is not finite says nothing, and β stays.
+    """
+    if not math.isfinite(kl):
+        return coefficient
+    return coefficient * (1 + gain * min(max(kl / target - 1, -0.2), 0.2))

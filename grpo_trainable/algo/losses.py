@@ -3,14 +3,17 @@
 Shapes: B responses, S positions; all tensors are (B, S) unless said otherwise. ρ is the ratio
 π_θ / π_old, A the advantage. Clipping keeps ρ within [1 − clip_low, 1 + clip_high].
 
-`LOSSES` holds the built-in values of `loss.type`. All have one signature, so that the learner can
-call any of them, and a user's own: a formula ignores what it has no use for. Each returns the loss
-of every token and which tokens it clipped, the ones that `loss/clip_fraction` counts. Positions off
-the mask may hold anything; there the loss is 0 and nothing counts as clipped.
+`LOSSES` holds the built-in values of `loss.type`. All share their tensors and the clip range, so
+that the learner can call any of them, and a user's own: a formula ignores what it has no use for. A
+further argument is the setting of the same name (`loss.tau_positive`), or `selected` (`selection`).
+Each returns the loss of every token and which tokens it clipped, the ones that
+`loss/clip_fraction` counts. Positions off the mask may hold anything; there the loss is 0 and
+nothing counts as clipped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
@@ -18,6 +21,9 @@ from torch import Tensor
 
 from grpo_trainable.algo.masking import zero_off_mask
 from grpo_trainable.algo.ratios import bounded_log_ratio, sequence_ratio, token_ratio
+from grpo_trainable.algo.selection import clip_cov, kl_cov, m2po
+from grpo_trainable.algo.surrogate import clipped_surrogate
+from grpo_trainable.algo.trust_regions import dppo_kl, dppo_tv, gmpo, sapo, topr
 
 _T = TypeVar("_T")
 
@@ -36,16 +42,6 @@ class TokenLoss(Protocol):
         clip_low: float,
         clip_high: float,
     ) -> tuple[Tensor, Tensor]: ...
-
-
-def _clipped_surrogate(
-    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """−min(ρA, clip(ρ)A), and where the min took the clipped term, which gives no gradient: ρ is
-    out of range on the side that A favours."""
-    unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-    return -torch.minimum(unclipped, clipped), clipped < unclipped
 
 
 def policy_gradient(
@@ -70,10 +66,20 @@ def grpo_clip(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28)."""
+    """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28).
+
+    With `dual_clip` c the loss of a token with A < 0 is at most −cA, and constant where ρ > c (dual
+    clip PPO, arXiv 1912.09729: 3).
+    """
     ratio = token_ratio(log_probs, old_log_probs, mask)
-    return _clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
+    a = zero_off_mask(advantages, mask)
+    loss, clipped = clipped_surrogate(ratio, a, clip_low, clip_high)
+    if dual_clip is None:
+        return loss, clipped
+    cut = (a < 0) & (loss > -dual_clip * a)
+    return torch.where(cut, -dual_clip * a, loss), clipped | cut
 
 
 def cispo(
@@ -107,10 +113,10 @@ def gspo(
 ) -> tuple[Tensor, Tensor]:
     """−min(sA, clip(s)A), one ratio s per response (arXiv 2507.18071: 3e-4, 4e-4)."""
     ratio = sequence_ratio(log_probs, old_log_probs, mask)
-    return _clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
+    return clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
 
 
-LOSSES: dict[str, TokenLoss] = {
+LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "no_baseline": policy_gradient,
     "reinforce_with_baseline": policy_gradient,
     "grpo_clip": grpo_clip,
@@ -118,6 +124,14 @@ LOSSES: dict[str, TokenLoss] = {
     "dapo": grpo_clip,
     "cispo": cispo,
     "gspo": gspo,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "topr": topr,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "m2po": m2po,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
 }
 
 
@@ -137,7 +151,7 @@ def compute_grpo_clip_loss(
     [1 − cliprange, 1 + cliprange]. DeepSeekMath, arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
-    loss, clipped = _clipped_surrogate(ratio, advantages, cliprange, cliprange)
+    loss, clipped = clipped_surrogate(ratio, advantages, cliprange, cliprange)
     return loss, {"clipped": clipped.float()}
 
 

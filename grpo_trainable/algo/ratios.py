@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from grpo_trainable.algo.masking import masked_row_mean, zero_off_mask
+from grpo_trainable.algo.masking import masked_row_mean, masked_sum, zero_off_mask
 
 # A ratio of e^20, 5e8, outweighs the sum of all others already: float32 keeps seven digits.
 LOG_RATIO_MAX = 20.0
+
+# The values of `loss.importance_level` and `loss.importance_rule`.
+IMPORTANCE_LEVELS = ("token", "sequence")
+IMPORTANCE_RULES = ("truncate", "mask")
 
 
 def bounded_log_ratio(log_ratio: Tensor) -> Tensor:
@@ -37,16 +41,39 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return bounded_log_ratio(mean).exp().unsqueeze(-1)
 
 
-def importance_weight(
-    start_log_probs: Tensor, behaviour_log_probs: Tensor, mask: Tensor, cap: float
-) -> Tensor:
-    """min(p/b, cap) of each token, (B, S); 1 off the mask.
+def response_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """Product over the response of ρ, (B, 1), at most e^LOG_RATIO_MAX; 1 for an empty row."""
+    total = masked_sum(log_probs - old_log_probs, mask, -1)
+    return bounded_log_ratio(total).exp().unsqueeze(-1)
 
-    p is the policy at the start of the round, b the one that sampled. Truncated importance sampling
-    (Yao et al. 2025), decoupled from the ratio that is clipped as in AReaL (arXiv 2505.24298): the
-    ratio is then π_θ / p, and the loss of a token is multiplied by this constant.
+
+def importance_weight(
+    start_log_probs: Tensor,
+    behaviour_log_probs: Tensor,
+    mask: Tensor,
+    cap: float,
+    *,
+    level: str = "token",
+    rule: str = "truncate",
+    floor: float | None = None,
+) -> Tensor:
+    """The constant that multiplies the loss of each token, (B, S): w = p/b, bounded by `rule`.
+
+    p is the policy at the start of the round, b the one that sampled, decoupled from the ratio that
+    is clipped as in AReaL (arXiv 2505.24298): that is then π_θ / p. `level`: w of a token, 1 off
+    the mask, or the product of the response's. `rule`: `truncate` gives min(w, `cap`), truncated
+    importance sampling (Yao et al. 2025); `mask` gives w where `floor` ≤ w ≤ `cap` and 0 elsewhere,
+    masked importance sampling (Liu et al. 2025), with a floor IcePop (arXiv 2510.18855: 0.5, 5).
+    ValueError for an unknown `level` or `rule`.
     """
-    return token_ratio(start_log_probs, behaviour_log_probs, mask).clamp(max=cap)
+    if level not in IMPORTANCE_LEVELS or rule not in IMPORTANCE_RULES:
+        raise ValueError(f"unknown level {level!r} or rule {rule!r} of importance weights")
+    ratio_of = token_ratio if level == "token" else response_ratio
+    weight = ratio_of(start_log_probs, behaviour_log_probs, mask).expand(mask.shape)
+    if rule == "truncate":
+        return weight.clamp(max=cap)
+    within = (weight <= cap) & (weight >= (floor or 0.0))
+    return weight.masked_fill(~within, 0)
 
 
 def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from grpo_trainable.config.plain import (
 from grpo_trainable.config.rules import of_other_placement, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
+    OF_TRAINING,
     CommonTaskSettings,
     LossSettings,
     OptimSettings,
@@ -46,6 +47,7 @@ from grpo_trainable.config.values import (
 
 __all__ = [
     "CHECKS",
+    "OF_TRAINING",
     "Check",
     "CommonTaskSettings",
     "ConfigError",

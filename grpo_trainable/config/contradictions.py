@@ -19,7 +19,17 @@ Rule: TypeAlias = tuple[bool, str, str]
 
 def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
-    for rules in (_transport, _engine, _advantage, _rollout, _evaluation, _steps, _replay, _task):
+    for rules in (
+        _transport,
+        _engine,
+        _advantage,
+        _importance,
+        _rollout,
+        _evaluation,
+        _steps,
+        _replay,
+        _task,
+    ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
 
@@ -77,12 +87,16 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         )
 
 
+# Advantages that compare the responses of a group.
+_COMPARE_A_GROUP = ("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl")
+
+
 def _advantage(config: GRPOConfig) -> Iterator[Rule]:
     advantage, loss = config.loss.advantage, config.loss.type
     alone = config.rollout.group_size == 1
 
     yield (
-        alone and advantage in ("group_std", "group_mean", "rloo"),
+        alone and advantage in _COMPARE_A_GROUP,
         "rollout.group_size",
         f"must be >= 2 with loss.advantage={advantage}: it compares the responses of a group",
     )
@@ -103,12 +117,27 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
     )
 
 
+def _importance(config: GRPOConfig) -> Iterator[Rule]:
+    cap, floor = config.loss.importance_cap, config.loss.importance_floor
+
+    yield (
+        cap is not None and floor is not None and floor >= cap,
+        "loss.importance_floor",
+        f"must be below loss.importance_cap={cap}",
+    )
+
+
 def _rollout(config: GRPOConfig) -> Iterator[Rule]:
     rollout = config.rollout
 
     yield (
         rollout.min_new_tokens > rollout.max_new_tokens,
         "rollout.min_new_tokens",
+        f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
+    )
+    yield (
+        config.overlong_buffer > rollout.max_new_tokens,
+        "rollout.overlong_buffer",
         f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
     )
     yield (
@@ -204,6 +233,11 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
     # A generator that waits for a score must not pass for one that hangs itself.
     enough_s = 2 * task.reward_deadline_s
 
+    yield (
+        task.length_penalty > 0 and task.length_target is None,
+        "task.length_target",
+        f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
+    )
     yield (
         task.name == "reasoning_gym" and task.dataset is None,
         "task.dataset",

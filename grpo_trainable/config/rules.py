@@ -73,12 +73,15 @@ _SCORED_APART = Condition(
     holds=scored_apart,
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
+_CLIPPED = ("grpo_clip", "dapo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
     keys=("model.chat_template",),
     needs="model.chat_template=on or a file",
     holds=lambda template: template != "off",
 )
+_KL = Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0)
+_IMPORTANCE = Condition(keys=("loss.importance_cap",), needs="loss.importance_cap > 0", holds=bool)
 _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
@@ -130,16 +133,33 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             ),
         ),
     ),
-    "loss.advantage_eps": (_is_or_users("loss.advantage", "group_std", "batch"),),
-    "loss.clip": (
-        _is_or_users(
-            "loss.type", "grpo_clip", "dapo", "gspo", remark=" (cispo clips by loss.clip_high)"
+    "task.length_target": (
+        Condition(
+            keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
         ),
     ),
-    "loss.clip_high": (_is_or_users("loss.type", "grpo_clip", "dapo", "gspo", "cispo"),),
-    "loss.kl_estimator": (
-        Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0),
+    "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
+    "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
+    "loss.advantage_eps": (
+        _is_or_users("loss.advantage", "group_std", "batch", "group_mean_batch_std", "maxrl"),
     ),
+    "loss.clip": (_is_or_users("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),),
+    "loss.clip_high": (_is_or_users("loss.type", *_CLIPPED, "cispo"),),
+    "loss.dual_clip": (_is("loss.type", "grpo_clip", "dapo"),),
+    "loss.tau_positive": (_is("loss.type", "sapo"),),
+    "loss.tau_negative": (_is("loss.type", "sapo"),),
+    "loss.second_moment": (_is("loss.type", "m2po"),),
+    "loss.cov_fraction": (_is("loss.type", "clip_cov", "kl_cov"),),
+    "loss.cov_band": (_is("loss.type", "clip_cov"),),
+    "loss.cov_kl_coef": (_is("loss.type", "kl_cov"),),
+    "loss.importance_level": (_IMPORTANCE,),
+    "loss.importance_rule": (_IMPORTANCE,),
+    "loss.importance_floor": (_IMPORTANCE, _is("loss.importance_rule", "mask")),
+    "loss.kl_in": (_KL,),
+    "loss.kl_target": (_KL,),
+    "loss.kl_gain": (_given("loss.kl_target"),),
+    # In the reward it is k1, whose expectation alone has the right gradient there.
+    "loss.kl_estimator": (_KL, _is("loss.kl_in", "loss")),
     "optim.microbatch": (_none_given("optim.microbatch_tokens"),),
     "optim.epochs": (_is("k_mode", "minibatches"),),
     "callbacks.kl_band": (_KL_MONITOR,),
@@ -175,10 +195,10 @@ ALWAYS_READ = frozenset(
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
-        *("task.name", "task.reward"),
+        *("task.name", "task.reward", "task.length_penalty"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
-        "rollout.temperature",
+        *("rollout.temperature", "rollout.overlong"),
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),

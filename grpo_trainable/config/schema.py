@@ -221,6 +221,13 @@ class CommonTaskSettings(Settings):
         minimum=0,
         maximum=1,
     )
+    length_penalty: float = number(
+        0.0,
+        "α: what each token that a response is longer or shorter than length_target takes off its "
+        "reward.",
+        minimum=0,
+    )
+    length_target: int | None = integer(None, "The tokens that a response should have.", minimum=1)
     strict: bool = flag(
         False,
         "Whether the first failed reward ends the trial, and a malformed line of a prompt file is "
@@ -298,6 +305,20 @@ class RolloutSettings(Settings):
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )
+    overlong: str = choice(
+        ("score", "filter", "penalty"),
+        "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
+        "left out of the loss, or its length is taken off its reward.",
+    )
+    overlong_buffer: int | None = integer(
+        None,
+        "The last of max_new_tokens, in which the penalty grows from 0 to all of it; none: a fifth "
+        "of them.",
+        minimum=1,
+    )
+    overlong_penalty: float = number(
+        1.0, "What a response of max_new_tokens loses of its reward.", above=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,19 +328,25 @@ class LossSettings(Settings):
     SECTION: ClassVar[str] = "loss"
 
     type: str = choice_or_reference(
-        ("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
+        (
+            *("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
+            *("gmpo", "sapo", "topr", "dppo_tv", "dppo_kl", "m2po", "clip_cov", "kl_cov"),
+        ),
         "The policy loss of a token, or a function of your own that computes it.",
         what="function",
     )
     advantage: str = choice_or_reference(
-        ("group_std", "none", "group_mean", "rloo", "batch"),
+        (
+            *("group_std", "none", "group_mean", "rloo", "batch"),
+            *("group_mean_batch_std", "maxrl"),
+        ),
         "How rewards become advantages, or a function of your own; none: the reward itself.",
         what="function",
     )
     advantage_eps: float = number(
         1e-8,
-        "What is added to the standard deviation that rewards are divided by; a function of your "
-        "own is given it.",
+        "What is added to the standard deviation, or with maxrl to the mean, that rewards are "
+        "divided by; a function of your own is given it.",
         above=0,
     )
     aggregation: str = choice(
@@ -328,25 +355,93 @@ class LossSettings(Settings):
     )
     clip: float | None = number(
         None,
-        "ε of the clip range: the ratio is held above 1 − ε; none: 0.2, and 0.0003 for gspo.",
+        "ε of the clip range: the ratio is held above 1 − ε, with gmpo above e^−ε; how far a "
+        "probability (dppo_tv) or its KL (dppo_kl) may move down; none: 0.2, but 0.0003 for gspo, "
+        "0.4 for gmpo, 0.15 for dppo_tv and 0.05 for dppo_kl.",
         above=0,
         below=1,
     )
     clip_high: float | None = number(
         None,
-        "The ratio is held below 1 + clip_high; none: clip, but 0.28 for dapo and 0.0004 for gspo.",
+        "The same on the other side: the ratio is held below 1 + clip_high, with gmpo below "
+        "e^clip_high; none: clip, but 0.28 for dapo, and 0.0004 for gspo where clip is none too.",
         above=0,
     )
-    kl_coef: float = number(0.0, "β, the weight in the loss of the KL to the reference.", minimum=0)
+    dual_clip: float | None = number(
+        None,
+        "The ratio of a token with a negative advantage is held below it, so that one unlikely "
+        "token cannot outweigh all others; none: it is not.",
+        above=1,
+    )
+    tau_positive: float = number(
+        1.0, "τ of tokens with a positive advantage, the steepness of their gate.", above=0
+    )
+    tau_negative: float = number(
+        1.05, "τ of all other tokens; above tau_positive, their gate closes earlier.", above=0
+    )
+    second_moment: float = number(
+        0.04,
+        "What the mean (log ratio)² of tokens may be; those with the largest are left out until it "
+        "is.",
+        minimum=0,
+    )
+    cov_fraction: float = number(
+        2e-4,
+        "The share of a gradient step's tokens, at least one, that is singled out because "
+        "log-prob and advantage go together.",
+        above=0,
+        maximum=1,
+    )
+    cov_band: tuple[float, float] = pair(
+        (1.0, 5.0),
+        "The band of covariances that clip_cov draws its tokens from.",
+        expected="two numbers, low < high",
+        valid=lambda low, high: low < high,
+    )
+    cov_kl_coef: float = number(
+        1.0,
+        "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
+        minimum=0,
+    )
+    kl_coef: float = number(0.0, "β, the weight of the KL to the reference.", minimum=0)
+    kl_in: str = choice(
+        ("loss", "reward"),
+        "Where that KL counts: as a term of the loss, or taken off the reward of each response "
+        "before rewards become advantages.",
+    )
+    kl_target: float | None = number(
+        None,
+        "Nats of a response that the KL to the reference is steered to, by changing β after each "
+        "round; none: β stays as it is.",
+        above=0,
+    )
+    kl_gain: float = number(
+        0.1,
+        "How hard it is steered: β grows or shrinks by at most a fifth of it in a round.",
+        above=0,
+        maximum=1,
+    )
     kl_estimator: str = choice(("k3", "k1", "k2"), "The estimator of the KL inside the loss.")
     kl_monitor: bool = flag(
         True, "Whether the KL is measured after each round, which costs forward passes."
     )
     importance_cap: float | None = number(
         None,
-        "The cap C of truncated importance sampling; 0: no importance weights; none: 0 with the "
-        "engines auto, torch and hf, 2 with others, whose log-probs may not be the learner's.",
+        "C, the largest importance weight; 0: no importance weights; none: 0 with the engines auto, "
+        "torch and hf, 2 with others, whose log-probs may not be the learner's.",
         minimum=0,
+    )
+    importance_level: str = choice(
+        ("token", "sequence"),
+        "Whose importance weight it is: each token's, or one for the response, the product of its "
+        "tokens'.",
+    )
+    importance_rule: str = choice(
+        ("truncate", "mask"),
+        "What becomes of a weight above the cap: it is cut to the cap, or it is 0.",
+    )
+    importance_floor: float | None = number(
+        None, "A weight below it is 0; none: no weight is too small.", above=0
     )
 
 
@@ -598,9 +693,14 @@ CHECKS: dict[str, Check] = {
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
 RETIRED: dict[str, Any] = {
-    "task.length_penalty": 0.0,
     "rollout.zero_advantage": "keep",
     "rollout.oversample": 1.0,
-    "rollout.overlong": "score",
     "resources.num_learners": 1,
 }
+
+# Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
+# only what training makes of that.
+OF_TRAINING = (
+    *("task.length_penalty", "task.length_target"),
+    *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
+)

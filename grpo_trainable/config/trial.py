@@ -24,8 +24,14 @@ from grpo_trainable.plugins import is_reference
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
-GSPO_CLIPS = (3e-4, 4e-4)  # low and high, arXiv 2507.18071
 IMPORTANCE_CAP = 2.0  # where sampler and learner may disagree; as in Yao et al. 2025
+# Low and high, each from the paper of the loss (docs/algorithms.md).
+CLIPS = {
+    "gspo": (3e-4, 4e-4),
+    "gmpo": (0.4, 0.4),
+    "dppo_tv": (0.15, 0.15),
+    "dppo_kl": (0.05, 0.05),
+}
 
 
 def threads(cpus: float) -> int:
@@ -74,8 +80,8 @@ class GRPOConfig(TrialSettings):
         if self.loss.clip is not None:
             return
         clips = {"clip": CLIP}
-        if self.loss.type == "gspo":
-            low, high = GSPO_CLIPS
+        if self.loss.type in CLIPS:
+            low, high = CLIPS[self.loss.type]
             clips = {"clip": low, "clip_high": self.loss.clip_high or high}
         object.__setattr__(self, "loss", replace(self.loss, **clips))
 
@@ -163,6 +169,11 @@ class GRPOConfig(TrialSettings):
         """Rounds a group may be behind at any training."""
         given = self.buffer.max_age
         return self.lag + self.buffer_capacity - 1 if given is None else given
+
+    @property
+    def overlong_buffer(self) -> int:
+        """The last tokens of a response in which its length takes ever more off its reward."""
+        return self.rollout.overlong_buffer or max(1, self.rollout.max_new_tokens // 5)
 
     @property
     def clip_high(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import GRPOConfig, without_retired
+from grpo_trainable.config import OF_TRAINING, GRPOConfig, without_retired
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.metrics import rollout_metrics
@@ -343,7 +343,7 @@ class Pipeline:
         self._stopped = state["stopped"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
-        same_work = without_retired(state["work"]) == without_retired(self._work())
+        same_work = _of_sampling(state["work"]) == _of_sampling(self._work())
         self._collector.load_state(state, groups, same_work=same_work)
 
     def _work(self) -> dict[str, Any]:
@@ -357,3 +357,15 @@ class Pipeline:
             "groups_bring_reference": self.config.reference_role == "generator",
             **{key: config[key] for key in keys},
         }
+
+
+def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
+    """What `Pipeline._work` holds, without settings that only training reads."""
+    return {
+        section: {
+            name: value for name, value in values.items() if f"{section}.{name}" not in OF_TRAINING
+        }
+        if isinstance(values, dict)
+        else values
+        for section, values in without_retired(work).items()
+    }

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainable.algo import KL_ESTIMATORS, sequence_kl
+from grpo_trainable.algo import KL_ESTIMATORS, kl_penalty, sequence_kl, steered_coefficient
 
 D = torch.tensor([[math.log(2), -1.0, 0.5], [0.25, 3.0, -3.0]])
 REFERENCE = torch.full((2, 3), -2.0)
@@ -78,3 +78,29 @@ def test_the_gradient_of_k3_is_one_minus_the_inverse_ratio():
     log_probs = (REFERENCE + D).requires_grad_()
     KL_ESTIMATORS["k3"](log_probs, REFERENCE, torch.ones(2, 3)).sum().backward()
     torch.testing.assert_close(log_probs.grad, 1 - torch.exp(-D))
+
+
+# ---- As a penalty of the reward, and steered -----------------------------------------------------
+
+
+def test_the_penalty_of_a_response_is_the_sum_of_its_differences():
+    penalty = kl_penalty(REFERENCE + D, REFERENCE, MASK)
+    torch.testing.assert_close(penalty, torch.tensor([math.log(2) - 1.0, 0.25]))
+    garbage = REFERENCE.masked_fill(MASK == 0, math.nan)
+    torch.testing.assert_close(kl_penalty(garbage + D, garbage, MASK), penalty)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [
+        (6.0, 0.5),  # on target
+        (6.6, 0.5 * 1.01),  # a tenth above: 1 + 0.1 · 0.1
+        (60.0, 0.5 * 1.02),  # the error counts as a fifth at most: 1 + 0.1 · 0.2
+        (0.0, 0.5 * 0.98),
+        (-3.0, 0.5 * 0.98),  # as an estimate may be
+        (math.nan, 0.5),
+        (math.inf, 0.5),
+    ],
+)
+def test_a_coefficient_is_steered_towards_its_target(kl, expected):
+    assert steered_coefficient(0.5, kl, target=6.0, gain=0.1) == pytest.approx(expected)

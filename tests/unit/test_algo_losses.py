@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from bound_losses import LOSSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.algo import (
     AGGREGATIONS,
-    LOSSES,
     aggregate,
     compute_grpo_clip_loss,
     compute_naive_policy_gradient_loss,
@@ -121,7 +121,7 @@ def test_on_policy_gradients_agree_for_every_loss(name, aggregation):
 @given(
     seed=st.integers(0, 2**31), garbage=st.lists(st.sampled_from(GARBAGE), min_size=3, max_size=3)
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_padding_values_never_change_loss_gradient_or_clipped_tokens(name, seed, garbage):
     new, old, advantages, mask = batch_of(seed)
 

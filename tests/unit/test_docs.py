@@ -43,7 +43,9 @@ def test_algorithms_page_has_every_value_of_every_choice(key, value):
     sorted(
         set(
             re.findall(
-                r"`((?:objective|losses|advantages|aggregation|kl|ratios)\.\w+)`", ALGORITHMS
+                r"`((?:objective|losses|trust_regions|selection|advantages|rewards|aggregation|kl|ratios)"
+                r"\.\w+)`",
+                ALGORITHMS,
             )
         )
     ),

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import ScoredBatch
-from grpo_trainable.algo import KL_ESTIMATORS, LOSSES, compute_objective
+from grpo_trainable.algo import ADVANTAGES, KL_ESTIMATORS, LOSSES, compute_objective
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
@@ -495,6 +495,29 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
         assert (step.clip_fraction > 0) == (cap is None)
 
 
+@pytest.mark.parametrize("loss_type", ["m2po", "clip_cov", "kl_cov"])
+def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches(
+    policy_path: str, loss_type: str
+) -> None:
+    own = {"second_moment": 1e-4} if loss_type == "m2po" else {"cov_fraction": 0.2}
+    own |= {"cov_band": (0.1, 9.0)} if loss_type == "clip_cov" else {}
+    results = []
+    for microbatch in (2, 12):
+        loss = {"type": loss_type, **own}
+        pair = Pair(policy_path, k=3, loss=loss, optim={"microbatch": microbatch})
+        pair.sync()
+        results.append([pair.learner.update([pair.rollouts()]).steps for _ in range(2)])
+    for split, whole in zip(*map(sum_of_lists, results), strict=True):
+        assert split.loss == pytest.approx(whole.loss, abs=1e-4)
+        assert split.clip_fraction == whole.clip_fraction
+    if loss_type != "kl_cov":
+        assert any(step.clip_fraction > 0 for step in sum_of_lists(results[0]))
+
+
+def sum_of_lists(lists: Sequence[Sequence[GradientStep]]) -> list[GradientStep]:
+    return [step for steps in lists for step in steps]
+
+
 def test_a_loss_named_by_reference_trains_the_same_bits_as_by_its_name(policy_path: str) -> None:
     by_reference = {
         "type": "grpo_trainable.algo.losses:grpo_clip",
@@ -842,6 +865,132 @@ def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
     assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
     assert steps[0].ratio_counts[middle] == tokens  # the policy that sampled
     assert steps[2].ratio_counts[middle] < tokens
+
+
+# ---- KL in the reward, and a coefficient that is steered ---------------------------------------
+
+
+def moved(policy_path: str, **loss: Any) -> Pair:
+    """A pair whose policy has left the reference."""
+    pair = Pair(policy_path, loss={"advantage": "group_mean", **loss})
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    return pair
+
+
+def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
+    """Σ log b − log π_ref of each response, (groups, G)."""
+    annotated = pair.learner.reference.annotate(groups)
+    return torch.stack(
+        [(g.behaviour_log_probs - g.reference_log_probs).sum(dim=1) for g in annotated]
+    )
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) -> None:
+    pair = moved(policy_path, kl_coef=0.1, kl_in="reward")
+    groups = pair.rollouts()
+    kl = sampled_kl(pair, groups)
+    assert kl.abs().max() > 0.1
+    updated = pair.learner.update([groups])
+    rewards = torch.stack([group.rewards for group in groups]) - 0.1 * kl
+    expected = ADVANTAGES["group_mean"](rewards, eps=1e-8)
+    assert updated.responses.advantages == pytest.approx(expected.flatten().numpy(), abs=1e-5)
+    # On-policy the loss is minus the mean advantage, 0, and has no term of its own for the KL.
+    assert updated.steps[0].loss == pytest.approx(0.0, abs=1e-5)
+    assert updated.responses.reference_log_probs is not None
+    assert updated.kl_coefficient is None
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
+    policy_path: str, kl_in: str
+) -> None:
+    steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
+    pair = moved(policy_path, **steering)
+    # The first round sampled with the reference itself: no KL, a fifth too little.
+    groups = pair.rollouts()
+    assert float(sampled_kl(pair, groups).mean()) > 2e-3
+    updated = pair.learner.update([groups])
+    assert updated.kl_coefficient == pytest.approx(0.5 * 0.9)
+    state = pair.learner.state()
+    assert state.counters["kl_coef"] == pytest.approx(0.5 * 0.9 * 1.1)
+
+    restored = Pair(policy_path, loss={"advantage": "group_mean", **steering})
+    restored.learner.load_state(state)
+    batch = pair.rollouts()
+    results = [learner.update([batch]) for learner in (pair.learner, restored.learner)]
+    assert results[0].steps == results[1].steps
+    assert results[0].kl_coefficient == results[1].kl_coefficient == state.counters["kl_coef"]
+    assert restored.learner.state().counters == pair.learner.state().counters
+
+    fixed = Pair(policy_path, loss={"kl_coef": 0.5})
+    fixed.learner.load_state(state)
+    assert fixed.learner.update([batch]).kl_coefficient is None
+    assert "kl_coef" not in fixed.learner.state().counters
+
+
+# ---- Long responses ----------------------------------------------------------------------------
+
+
+def cut_off(groups: Sequence[RolloutGroup], rows: Sequence[int]) -> list[RolloutGroup]:
+    """The groups, in each of which these responses did not end by themselves."""
+    finished = torch.ones(len(groups[0].finished), dtype=torch.bool)
+    finished[list(rows)] = False
+    return [replace(group, finished=finished) for group in groups]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
+    policy_path: str, aggregation: str
+) -> None:
+    loss = {"advantage": "group_mean", "aggregation": aggregation}
+    pair = Pair(policy_path, loss=loss, rollout={"overlong": "filter"}, optim={"microbatch": 5})
+    pair.sync()
+    groups = cut_off(pair.rollouts(), rows=[1])
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    # Its reward still counts in the mean of its group. At ratio 1 the loss of a token is −A.
+    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    kept = torch.tensor([True, False, True])
+    expected = {
+        "sequence_mean": -advantages[:, kept].sum() / rewards.numel(),
+        "token_mean": -(advantages * lengths)[:, kept].sum() / lengths[:, kept].sum(),
+        "constant": -(advantages * lengths)[:, kept].sum() / (10 * rewards.numel()),
+    }[aggregation]
+    updated = pair.learner.update([groups])
+    assert updated.steps[0].loss == pytest.approx(float(expected), abs=1e-5)
+    assert updated.responses.advantages == pytest.approx(advantages.flatten().numpy(), abs=1e-6)
+    # What is measured of the responses is measured of all.
+    assert sum(updated.steps[0].ratio_counts) == int(lengths[:, kept].sum())
+    assert (updated.responses.policy_log_probs < 0).all()
+
+
+def test_a_step_whose_responses_were_all_cut_off_has_no_gradient(policy_path: str) -> None:
+    pair = Pair(policy_path, rollout={"overlong": "filter"})
+    pair.sync()
+    before = pair.weights()
+    (step,) = pair.learner.update([cut_off(pair.rollouts(), rows=[0, 1, 2])]).steps
+    assert (step.loss, step.grad_norm, step.skipped) == (0.0, 0.0, False)
+    assert equal(pair.weights(), before)
+
+
+def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str) -> None:
+    pair = Pair(
+        policy_path,
+        loss={"advantage": "group_mean"},
+        rollout={"overlong": "penalty", "overlong_buffer": 5, "overlong_penalty": 0.5},
+        task={"length_penalty": 0.01, "length_target": 4},
+    )
+    pair.sync()
+    groups = pair.rollouts()
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    assert 5 < lengths.max() <= 10
+    shaped = rewards - 0.5 * (lengths - 5).clamp(min=0) / 5 - 0.01 * (lengths - 4).abs()
+    expected = shaped - shaped.mean(dim=1, keepdim=True)
+    advantages = pair.learner.update([groups]).responses.advantages
+    assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)
 
 
 # ---- Steps that are not finite -----------------------------------------------------------------

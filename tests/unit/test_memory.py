@@ -213,9 +213,7 @@ def test_the_cache_of_our_engine_is_counted_to_the_byte():
     rollout = {"prompts": 3, "unit_prompts": 2, "group_size": 4}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
     # Two prompts of four rows each; prompts are taken to fill the context.
-    cache = KVCache(
-        shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu")
-    )
+    cache = KVCache(shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu"))
 
     assert parts(trial)["KV cache"] == cache._storage.nbytes
 

@@ -493,6 +493,26 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
         raise
 
 
+def test_settings_that_only_training_reads_keep_what_was_sampled() -> None:
+    config = GRPOConfig.from_dict({"placement": "disaggregated", "lag": 1, "rounds": 4})
+    other = replace(
+        config,
+        rollout=replace(config.rollout, overlong="filter"),
+        task=replace(config.task, length_penalty=0.1, length_target=9),
+    )
+    first = virtual_trial(config)
+    first.run(2)
+    state = json.loads(json.dumps(first.pipeline.state()))
+    for key in ("rollout.overlong", "task.length_penalty"):  # written before there were such keys
+        section, _, name = key.partition(".")
+        del state["work"][section][name]
+    second = virtual_trial(other)
+    second.learners.load_state(first.learners.state())
+    second.pipeline.load_state(state, first.pipeline.buffer.groups())
+    second.run(2)
+    assert trained_prompts(first, second) == all_prompts(config)
+
+
 @pytest.mark.slow
 @bounded
 @given(replaying(), speeds, seeds, st.sampled_from([0.0, 0.3, 0.8]))

@@ -14,6 +14,7 @@ REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
 REWARD = {"task.reward": "my:reward"}
 MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
+CLIPPED = "grpo_clip, dapo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
 SCORED_APART = (
     "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
 )
@@ -146,32 +147,107 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         f"task.train_file, task.eval_file, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
+    "task.length_target": (
+        20,
+        {},
+        "task.length_penalty=0.0",
+        "task.length_penalty > 0",
+        {"task.length_penalty": 0.01},
+    ),
+    **{
+        f"rollout.overlong_{name}": (
+            value,
+            {"rollout.overlong": "filter"},
+            "rollout.overlong=filter",
+            "rollout.overlong=penalty",
+            {"rollout.overlong": "penalty"},
+        )
+        for name, value in (("buffer", 8), ("penalty", 0.5))
+    },
     "loss.advantage_eps": (
         1e-6,
         {"loss.advantage": "rloo"},
         "loss.advantage=rloo",
-        "loss.advantage=group_std, batch or a function of your own",
-        {"loss.advantage": "batch"},
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own",
+        {"loss.advantage": "maxrl"},
     ),
     "loss.clip": (
         0.3,
         {"loss.type": "cispo"},
         "loss.type=cispo",
-        "loss.type=grpo_clip, dapo, gspo or a function of your own (cispo clips by loss.clip_high)",
+        f"loss.type={CLIPPED} or a function of your own (cispo clips by loss.clip_high)",
         {"loss.type": "my.py:loss"},
     ),
     "loss.clip_high": (
         0.3,
         {"loss.type": "reinforce_with_baseline"},
         "loss.type=reinforce_with_baseline",
-        "loss.type=grpo_clip, dapo, gspo, cispo or a function of your own",
+        f"loss.type={CLIPPED}, cispo or a function of your own",
         {"loss.type": "cispo"},
+    ),
+    "loss.dual_clip": (
+        3.0,
+        {"loss.type": "gspo"},
+        "loss.type=gspo",
+        "loss.type=grpo_clip or dapo",
+        {"loss.type": "dapo"},
+    ),
+    **{
+        f"loss.{name}": (
+            value,
+            {},
+            "loss.type=grpo_clip",
+            f"loss.type={needs}",
+            {"loss.type": kind},
+        )
+        for name, value, needs, kind in (
+            ("tau_positive", 2.0, "sapo", "sapo"),
+            ("tau_negative", 2.0, "sapo", "sapo"),
+            ("second_moment", 0.1, "m2po", "m2po"),
+            ("cov_fraction", 0.1, "clip_cov or kl_cov", "kl_cov"),
+            ("cov_band", (0.0, 1.0), "clip_cov", "clip_cov"),
+            ("cov_kl_coef", 0.5, "kl_cov", "kl_cov"),
+        )
+    },
+    **{
+        f"loss.importance_{name}": (
+            value,
+            {},
+            "loss.importance_cap=none",
+            "a loss.importance_cap",
+            {"loss.importance_cap": 2.0},
+        )
+        for name, value in (("level", "sequence"), ("rule", "mask"))
+    },
+    "loss.importance_floor": (
+        0.5,
+        {"loss.importance_cap": 2.0},
+        "loss.importance_rule=truncate",
+        "loss.importance_rule=mask",
+        {"loss.importance_cap": 2.0, "loss.importance_rule": "mask"},
+    ),
+    **{
+        f"loss.{name}": (
+            value,
+            {},
+            "loss.kl_coef=0.0",
+            "loss.kl_coef > 0",
+            {"loss.kl_coef": 0.1},
+        )
+        for name, value in (("kl_in", "reward"), ("kl_target", 6.0))
+    },
+    "loss.kl_gain": (
+        0.5,
+        {"loss.kl_coef": 0.1},
+        "loss.kl_target=none",
+        "a loss.kl_target",
+        {"loss.kl_coef": 0.1, "loss.kl_target": 6.0},
     ),
     "loss.kl_estimator": (
         "k1",
-        {},
-        "loss.kl_coef=0.0",
-        "loss.kl_coef > 0",
+        {"loss.kl_coef": 0.1, "loss.kl_in": "reward"},
+        "loss.kl_in=reward",
+        "loss.kl_in=loss",
         {"loss.kl_coef": 0.1},
     ),
     "optim.microbatch": (

@@ -91,8 +91,8 @@ def test_a_built_in_loss_is_a_valid_reference():
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_every_built_in_loss_passes_the_trial_of_a_users(name):
+@pytest.mark.parametrize("name", ["no_baseline", "grpo_clip", "cispo", "gspo", "gmpo", "dppo_kl"])
+def test_every_built_in_loss_without_settings_of_its_own_passes_the_trial_of_a_users(name):
     UserLoss(f"grpo_trainable.algo.losses:{LOSSES[name].__name__}", CPU)
 
 

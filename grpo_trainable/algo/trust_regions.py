@@ -1,0 +1,135 @@
+"""Losses that keep the policy near the old one by other means than clipping each ratio.
+
+Shapes, signature and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A its
+advantage.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.algo.masking import masked_row_mean, zero_off_mask
+from grpo_trainable.algo.ratios import bounded_log_ratio, response_ratio, token_ratio
+from grpo_trainable.algo.surrogate import surrogate_without
+
+
+def sapo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    tau_positive: float,
+    tau_negative: float,
+) -> tuple[Tensor, Tensor]:
+    """−(4/τ)·σ(τ(ρ − 1))·A per token: a gate that closes gradually on either side of ρ = 1.
+
+    τ is `tau_positive` where A > 0, else `tau_negative`. Nothing is clipped, so `clip_low` and
+    `clip_high` have no use here. SAPO, arXiv 2511.20347: 1.0, 1.05.
+    """
+    ratio = token_ratio(log_probs, old_log_probs, mask)
+    a = zero_off_mask(advantages, mask)
+    tau = torch.full_like(a, tau_negative).masked_fill(a > 0, tau_positive)
+    loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * a
+    return loss, torch.zeros_like(loss, dtype=torch.bool)
+
+
+def gmpo(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """−sA, one s per response: the geometric mean of its ratios, each clipped before the mean.
+
+    log ρ is held below `clip_high` where A > 0 and above −`clip_low` elsewhere, so that ρ stays
+    within [e^−clip_low, e^clip_high] on the side that A favours. GMPO, arXiv 2507.20673: 0.4, 0.4.
+    Each token of the response has the loss −sA, so `sequence_mean` gives the paper's.
+    """
+    log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
+    a = zero_off_mask(advantages, mask)
+    held = torch.where(a > 0, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
+    ratio = bounded_log_ratio(masked_row_mean(held, mask)).exp().unsqueeze(-1)
+    return -ratio * a, (held != log_ratio) & (a != 0)
+
+
+def topr(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """−w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
+
+    A good response is imitated however unlikely it has become; a bad one is let go once it is
+    unlikely. The tokens of bad responses whose ratio was cut at 1 count as clipped; `clip_low` and
+    `clip_high` have no use here. TOPR, arXiv 2503.14286; its ratio is the product over the
+    response's tokens, and A is the paper's R less the baseline of `loss.advantage`.
+    """
+    ratio = response_ratio(log_probs, old_log_probs, mask).detach()
+    a = zero_off_mask(advantages, mask)
+    weight = torch.where(a < 0, ratio.clamp(max=1), 1.0)
+    return -weight * a * zero_off_mask(log_probs, mask), (a < 0) & (ratio > 1)
+
+
+def dppo_tv(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """−ρA per token, 0 where the probability itself has moved too far to where A pushes it.
+
+    Too far is π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0:
+    |π_θ − π_old| is the total variation between sampling this token and any other. DPPO-Binary-TV,
+    arXiv 2602.04879, equations 12 and 13: 0.15. The authors' code also cuts ρ, at 10 or more; here
+    it is held at e^20 alone.
+    """
+    moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
+    a = zero_off_mask(advantages, mask)
+    too_far = ((a > 0) & (moved > clip_high)) | ((a < 0) & (moved < -clip_low))
+    return surrogate_without(token_ratio(log_probs, old_log_probs, mask), a, too_far)
+
+
+def dppo_kl(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Tensor, Tensor]:
+    """−ρA per token, 0 where the KL of a token has grown too large by what A pushes for.
+
+    The KL is that between sampling this token and any other, π_old·log(π_old/π_θ) +
+    (1 − π_old)·log((1 − π_old)/(1 − π_θ)). Too large is above `clip_high` where A > 0 and ρ > 1,
+    above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879, equations 12 and 14:
+    0.05. On ρ see `dppo_tv`.
+    """
+    new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
+    log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()
+    # A token of probability 1 has no other to compare with: 1e-8, the authors' too, stands for 0.
+    others = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
+    kl = -old * log_ratio + (1 - old) * others
+    a = zero_off_mask(advantages, mask)
+    up, down = (a > 0) & (log_ratio > 0), (a < 0) & (log_ratio < 0)
+    too_far = (up & (kl > clip_high)) | (down & (kl > clip_low))
+    return surrogate_without(token_ratio(log_probs, old_log_probs, mask), a, too_far)
+
+
+def _probability(log_probs: Tensor, mask: Tensor) -> Tensor:
+    """π of each token, without gradient; 1 off the mask."""
+    return zero_off_mask(log_probs, mask).detach().exp()

@@ -1,0 +1,35 @@
+"""Every built-in loss with its own arguments at their default settings, as `loss.type` gives it.
+
+A loss that selects tokens of the gradient step is given none, unless a test passes `selected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable import algo
+from grpo_trainable.actors.user_functions import configured_loss
+from grpo_trainable.algo import SELECTIONS
+from grpo_trainable.config import LossSettings
+
+Loss = Callable[..., tuple[Tensor, Tensor]]
+
+
+def bound(name: str, **settings: Any) -> Loss:
+    loss = configured_loss(LossSettings(type=name, **settings), torch.device("cpu"))
+    return _without_selected(loss) if name in SELECTIONS else loss
+
+
+def _without_selected(loss: Loss) -> Loss:
+    def call(*tensors: Tensor, **named: Any) -> tuple[Tensor, Tensor]:
+        nothing = torch.zeros_like(tensors[-1], dtype=torch.bool)
+        return loss(*tensors, **{"selected": nothing, **named})
+
+    return call
+
+
+LOSSES: dict[str, Loss] = {name: bound(name) for name in algo.LOSSES}
