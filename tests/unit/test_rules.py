@@ -214,7 +214,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             value,
             {},
             "loss.importance_cap=none",
-            "a loss.importance_cap",
+            "loss.importance_cap > 0",
             {"loss.importance_cap": 2.0},
         )
         for name, value in (("level", "sequence"), ("rule", "mask"))
