@@ -2,10 +2,12 @@
 
 Runs two arms of `async_vs_sync` with `task.name=math`, each with several seeds, and evaluates them
 on the same held-out problems before training and after it. Reports the share of right answers with
-its interval over problems, the rise (of the same problems, so that it has an interval of its own),
-the share in the right format, the right answers among those, and the share of right answers whose
-written calculation is right step by step and ends in the answer: a policy that guesses or copies
-would lose it. A trial is within the bounds when it rises enough, in time, at about the same length.
+its interval over problems, and the rise (of the same problems, so that it has an interval of its
+own). What the rise is made of: the share of responses in the right format, the right answers
+among those, and the share of responses whose last step gives the true answer, whatever their
+format. Of the right answers, the share whose steps are all right and end in the answer: a policy
+that guesses or copies would lose it. A trial is within the bounds when it rises enough, in time, at
+about the same length.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ import pyarrow.parquet as pq
 from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial, overhead, rows_of
 
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.prompts import build_task
+from grpo_trainable.tasks import JSONValue, Task
 from grpo_trainable.tasks.answers import tagged_answer
 from reports.intervals import over_prompts, over_seeds
 
@@ -76,13 +81,14 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
     """What is to be said of a trial, and the rise of each problem."""
     rows = rows_of(directory)
     responses = pq.read_table(directory / "evaluations").to_pylist()
+    truths = {str(e.prompt): e.ground_truth for e in task_of_trials().eval_examples(PROBLEMS)}
     rounds = sorted({response["round"] for response in responses})
     by_round = {r: [x for x in responses if x["round"] == r] for r in rounds}
     first, last = by_round[rounds[0]], by_round[rounds[-1]]
     shares = [right_shares(found) for found in (first, last)]
     rise = [after - before for before, after in zip(*shares, strict=True)]
     before, after = (
-        {"right": asdict(over_seeds(share)[0]), **describe(found)}
+        {"right": asdict(over_seeds(share)[0]), **describe(found, truths)}
         for share, found in zip(shares, (first, last), strict=True)
     )
     trial = {
@@ -92,6 +98,7 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
         "before": before,
         "after": after,
         "rise": asdict(over_seeds(rise)[0]),
+        "rise_of": parts_of_rise(before, after),
         "kl_reference_last": rows[-1]["kl/reference_nats"],
         "entropy": [rows[0]["policy/entropy_nats"], rows[-1]["policy/entropy_nats"]],
         "seconds": rows[-1]["time_total_s"],
@@ -109,8 +116,15 @@ def right_shares(responses: Sequence[dict[str, Any]]) -> list[float]:
     return [statistics.mean(of_problem[cursor]) for cursor in sorted(of_problem)]
 
 
-def describe(responses: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Of all held-out responses of one evaluation."""
+def task_of_trials() -> Task:
+    """The task with the problems that ship."""
+    return build_task(GRPOConfig.from_dict({"task": {"name": "math"}}))
+
+
+def describe(
+    responses: Sequence[dict[str, Any]], truths: Mapping[str, JSONValue]
+) -> dict[str, float]:
+    """Of all held-out responses of one evaluation; `truths` maps prompts to true answers."""
     texts = [response["response"] for response in responses]
     answers = [tagged_answer(text) for text in texts]
     right = [
@@ -120,11 +134,32 @@ def describe(responses: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
         "format": in_format / len(texts),
         "right_of_format": len(right) / max(1, in_format),
+        "calculated": statistics.mean(
+            calculated(response["response"]) == truths[response["prompt"]] for response in responses
+        ),
         "sound_of_right": sum(map(is_sound, right)) / max(1, len(right)),
         "tokens": statistics.mean(response["tokens"] for response in responses),
         "finished_share": statistics.mean(response["finished"] for response in responses),
         "distinct_share": len(set(texts)) / len(texts),
     }
+
+
+def parts_of_rise(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """How much of the rise is due to format, and how much to right answers among the responses in
+    it; each with the other held at its mean, so that the two add up to the rise."""
+    names = ("format", "right_of_format")
+    change = {name: after[name] - before[name] for name in names}
+    mean = {name: (after[name] + before[name]) / 2 for name in names}
+    return {
+        "format": change["format"] * mean["right_of_format"],
+        "answers": change["right_of_format"] * mean["format"],
+    }
+
+
+def calculated(response: str) -> str | None:
+    """The result of the last step that is written, in whatever format; None without a step."""
+    steps = STEP.findall(response)
+    return steps[-1][3] if steps else None
 
 
 def is_sound(response: str) -> bool:
@@ -169,7 +204,8 @@ def show(trial: dict[str, Any]) -> str:
     )
     return (
         f"{trial['arm']:<9} seed {trial['seed']}: right {shown(before['right'])} -> "
-        f"{shown(after['right'])}, rise {shown(rise)}, {changes}, KL "
+        f"{shown(after['right'])}, rise {shown(rise)} of which by format "
+        f"{trial['rise_of']['format']:.3f}, {changes}, KL "
         f"{trial['kl_reference_last']:.1f} nats, largest lag {trial['largest_lag']:.0f}, "
         f"{trial['seconds']:.0f} s, within bounds: {trial['within']}"
     )

@@ -29,10 +29,10 @@ class ArithmeticRecipe(Recipe):
     """Settings of a policy that solves word problems."""
 
     preset: str = "arithmetic"
-    largest: int = 60  # the largest number in a problem, results included
+    largest: int = 30  # the largest number in a problem, results included
     operations: int = 2  # the most operations of a problem
-    front_share: float = 0.6  # the share of documents that come first and are right in every way
-    careful_share: float = 0.6  # the share of the later documents that are calculated right
+    front_share: float = 0.75  # the share of documents that come first and are right in every way
+    careful_share: float = 0.5  # the share of the later documents that are calculated right
     format_share: float = 0.7  # the share of the later documents that mark their answer right
 
 
