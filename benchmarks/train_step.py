@@ -88,13 +88,13 @@ def step(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Generator (engine, task, scorer) and learner (policy, optimizer, reference), three rounds."""
     from grpo_trainable.actors.colocated import Colocated
-    from grpo_trainable.models.store import read_tokenizer
+    from grpo_trainable.models.store import policy_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
     from grpo_trainable.transports.in_process import InProcess
 
     config = config_of(args)
     worker = Colocated(config, InProcess())
-    prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
+    prompts = Prompts(config, build_task(config), policy_tokenizer(config.model))
     for round_ in range(3):
         worker.load(worker.publish().handle)
         first = round_ * measure.PROMPTS

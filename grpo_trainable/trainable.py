@@ -33,7 +33,7 @@ from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.store import policy_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 from grpo_trainable.pipeline import Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task
@@ -89,7 +89,7 @@ class GRPOTrainable(tune.Trainable):
         """Puts the trial at round 0, over actors that have done nothing yet."""
         config, choice = self.grpo, self._actors.choice
         self._inputs = input_digests(config, self._inputs_at_start)
-        self._tokenizer = read_tokenizer(config.model.path)
+        self._tokenizer = policy_tokenizer(config.model)
         self._prompts = Prompts(config, build_task(config), self._tokenizer)
         self._learners = self._actors.learner_group()
         self.pipeline = Pipeline(

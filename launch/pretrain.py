@@ -1,13 +1,20 @@
 """Makes a policy to start GRPO from: corpus, tokenizer, weights and a card that says how good.
 
-    python launch/pretrain.py --out DIR                   the story policy, about 10 minutes
-    python launch/pretrain.py --out DIR --corpus FILE     one of your own texts
+    python launch/pretrain.py --out DIR                        writes stories, about 10 minutes
+    python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems, as long
+    python launch/pretrain.py --out DIR --corpus FILE          one of your own texts
 
 The story corpus comes in an order, and the order is what makes it work: documents that all hold
 their keyword teach copying; then come documents of which only a share holds it, and that share sets
 the inclusion rate that GRPO starts from. Without the first ones the policy is fluent but never
 copies, and GRPO learns nothing. All are of one length, so that nothing but the keyword itself tells
 a story that holds it from one that does not.
+
+The arithmetic corpus is word problems with their calculation, step by step, and the answer. The
+first documents are all right, and teach calculating; of the later ones only a share is calculated
+with care, and a share marks its answer as the reward wants it. So the policy can calculate and does
+not always do so, which GRPO can change. The problems to train on and to be evaluated on are written
+beside the policy, as train.jsonl and heldout.jsonl.
 """
 
 from __future__ import annotations
@@ -18,8 +25,9 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,23 +35,28 @@ from grpo_trainable import command_line
 from grpo_trainable.actors.process import keep_freed_memory
 from grpo_trainable.command_line import Parser, UsageError, number
 from grpo_trainable.models.transformer import PRESETS
-from grpo_trainable.pretraining.corpus import HELD_OUT_SHARE
-from grpo_trainable.pretraining.pretrain import pretrain
-from grpo_trainable.pretraining.recipe import Recipe
+from grpo_trainable.pretraining.corpus import Corpus
+from grpo_trainable.pretraining.file_corpus import HELD_OUT_SHARE
+from grpo_trainable.pretraining.pretrain import make_corpus, pretrain
+from grpo_trainable.pretraining.recipe import (
+    RECIPES,
+    ArithmeticRecipe,
+    Recipe,
+    StoryRecipe,
+)
 from grpo_trainable.pretraining.training import DECAY_SHARE
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = Recipe()
     command = shlex.join(command_line.command("pretrain"))
     parser = Parser(
         prog=command_line.program("pretrain"),
         description=(__doc__ or "").replace("python launch/pretrain.py", command),
         epilog=f"Use the result with: {shlex.join(command_line.command('tune'))} "
         "--set model.path=DIR\n"
-        "The card (DIR/card.md) says how fluent the policy is and how often it includes its "
-        "keyword:\nthat must be neither 0 nor 1, since GRPO learns from differences between "
-        "responses to one prompt.",
+        "The card (DIR/card.md) says how fluent the policy is and how often it earns the reward:\n"
+        "that must be neither 0 nor 1, since GRPO learns from differences between responses to one "
+        "prompt.",
     )
     parser.add_argument(
         "--out",
@@ -54,63 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--corpus",
-        metavar="FILE",
-        help="JSONL, one object a line with `prompt` and `response`, instead of our stories; used "
-        f"in random order, {HELD_OUT_SHARE:.0%}% of it held out to measure the loss. Texts are cut "
-        "to the model's context",
+        metavar="NAME|FILE",
+        default="stories",
+        help=f"{', '.join(RECIPES)} (default stories), or JSONL, one object a line with `prompt` "
+        f"and `response`; a file is used in random order, {HELD_OUT_SHARE:.0%}% of it held out to "
+        "measure the loss. Texts are cut to the model's context",
     )
-    parser.add_argument(
-        "--steps",
-        type=number(int, 1),
-        default=default.steps,
-        metavar="N",
-        help=f"gradient steps (default {default.steps}); fewer make a worse policy sooner",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=number(int, 1),
-        default=default.batch_size,
-        metavar="N",
-        help=f"documents a step (default {default.batch_size})",
-    )
-    parser.add_argument(
-        "--lr",
-        type=number(float, 1e-8, 1),
-        default=default.lr,
-        metavar="X",
-        help=f"peak learning rate (default {default.lr:g}); it falls over the last "
-        f"{DECAY_SHARE:.0%}% of the steps",
-    )
-    parser.add_argument(
-        "--front-share",
-        type=number(float, 0, 1),
-        default=default.front_share,
-        metavar="X",
-        help="share of the story corpus that comes first and always holds its keywords: copying is "
-        f"learned from it (default {default.front_share:g})",
-    )
-    parser.add_argument(
-        "--keyword-share",
-        type=number(float, 0, 1),
-        default=default.keyword_share,
-        metavar="X",
-        help="share of the later documents that hold their keywords: it sets the inclusion rate "
-        f"that GRPO starts from (default {default.keyword_share:g})",
-    )
-    parser.add_argument(
-        "--preset",
-        choices=sorted(PRESETS),
-        default=default.preset,
-        help=f"shape of the policy (default {default.preset}, about a million parameters)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=number(int, 0, 2**32 - 1),
-        default=default.seed,
-        metavar="N",
-        help="of corpus, weights and order: the same seed and thread count give the same bits on "
-        f"one machine (default {default.seed})",
-    )
+    _add_general(parser)
+    _add_of_corpora(parser)
     parser.add_argument(
         "--threads",
         type=number(int, 1),
@@ -121,33 +85,149 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_general(parser: argparse.ArgumentParser) -> None:
+    """The settings of any recipe."""
+    parser.add_argument(
+        "--steps",
+        type=number(int, 1),
+        metavar="N",
+        help=f"gradient steps ({_defaults('steps')}); fewer make a worse policy sooner",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=number(int, 1),
+        metavar="N",
+        help=f"documents a step ({_defaults('batch_size')})",
+    )
+    parser.add_argument(
+        "--lr",
+        type=number(float, 1e-8, 1),
+        metavar="X",
+        help=f"peak learning rate ({_defaults('lr')}); it falls over the last {DECAY_SHARE:.0%}% "
+        "of the steps",
+    )
+    parser.add_argument(
+        "--preset",
+        choices=sorted(PRESETS),
+        help=f"shape of the policy ({_defaults('preset')}, about a million parameters)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=number(int, 0, 2**32 - 1),
+        metavar="N",
+        help="of corpus, weights and order: the same seed and thread count give the same bits on "
+        f"one machine ({_defaults('seed')})",
+    )
+
+
+def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
+    """The settings of one corpus each."""
+    stories, arithmetic = StoryRecipe(), ArithmeticRecipe()
+    parser.add_argument(
+        "--front-share",
+        type=number(float, 0, 1),
+        metavar="X",
+        help="share of the documents that come first and are all as the reward wants them: copying "
+        f"and calculating are learned from them ({_defaults('front_share')})",
+    )
+    parser.add_argument(
+        "--keyword-share",
+        type=number(float, 0, 1),
+        metavar="X",
+        help="share of the later stories that hold their keywords: it sets the inclusion rate "
+        f"that GRPO starts from (default {stories.keyword_share:g})",
+    )
+    parser.add_argument(
+        "--largest",
+        type=number(int, 10, 999),
+        metavar="N",
+        help=f"largest number in a word problem, results included (default {arithmetic.largest})",
+    )
+    parser.add_argument(
+        "--operations",
+        type=number(int, 1, 3),
+        metavar="N",
+        help=f"most operations of a word problem (default {arithmetic.operations})",
+    )
+    parser.add_argument(
+        "--careful-share",
+        type=number(float, 0, 1),
+        metavar="X",
+        help="share of the later word problems that are calculated right (default "
+        f"{arithmetic.careful_share:g})",
+    )
+    parser.add_argument(
+        "--format-share",
+        type=number(float, 0, 1),
+        metavar="X",
+        help="share of the later word problems whose answer is marked as the reward wants it "
+        f"(default {arithmetic.format_share:g})",
+    )
+
+
+def _defaults(setting: str) -> str:
+    """The default of a setting, and that of the arithmetic corpus where it differs."""
+    stories, arithmetic = (getattr(RECIPES[name](), setting) for name in RECIPES)
+    both = "" if arithmetic == stories else f", {_plain(arithmetic)} for arithmetic"
+    return f"default {_plain(stories)}{both}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     return command_line.run("pretrain", lambda: _main(sys.argv[1:] if argv is None else list(argv)))
 
 
 def _main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
+    recipe = _recipe(args)
     # Inside tokenizers too: otherwise it starts a thread a core.
     os.environ["RAYON_NUM_THREADS"] = str(args.threads)
     keep_freed_memory()
     torch.set_num_threads(args.threads)
-    settings = {name: value for name, value in vars(args).items() if name in asdict(Recipe())}
     command = shlex.join(["python", "launch/pretrain.py", *argv])
     out = Path(args.out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        card = pretrain(out, Recipe(**settings), args.corpus, command)
+        corpus = make_corpus(args.corpus, recipe)
+        measured = pretrain(out, recipe, corpus, command)
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror or error}") from None
     except ValueError as error:
         raise UsageError(str(error)) from None
-    print(
-        f"held-out loss {card['held_out_loss_nats']:.3f} nats/token, held-out keywords included in "
-        f"{card['held_out_inclusion_rate']:.3f} of {card['held_out_inclusion_responses']} responses"
-    )
-    print(f"{out}/card.md has samples; use it with: --set model.path={shlex.quote(str(out))}")
+    print(measured.headline)
+    print(f"{out}/card.md has samples; use it with: {_use(out, corpus)}")
+
+
+def _use(out: Path, corpus: Corpus) -> str:
+    """The options of a trial that starts from the policy."""
+    settings = {"model.path": "{out}", **corpus.settings}
+    given = (f"{key}={value.format(out=out)}" for key, value in settings.items())
+    return shlex.join(word for setting in given for word in ("--set", setting))
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    """The settings that were given, of the corpus that was chosen.
+
+    Raises:
+        UsageError: one is a setting of another corpus.
+    """
+    kind = RECIPES.get(args.corpus, Recipe)
+    known = {name: {item.name for item in fields(made)} for name, made in RECIPES.items()}
+    options = vars(args).items()
+    settings = set().union(*known.values())
+    given = {name: value for name, value in options if name in settings and value is not None}
+    for name in given.keys() - {item.name for item in fields(kind)}:
+        corpora = " or ".join(corpus for corpus, names in known.items() if name in names)
+        raise UsageError(
+            f"--{name.replace('_', '-')}: not read with --corpus {args.corpus}; needs --corpus "
+            f"{corpora}"
+        )
+    return kind(**given)
 
 
 if __name__ == "__main__":

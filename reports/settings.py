@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig, flatten, shown
+from grpo_trainable.config import defaults_with, flatten, shown
 from grpo_trainable.wording import plural
 from reports.markup import escaped, html_table
 from reports.own_files import SHORT, are_noted, own_files
@@ -88,7 +88,7 @@ def _listed(keys: Sequence[str], values: Flat) -> str:
 def default_settings(trial: TrialRecord, description: Mapping[str, Any]) -> dict[str, Any]:
     """The default of every setting of the trial that has a known one. Those that a user's task
     declares were written down when the experiment started: a report runs no code of anybody's."""
-    defaults = flatten(GRPOConfig().to_dict())
+    defaults = defaults_with(trial.config.task.name)
     if not trial.config.task.is_custom:
         return defaults
     declared = description.get("task_defaults")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo_trainable.command_line import align
-from grpo_trainable.config import GRPOConfig, flatten
+from grpo_trainable.config import GRPOConfig, defaults_with, flatten
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
@@ -20,7 +20,8 @@ def preview(trials: Sequence[GRPOConfig]) -> str:
     shared = {key: flat[0][key] for key in keys if _is_shared(key, flat)}
     columns = [*LABELS, *(key for key in keys if key not in shared and key not in LABELS)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
-    return "\n".join([align([columns, *rows]), *_in_common(shared)])
+    defaults = [defaults_with(trial.task.name) for trial in trials]
+    return "\n".join([align([columns, *rows]), *_in_common(shared, defaults)])
 
 
 def shown(value: Any) -> str:
@@ -36,10 +37,14 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
     return same and key not in LABELS
 
 
-def _in_common(shared: dict[str, Any]) -> Iterator[str]:
-    """The settings that all trials share: those that somebody chose, then the defaults."""
-    defaults = flatten(GRPOConfig().to_dict())
-    chosen = [key for key in shared if key not in defaults or shared[key] != defaults[key]]
+def _in_common(shared: dict[str, Any], defaults: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The settings that all trials share: those that somebody chose, then those that are the
+    `defaults` of every trial."""
+    chosen = [
+        key
+        for key, value in shared.items()
+        if not all(key in own and own[key] == value for own in defaults)
+    ]
     for title, keys in (
         ("the same in every trial:", chosen),
         ("left at its default in every trial:", [key for key in shared if key not in chosen]),

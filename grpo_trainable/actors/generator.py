@@ -21,7 +21,7 @@ from grpo_trainable.engines.checks import check_groups, check_load
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
 from grpo_trainable.models.stop_strings import stops_of
-from grpo_trainable.models.store import policy_shape, read_tokenizer
+from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
@@ -69,7 +69,7 @@ class Generator:
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
         self._engine_name = chosen_engine(config).name
-        self._tokenizer = read_tokenizer(config.model.path)
+        self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size
         self.engine = build_engine(
             EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)

@@ -25,7 +25,7 @@ from grpo_trainable.config.schema import (
     TaskSettings,
     fresh_wanted,
 )
-from grpo_trainable.config.trial import GRPOConfig, threads
+from grpo_trainable.config.trial import GRPOConfig, defaults_with, threads
 from grpo_trainable.config.values import (
     Check,
     ConfigError,
@@ -60,6 +60,7 @@ __all__ = [
     "choice_or_path",
     "choice_or_reference",
     "converted",
+    "defaults_with",
     "flag",
     "flatten",
     "fresh_wanted",

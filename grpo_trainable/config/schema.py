@@ -42,9 +42,9 @@ class ModelSettings(Settings):
     SECTION: ClassVar[str] = "model"
 
     preset: str = choice(
-        ("tiny", "small", "course"),
-        "The shape of the transformer: tiny starts from the shipped policy, the others from random "
-        "weights drawn by seed.",
+        ("tiny", "arithmetic", "small", "course"),
+        "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic "
+        "the one that solves word problems; small and course are shapes with random weights.",
     )
     path: str | None = path_or_hub_id(
         None,

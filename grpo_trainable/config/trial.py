@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from grpo_trainable.config.contradictions import contradictions
-from grpo_trainable.config.plain import unknown_key, without_retired
+from grpo_trainable.config.plain import flatten, unknown_key, without_retired
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
@@ -18,6 +18,7 @@ from grpo_trainable.config.schema import (
     TaskSettings,
     TrialSettings,
 )
+from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of, with_task_defaults
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
@@ -61,10 +62,14 @@ class GRPOConfig(TrialSettings):
         for key in READ_WITH:
             value = self[key]
             missing = unmet(key, self)
-            if missing and value not in (CHECKS[key].default, HARMLESS.get(key)):
+            if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
+
+    def _unread_values(self, key: str) -> tuple[Any, ...]:
+        """What a key may hold where it is not read."""
+        return CHECKS[key].default, default_of(key, self.task.name), HARMLESS.get(key)
 
     def _settle_equality(self) -> None:
         """Puts in how the math task compares answers, so that a trial's files show it."""
@@ -95,7 +100,8 @@ class GRPOConfig(TrialSettings):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
-        """The config that nested plain data describes; a missing key has its default.
+        """The config that nested plain data describes; a missing key has its default, or its
+        task's own.
 
         Raises:
             ConfigError: a key is unknown, or the settings are invalid.
@@ -103,7 +109,7 @@ class GRPOConfig(TrialSettings):
         if not isinstance(data, Mapping):
             raise ConfigError(f"config={shown(data)}: must be a mapping")
         values: dict[str, Any] = {}
-        for name, value in data.items():
+        for name, value in with_task_defaults(data).items():
             if name not in DEFAULTS:
                 if name in CHECKS:
                     raise ConfigError(f"{name}: must be nested, as {name.split('.')[0]}: {{…}}")
@@ -230,6 +236,13 @@ class GRPOConfig(TrialSettings):
         _, *actors = self.bundles()
         gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
         return gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def defaults_with(task: str) -> dict[str, Any]:
+    """Dotted key -> the value that it has in a trial of this task in which it is not given."""
+    resolved = flatten(GRPOConfig().to_dict())  # as `loss.clip`, which follows from others
+    own = TASK_DEFAULTS.get(task, {})
+    return {key: own.get(key, resolved.get(key, check.default)) for key, check in CHECKS.items()}
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:

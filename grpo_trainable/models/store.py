@@ -22,8 +22,11 @@ from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerL
 if TYPE_CHECKING:
     from grpo_trainable.models.hf import HFPolicy
 
-SHIPPED_POLICY = Path(__file__).parent.parent / "assets" / "policy"
-SHIPPED_PRESET = "tiny"
+ASSETS = Path(__file__).parent.parent / "assets"
+SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
+ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
+# The presets whose weights ship; the others start from random ones.
+SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY}
 POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
 
 
@@ -91,10 +94,9 @@ def read_config(directory: str | Path) -> ModelConfig:
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     """The policy that a config's `model` names, as it is before any training, on the CPU: a
-    directory's, the shipped one, or random weights of a preset. Engines and the reference have it.
+    directory's, one that ships, or random weights of a preset. Engines and the reference have it.
 
-    Only `tiny` ships with weights; other presets start at random weights drawn from `seed`, with
-    the shipped tokenizer.
+    Random weights are drawn from `seed` and have the tokenizer of the shipped story policy.
 
     Raises:
         ValueError: the directory cannot be used, in one line that begins with it.
@@ -150,7 +152,7 @@ def policy_directory(model: PolicySettings) -> Path | None:
     """Where the policy lies; None where its weights are drawn at random."""
     if model.path is not None:
         return local_directory(model.path)
-    return SHIPPED_POLICY if model.preset == SHIPPED_PRESET else None
+    return SHIPPED.get(model.preset)
 
 
 def policy_files(model: PolicySettings) -> dict[str, Path]:
@@ -176,8 +178,14 @@ def policy_shape(model: PolicySettings) -> PolicyShape:
     return PolicyShape(context_length=config.context_length, vocab_size=config.vocab_size)
 
 
+def policy_tokenizer(model: PolicySettings) -> Tokenizer:
+    """The tokenizer of the policy that `build_policy` builds."""
+    directory = policy_directory(model)
+    return read_tokenizer(None if directory is None else str(directory))
+
+
 def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of the policy that `model.path` names, or of the shipped one."""
+    """The tokenizer of a directory, or of the shipped story policy."""
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     if is_hugging_face(directory):
         return hf_directory.read_tokenizer(directory)

@@ -40,12 +40,15 @@ class Tokenizer:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    def train(
+        cls, texts: Iterable[str], vocab_size: int, *, digits_alone: bool = False
+    ) -> Tokenizer:
         """Trains a byte-level BPE of at most `vocab_size` tokens: 256 bytes, an end-of-text and a
         padding token, merges of `texts`.
 
         Any text survives `decode(encode(text))`. A newline is always a token of its own, so the ids
-        of a prompt that ends in one are a prefix of the ids of prompt + response.
+        of a prompt that ends in one are a prefix of the ids of prompt + response. With
+        `digits_alone` each digit is a token of its own as well.
         """
         if vocab_size < 258:
             raise ValueError(f"vocab_size={vocab_size}: must be >= 258 (256 bytes, 2 special)")
@@ -53,6 +56,7 @@ class Tokenizer:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split("\n", behavior="isolated"),
+                *([pre_tokenizers.Digits(individual_digits=True)] if digits_alone else []),
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )

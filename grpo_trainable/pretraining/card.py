@@ -10,55 +10,26 @@ import tokenizers
 import torch
 
 from grpo_trainable.models.transformer import ModelConfig
-from grpo_trainable.pretraining.measuring import LIMITS, RESPONSES_PER_KEYWORD
+from grpo_trainable.pretraining.measuring import Measurements
 from grpo_trainable.pretraining.recipe import Recipe
-
-MEASURED_HOW = {
-    "held_out_loss_nats": (
-        "mean negative log-likelihood per response token (end-of-text included, prompt excluded) "
-        "over {held_out_documents} held-out documents: {held_out_source}"
-    ),
-    "held_out_inclusion_rate": (
-        "share of {held_out_inclusion_responses} responses that hold their keyword as a whole "
-        "word: {each} responses to each of {held_out_inclusion_keywords} nouns of nouns.txt that "
-        "the keyword task holds out, {sampling}"
-    ),
-    "distinct_trigram_share": (
-        "distinct / all word trigrams of {distinct_trigram_responses} responses to the prompts of "
-        "held-out documents, {sampling}; for the corpus the same number of held-out documents, cut "
-        "to the same number of tokens"
-    ),
-    "mean_length": (
-        "means over those {held_out_inclusion_responses} responses, and over the "
-        "{held_out_documents} held-out documents; tokens count end-of-text, sentences end where "
-        "`grpo_trainable.pretraining.stories.count_sentences` says"
-    ),
-    "finished_share": "share of those {held_out_inclusion_responses} responses that end within "
-    "the limit by themselves",
-}
 
 
 def make_card(
-    command: str, recipe: Recipe, config: ModelConfig, facts: dict[str, Any], corpus: str | None
+    command: str,
+    recipe: Recipe,
+    config: ModelConfig,
+    counts: dict[str, Any],
+    measured: Measurements,
 ) -> dict[str, Any]:
-    """Everything there is to say about a policy; `facts` were counted and measured."""
-    values = facts | {
-        "each": RESPONSES_PER_KEYWORD,
-        "sampling": f"temperature {LIMITS.temperature}, {LIMITS.max_new_tokens} new tokens",
-        "held_out_source": (
-            f"lines of {corpus} that were not trained on"
-            if corpus
-            else "fresh documents of the same grammar under another seed, with the keyword share "
-            "of the later part of the corpus"
-        ),
-    }
+    """Everything there is to say about a policy; `counts` are those of its training."""
     return {
         "command": command,
         "seed": recipe.seed,
         "recipe": asdict(recipe),
         "model": config.to_dict(),
-        **facts,
-        "measured_how": {name: how.format(**values) for name, how in MEASURED_HOW.items()},
+        **counts,
+        **measured.facts,
+        "measured_how": measured.how,
         "machine": {
             "threads": torch.get_num_threads(),
             "processor": platform.processor() or platform.machine(),
@@ -69,45 +40,8 @@ def make_card(
     }
 
 
-MEASURED_LENGTHS = {
-    "all": "all",
-    "with the keyword": "with_keyword",
-    "without it": "without_keyword",
-    "corpus": "corpus",
-}
-
-
-def lengths(card: dict[str, Any], unit: str) -> str:
-    """One number for each of `MEASURED_LENGTHS`."""
-    means = map(card["mean_length"].get, MEASURED_LENGTHS.values())
-    return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in means)
-
-
-def card_text(card: dict[str, Any]) -> str:
+def card_text(card: dict[str, Any], measured: Measurements) -> str:
     """The card as Markdown, for a person."""
-    how = card["measured_how"]
-    rows = [
-        ("held-out loss", f"{card['held_out_loss_nats']:.3f} nats a token", "held_out_loss_nats"),
-        (
-            "held-out inclusion rate",
-            f"{card['held_out_inclusion_rate']:.3f}",
-            "held_out_inclusion_rate",
-        ),
-        *(
-            (
-                f"{unit} a response: {', '.join(MEASURED_LENGTHS)}",
-                lengths(card, unit),
-                "mean_length",
-            )
-            for unit in ("tokens", "sentences")
-        ),
-        (
-            "distinct trigrams, policy / corpus",
-            f"{card['distinct_trigram_share']:.3f} / {card['distinct_trigram_share_corpus']:.3f}",
-            "distinct_trigram_share",
-        ),
-        ("responses that finish", f"{card['finished_share']:.3f}", "finished_share"),
-    ]
     lines = [
         "# The pretrained policy",
         "",
@@ -118,12 +52,12 @@ def card_text(card: dict[str, Any]) -> str:
         "",
         "| what | value | how it was measured |",
         "|---|---|---|",
-        *(f"| {what} | {value} | {how[name]} |" for what, value, name in rows),
+        *(f"| {what} | {value} | {measured.how[name]} |" for what, value, name in measured.rows),
         "",
         f"## {len(card['samples'])} samples",
         "",
-        f"The first held-out prompts, temperature {LIMITS.temperature}, {LIMITS.max_new_tokens} "
-        "new tokens, nothing picked. `[…]` marks a response that was cut.",
+        f"The first held-out prompts, {measured.sampling}, nothing picked. `[…]` marks a response "
+        "that was cut.",
         "",
     ]
     for item in card["samples"]:

@@ -1,33 +1,36 @@
-"""How good a pretrained policy is: loss, keyword inclusion, lengths, variety and samples."""
+"""What every policy is measured by: loss, responses with their lengths, variety."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from grpo_trainable.config import TaskSettings
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.pretraining.corpus import Row, encode
-from grpo_trainable.pretraining.stories import Document, count_sentences
+from grpo_trainable.pretraining.corpus import Document, Row
 from grpo_trainable.pretraining.training import collate, token_losses
 from grpo_trainable.rollout import Request, SamplingLimits
-from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords, split_of
-from grpo_trainable.tasks.messages import as_text
 
-SAMPLED_KEYWORDS = 250
-RESPONSES_PER_KEYWORD = 8
 PROMPTS_AT_ONCE = 32
-# Responses end with end-of-text, whose id a tokenizer knows.
-LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=60, temperature=0.8, end_ids=())
 CARD_SAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What was measured of a policy, for its card."""
+
+    facts: dict[str, Any]  # name -> value, as JSON
+    how: dict[str, str]  # name -> how it was measured
+    rows: list[tuple[str, str, str]]  # of a table: what, its value in words, the name of the fact
+    sampling: str  # how the samples were sampled
+    headline: str  # the most important of it, in a line
 
 
 @torch.no_grad()
@@ -48,11 +51,16 @@ class Response:
 
 
 def sample(
-    model: TransformerLM, tokenizer: Tokenizer, prompts: Sequence[str], each: int, seed: int
+    model: TransformerLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    each: int,
+    limits: SamplingLimits,
+    seed: int,
 ) -> list[list[Response]]:
-    """`each` responses to every prompt, under LIMITS."""
+    """`each` responses to every prompt; they end with end-of-text as well as by `limits`."""
     engine = TorchEngine(model, tokenizer, seed=seed)
-    limits = replace(LIMITS, end_ids=tokenizer.end_ids)
+    limits = replace(limits, end_ids=tokenizer.end_ids)
     requests = [
         Request(
             stream="eval",
@@ -89,65 +97,32 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
     return len(set(trigrams)) / len(trigrams) if trigrams else 0.0
 
 
-def mean_length(responses: Sequence[Response]) -> dict[str, float] | None:
-    """Mean tokens and sentences of the responses; None without any."""
+def mean_length(
+    responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
+) -> dict[str, float] | None:
+    """How many responses, and the mean of each unit over them; None without any."""
     if not responses:
         return None
-    return {
-        "responses": len(responses),
-        "tokens": statistics.mean(response.tokens for response in responses),
-        "sentences": statistics.mean(count_sentences(response.text) for response in responses),
-    }
+    means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}
+    return {"responses": len(responses), **means}
 
 
-def measure(
-    model: TransformerLM, tokenizer: Tokenizer, held_out: Sequence[Document], seed: int
-) -> dict[str, Any]:
-    """The numbers of the card, and responses to read."""
-    config, limit = model.config, LIMITS.max_new_tokens
-    rows = [encode(tokenizer, document, config.context_length) for document in held_out]
-    readable = [
-        document
-        for document, row in zip(held_out, rows, strict=True)
-        if row.prompt_length + limit <= config.context_length
-    ]
-    responses = [
-        response for (response,) in sample(model, tokenizer, [d.prompt for d in readable], 1, seed)
-    ]
-    texts = [tokenizer.decode(tokenizer.encode(d.response)[:limit]) for d in readable]
-    corpus = [
-        Response(document.response, len(row.ids) - row.prompt_length, True)
-        for document, row in zip(held_out, rows, strict=True)
-    ]
+def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
+    """The mean of each of `names` in one unit, as a card shows them."""
+    found = (means[name] for name in names)
+    return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
 
-    words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
-    task = KeywordTask(TaskSettings(), seed)
-    examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))
-    prompts = [as_text(example.prompt) for example in examples]
-    stories = sample(model, tokenizer, prompts, RESPONSES_PER_KEYWORD, seed + 1)
-    included: dict[bool, list[Response]] = {True: [], False: []}
-    for example, group in zip(examples, stories, strict=True):
-        for story in group:
-            included[task.reward(story.text, example.ground_truth).reward == 1.0].append(story)
-    responses_to_keywords = included[True] + included[False]
-    return {
-        "held_out_loss_nats": mean_loss(model, rows, tokenizer.pad_id),
-        "held_out_documents": len(rows),
-        "held_out_inclusion_rate": len(included[True]) / len(responses_to_keywords),
-        "held_out_inclusion_responses": len(responses_to_keywords),
-        "held_out_inclusion_keywords": len(examples),
-        "mean_length": {
-            "all": mean_length(responses_to_keywords),
-            "with_keyword": mean_length(included[True]),
-            "without_keyword": mean_length(included[False]),
-            "corpus": mean_length(corpus),
-        },
-        "distinct_trigram_share": distinct_trigram_share([r.text for r in responses]),
-        "distinct_trigram_share_corpus": distinct_trigram_share(texts),
-        "distinct_trigram_responses": len(responses),
-        "finished_share": statistics.mean(r.finished for r in responses_to_keywords),
-        "samples": [
-            {"prompt": d.prompt, "response": r.text, "finished": r.finished}
-            for d, r in zip(readable[:CARD_SAMPLES], responses, strict=False)
-        ],
-    }
+
+def described(limits: SamplingLimits) -> str:
+    """How responses were sampled, as a card says it."""
+    return f"temperature {limits.temperature}, {limits.max_new_tokens} new tokens"
+
+
+def first_samples(
+    documents: Sequence[Document], responses: Sequence[Response]
+) -> list[dict[str, Any]]:
+    """The first responses to held-out prompts, for a card."""
+    return [
+        {"prompt": document.prompt, "response": response.text, "finished": response.finished}
+        for document, response in zip(documents[:CARD_SAMPLES], responses, strict=False)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,66 +12,65 @@ from typing import Any
 from grpo_trainable.models.store import load_policy, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import PRESETS, TransformerLM
+from grpo_trainable.pretraining.arithmetic_corpus import arithmetic_corpus
 from grpo_trainable.pretraining.card import card_text, make_card
-from grpo_trainable.pretraining.corpus import (
-    check_prompts,
-    encode,
-    read_corpus,
-    split_corpus,
-    story_corpus,
-)
-from grpo_trainable.pretraining.measuring import measure
+from grpo_trainable.pretraining.corpus import Corpus, check_prompts, encode
+from grpo_trainable.pretraining.file_corpus import file_corpus
+from grpo_trainable.pretraining.measuring import Measurements
 from grpo_trainable.pretraining.recipe import Recipe
+from grpo_trainable.pretraining.story_corpus import story_corpus
 from grpo_trainable.pretraining.training import train
 
-TOKENIZER_DOCUMENTS = 20_000  # they train as good a tokenizer as all documents, and sooner
-TOKENIZER_STORIES = 2000
+CORPORA: dict[str, Callable[[Any], Corpus]] = {
+    "stories": story_corpus,
+    "arithmetic": arithmetic_corpus,
+}
 
 
-def pretrain(out: Path, recipe: Recipe, corpus: str | None, command: str) -> dict[str, Any]:
-    """Makes the policy, writes it and its card to `out`, and returns the card.
+def make_corpus(name: str, recipe: Recipe) -> Corpus:
+    """The corpus of a name in `CORPORA`, or of a file.
+
+    Raises:
+        ValueError: the file cannot be used, in one line.
+    """
+    make = CORPORA.get(name)
+    return file_corpus(name, recipe) if make is None else make(recipe)
+
+
+def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measurements:
+    """Makes the policy, writes it and its card to `out`, and returns what was measured.
 
     Raises:
         ValueError: the corpus cannot be used or the loss diverges, in one line.
     """
     preset = PRESETS[recipe.preset]
-    if corpus is None:
-        documents, held_out = story_corpus(recipe)
-        lines = {}
-        # Prompts name every noun equally often: many of them and few stories make more nouns one
-        # token, and a noun that is one token is easier to copy.
-        texts = [d.prompt for d in documents[:TOKENIZER_DOCUMENTS]]
-        texts += [d.response for d in documents[:TOKENIZER_STORIES]]
-    else:
-        lines = read_corpus(corpus)
-        documents, held_out = split_corpus(list(lines.values()), recipe.seed)
-        texts = [d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]]
-    tokenizer = Tokenizer.train(texts, preset.vocab_size)
-    check_prompts(tokenizer, lines, preset.context_length)
+    tokenizer = Tokenizer.train(
+        corpus.tokenizer_texts, preset.vocab_size, digits_alone=corpus.digits_alone
+    )
+    check_prompts(corpus, tokenizer, preset.context_length)
     config = replace(preset, vocab_size=tokenizer.vocab_size)
-    rows = [encode(tokenizer, document, config.context_length) for document in documents]
+    rows = [encode(tokenizer, document, config.context_length) for document in corpus.documents]
 
     model = TransformerLM(config, recipe.seed)
-    print(
-        f"{len(documents):,} documents, {tokenizer.vocab_size} tokens, "
-        f"{sum(p.numel() for p in model.parameters()):,} parameters"
-    )
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{len(rows):,} documents, {tokenizer.vocab_size} tokens, {parameters:,} parameters")
     started = time.process_time()
-    counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus is not None)
+    counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus.shuffle)
     train_cpu_s = time.process_time() - started
     for name in ("card.json", "card.md"):  # an older card would belong to another policy
         (out / name).unlink(missing_ok=True)
     save_policy(out, model, tokenizer)
+    for name, content in corpus.files.items():
+        (out / name).write_text(content, "utf-8")
     # The written policy is measured, whose weights have been rounded to float16.
-    stored, stored_tokenizer = load_policy(out)
-    facts: dict[str, Any] = {
-        "documents": len(documents),
-        "parameters": sum(p.numel() for p in model.parameters()),
+    measured = corpus.measure(*load_policy(out), recipe.seed)
+    trained = {
+        "documents": len(rows),
+        "parameters": parameters,
         **counts,
         "train_cpu_s": round(train_cpu_s, 1),
-        **measure(stored, stored_tokenizer, held_out, recipe.seed),
     }
-    card = make_card(command, recipe, config, facts, corpus)
+    card = make_card(command, recipe, config, trained, measured)
     (out / "card.json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (out / "card.md").write_text(card_text(card), "utf-8")
-    return card
+    (out / "card.md").write_text(card_text(card, measured), "utf-8")
+    return measured

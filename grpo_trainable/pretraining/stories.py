@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
+from grpo_trainable.pretraining.corpus import Document
 from grpo_trainable.tasks.keyword import (
     NOUNS_FILE,
     keyword_prompt,
@@ -94,14 +94,6 @@ _SENTENCE_END = re.compile(r"[.!?]\"?(?=\s+[\"A-Z]|\s*$)")
 _CHOICE = re.compile(r"\[([^\]]+)\]")
 _FIELD = re.compile(r"\{(?:(a|a\+|in|use) )?(\w+)\}", re.IGNORECASE)
 _ROLE = re.compile(r"\{(?:(?:a|a\+|in) )?((?:" + "|".join(ROLES) + r")\d*)\}", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One line of a corpus: what a policy is given, and what it learns to answer."""
-
-    prompt: str
-    response: str
 
 
 class Storyteller:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
@@ -13,11 +14,19 @@ from grpo_trainable.tasks.messages import as_text, is_text
 from grpo_trainable.tasks.prompt_files import split_files
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
+# The problems that ship: calculations in words, whose answers are whole numbers.
+ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
+SHIPPED_PROBLEMS = {
+    "train_file": str(ARITHMETIC / "train.jsonl"),
+    "eval_file": str(ARITHMETIC / "heldout.jsonl"),
+}
+
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """`train_file` and `eval_file` as far as they are given."""
+    """`train_file` and `eval_file` as far as they are read: those that are given, else those that
+    ship."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
-    return {key: path for key, path in given.items() if path is not None}
+    return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
 
 
 def parse_problem(row: Mapping[str, Any]) -> Example:
@@ -50,7 +59,7 @@ def _final_answer(worked: str) -> str | None:
 
 
 class MathTask:
-    """Problems from JSONL files. `train_file` and `eval_file` are used as they
+    """Problems from JSONL files, or those that ship. `train_file` and `eval_file` are used as they
     are; either one alone is split by a hash of the question.
 
     Raises:
@@ -64,11 +73,6 @@ class MathTask:
         self._reward = MathReward(settings)
         self.stop = answer_form(settings).stop
         files = problem_files(settings)
-        if not files:
-            raise ValueError(
-                "task.train_file: task.name=math needs a file of problems, with question and "
-                "answer in each line; docs/howto/math.md shows one"
-            )
         self._train, self._heldout = split_files(
             files.get("train_file"),
             files.get("eval_file"),

@@ -348,8 +348,11 @@ def test_numbers_are_compared_in_the_generator(sums):
     assert config(train_file=sums).task.is_scored_apart
 
 
-def test_without_a_file_of_problems_the_error_says_what_is_needed():
-    with pytest.raises(
-        ValueError, match=r"^task\.train_file: task\.name=math needs a file of prob"
-    ):
-        MathTask(TaskSettings(name="math"), seed=0)
+def test_without_a_file_the_problems_that_ship_are_asked():
+    task = MathTask(TaskSettings(name="math"), seed=0)
+    asked = [task.train_example(index).prompt for index in range(4096)]
+    held_out = [example.prompt for example in task.eval_examples(768)]
+    assert len(set(asked)) == 4096
+    assert len(set(held_out)) == 768
+    assert not set(asked) & set(held_out)
+    assert all(prompt.endswith("<think>") for prompt in asked)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,18 @@ import torch
 
 from grpo_trainable.models.store import load_policy
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
-from grpo_trainable.pretraining import card, corpus, measuring, training
-from grpo_trainable.pretraining.corpus import Row
-from grpo_trainable.pretraining.recipe import Recipe
-from grpo_trainable.pretraining.stories import Document
+from grpo_trainable.pretraining import (
+    arithmetic_corpus,
+    arithmetic_measures,
+    file_corpus,
+    measuring,
+    story_corpus,
+    story_measures,
+    training,
+)
+from grpo_trainable.pretraining.corpus import Document, Row
+from grpo_trainable.pretraining.problems import Problem, Step
+from grpo_trainable.pretraining.recipe import ArithmeticRecipe, Recipe, StoryRecipe
 from grpo_trainable.pretraining.training import NO_LOSS
 from grpo_trainable.tasks.keyword import word_inclusion_reward_fn
 from launch import pretrain
@@ -30,12 +39,17 @@ ONE_LAYER = ModelConfig(
 def one_layer(monkeypatch: pytest.MonkeyPatch):
     """A policy of one layer and measurements of a few responses: seconds become milliseconds."""
     monkeypatch.setitem(PRESETS, "tiny", ONE_LAYER)
-    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 25)
-    monkeypatch.setattr(measuring, "SAMPLED_KEYWORDS", 5)
-    few, short = 2, replace(measuring.LIMITS, max_new_tokens=8)
-    for module in (measuring, card):
-        monkeypatch.setattr(module, "RESPONSES_PER_KEYWORD", few)
-        monkeypatch.setattr(module, "LIMITS", short)
+    monkeypatch.setitem(PRESETS, "arithmetic", ONE_LAYER)
+    monkeypatch.setattr(story_corpus, "HELD_OUT_STORIES", 25)
+    monkeypatch.setattr(story_measures, "SAMPLED_KEYWORDS", 5)
+    monkeypatch.setattr(story_measures, "RESPONSES_PER_KEYWORD", 2)
+    monkeypatch.setattr(arithmetic_corpus, "HELD_OUT_DOCUMENTS", 25)
+    monkeypatch.setattr(arithmetic_corpus, "TRAIN_PROBLEMS", 30)
+    monkeypatch.setattr(arithmetic_corpus, "HELD_OUT_PROBLEMS", 20)
+    monkeypatch.setattr(arithmetic_measures, "SAMPLED_PROBLEMS", 5)
+    monkeypatch.setattr(arithmetic_measures, "RESPONSES_PER_PROBLEM", 2)
+    for module in (story_measures, arithmetic_measures):
+        monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, max_new_tokens=8))
 
 
 def write_corpus(path: Path, lines: list[object]) -> Path:
@@ -175,7 +189,15 @@ def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]):
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert "5% of it held out" in " ".join(text.split())
-    for option in ("--out", "--corpus", "--steps", "--seed", "--threads", "--front-share"):
+    for option in (
+        "--out",
+        "--corpus",
+        "--steps",
+        "--seed",
+        "--threads",
+        "--front-share",
+        "--largest",
+    ):
         assert text.count(option) >= 2
 
 
@@ -199,7 +221,7 @@ def test_an_out_directory_that_cannot_be_made_is_named_before_any_work(
 
 def test_a_prompt_gets_its_closing_newline_once(tmp_path: Path):
     lines = [{"prompt": "a", "response": "b"}, {"prompt": "a\n", "response": "b"}]
-    documents = corpus.read_corpus(write_corpus(tmp_path / "corpus.jsonl", lines))
+    documents = file_corpus.read_documents(write_corpus(tmp_path / "corpus.jsonl", lines))
     assert list(documents.values()) == [Document("a\n", "b")] * 2
 
 
@@ -249,8 +271,8 @@ def inclusion_share(documents: list[Document]) -> float:
 @functools.cache
 def two_thousand_stories() -> tuple[list[Document], list[Document]]:
     """A corpus whose first 800 documents are its front, and what is held out of it."""
-    recipe = Recipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
-    return corpus.story_corpus(recipe)
+    recipe = StoryRecipe(steps=20, batch_size=100, front_share=0.4, keyword_share=0.2)
+    return story_corpus.story_documents(recipe)
 
 
 def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked_for():
@@ -265,8 +287,8 @@ def test_the_corpus_always_holds_the_keywords_first_and_then_for_the_share_asked
 def test_the_corpus_stays_the_one_that_the_shipped_policy_was_made_from(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(corpus, "HELD_OUT_STORIES", 1)
-    documents, _ = corpus.story_corpus(Recipe(steps=30, batch_size=10))
+    monkeypatch.setattr(story_corpus, "HELD_OUT_STORIES", 1)
+    documents, _ = story_corpus.story_documents(StoryRecipe(steps=30, batch_size=10))
     text = "".join(f"{document.prompt}{document.response}\n" for document in documents)
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest == "5fd863c8ad9c1ed9ed7704ba1b720710f043723810e8e4fe204b2576d72e3fbc"
@@ -285,8 +307,8 @@ def test_mean_length_is_over_tokens_and_sentences():
         measuring.Response("It was cut", 4, False),
     ]
     expected = {"responses": 2, "tokens": 5.5, "sentences": 1.0}
-    assert measuring.mean_length(responses) == expected
-    assert measuring.mean_length([]) is None
+    assert measuring.mean_length(responses, story_measures.UNITS) == expected
+    assert measuring.mean_length([], story_measures.UNITS) is None
 
 
 def test_learning_rate_warms_up_and_comes_down():
@@ -301,3 +323,66 @@ def test_learning_rate_warms_up_and_comes_down():
 def test_distinct_trigram_share_counts_within_texts():
     assert measuring.distinct_trigram_share(["a b c d", "a b c, e"]) == 3 / 4
     assert measuring.distinct_trigram_share(["a b", "c"]) == 0.0
+
+
+def test_an_arithmetic_policy_brings_its_problems(
+    one_layer: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "policy"
+    argv = ["--corpus", "arithmetic", "--out", str(out), "--steps", "3", "--batch-size", "8"]
+    assert pretrain.main([*argv, "--largest", "20", "--format-share", "0.5"]) == 0
+    said = capsys.readouterr().out
+    assert "held-out problems solved in 0.000 of 10 responses" in said
+    assert f"--set task.name=math --set task.train_file={out}/train.jsonl" in said
+    model, tokenizer = load_policy(out)
+    assert model.config == replace(ONE_LAYER, vocab_size=tokenizer.vocab_size)
+    assert len(tokenizer.encode("1234")) == 4
+    lines = {
+        name: [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "heldout")
+    }
+    assert [len(rows) for rows in lines.values()] == [30, 20]
+    for row in (*lines["train"], *lines["heldout"]):
+        assert set(row) == {"question", "answer"}
+        assert 1 <= int(row["answer"]) <= 20
+    card = json.loads((out / "card.json").read_text())
+    assert card["recipe"]["largest"] == 20
+    assert card["documents"] == 24
+    assert (card["problems"], card["responses"]) == (5, 10)
+    assert card["right_share"] == card["format_share"] == 0.0, "an untrained policy solves nothing"
+    assert card["mean_length"]["right"] is None
+    assert card["samples"][0]["prompt"].startswith(f"User: {lines['heldout'][0]['question']}\n")
+    assert "right answers, given the format" in (out / "card.md").read_text()
+
+
+def test_documents_are_problems_of_the_train_side_only(one_layer: None):
+    recipe = ArithmeticRecipe(steps=100, batch_size=10, largest=30, careful_share=1.0)
+    made = arithmetic_corpus.arithmetic_corpus(recipe)
+    asked = {json.loads(line)["question"] for line in made.files["heldout.jsonl"].splitlines()}
+    questions = {d.prompt.removeprefix("User: ").partition("\n")[0] for d in made.documents}
+    assert len(asked) == 20
+    assert questions.isdisjoint(asked)
+    for documents, held_out in ((made.documents[:600], False), (made.held_out, True)):
+        for document in documents:
+            steps = re.findall(r"(\d+) (\S) (\d+) = \d+\.", document.response)
+            true = tuple(Step.of(int(left), sign, int(right)) for left, sign, right in steps)
+            assert Problem(document.prompt, true).is_held_out == held_out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--corpus", "arithmetic", "--keyword-share", "0.5"], "--keyword-share: not read with "),
+        (["--largest", "30"], "--largest: not read with --corpus stories; needs --corpus arith"),
+        (["--corpus", "x.jsonl", "--front-share", "1"], "needs --corpus stories or arithmetic"),
+        (
+            ["--corpus", "arithmetic", "--largest", "5"],
+            "--largest: must be an integer in [10, 999]",
+        ),
+    ],
+)
+def test_a_setting_of_another_corpus_is_refused(
+    argv: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert words in error_of(capsys, "--out", str(tmp_path / "out"), *argv)
+    assert not (tmp_path / "out").exists()

@@ -45,3 +45,12 @@ def test_values_are_written_as_set_takes_them():
 def test_an_item_is_never_broken():
     long = "x" * (WIDTH + 1)
     assert list(wrapped(["a=1", "b=2", long, "c=3"])) == ["  a=1  b=2", f"  {long}", "  c=3"]
+
+
+def test_the_defaults_of_a_task_are_defaults():
+    text = preview(trials({"task": {"name": "math"}, "optim": {"betas": [0.9, 0.99]}}))
+    _, chosen, defaults = text.split("\n\n")
+    assert "task.name=math" in chosen
+    assert "optim.betas=[0.9,0.99]" in chosen
+    for setting in ("model.preset=arithmetic", "rollout.temperature=1.0", "optim.weight_decay=0.0"):
+        assert setting in defaults
