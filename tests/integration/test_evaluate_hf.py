@@ -74,7 +74,9 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(trial, tmp_p
     assert len(trained) == PROMPTS
     assert trained != own_responses(trial, 0)  # training changed what it says
 
-    done = run("evaluate.py", "--checkpoint", str(trial), "--out", "of_trial", cwd=tmp_path)
+    reward = ("--set", f"task.reward={trial.parents[1]}/letters.py:score")
+    of_trial = ("--checkpoint", str(trial), *reward, "--out", "of_trial")
+    done = run("evaluate.py", *of_trial, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert evaluated(tmp_path / "of_trial") == (trained, last_row(trial)["reward/eval_mean"])
 
@@ -84,8 +86,7 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(trial, tmp_p
         "evaluate.py",
         *("--model", "exported", "--prompts", str(PROMPTS), "--samples", "1"),
         *("--temperature", "0", "--out", "of_export"),
-        *("--set", f"rollout.max_new_tokens={NEW_TOKENS}"),
-        *("--set", f"task.reward={trial.parents[1]}/letters.py:score"),
+        *("--set", f"rollout.max_new_tokens={NEW_TOKENS}", *reward),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
