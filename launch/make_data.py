@@ -65,14 +65,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--named", metavar="NAME", help="the model to ask for at the endpoint")
     add("--words", metavar="FILE", help="a UTF-8 file with a keyword a line (the shipped nouns)")
     add("--prompts", metavar="N", type=number(int, 1), default=1000, help="to write (1000)")
-    add(
-        "--keywords-per-prompt", metavar="N", type=number(int, 1), default=1, help="of each (1)"
-    )
+    add("--keywords-per-prompt", metavar="N", type=number(int, 1), default=1, help="of each (1)")
     add("--seed", metavar="N", type=number(int, 0, 2**32 - 1), default=0, help="of order and draws")
     add("--temperature", metavar="X", type=number(float, 0.01), default=0.8, help="(0.8)")
-    add(
-        "--max-tokens", metavar="N", type=number(int, 1), default=80, help="of an answer (80)"
-    )
+    add("--max-tokens", metavar="N", type=number(int, 1), default=80, help="of an answer (80)")
     add(
         "--attempts",
         metavar="N",
@@ -81,13 +77,45 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="at a prompt until one line of 15 to 400 characters has every keyword (4)",
     )
     add("--batch", metavar="N", type=number(int, 1), default=32, help="prompts at a time (32)")
-    add("--no-chat", action="store_true", help="--model: give it examples to go on with, as a model without a chat template needs")
+    add(
+        "--no-chat",
+        action="store_true",
+        help="--model: give it examples to go on with, as a model without a chat template needs",
+    )
     add("--device", choices=("cpu", "cuda"), default="cpu", help="--model: where it runs (cpu)")
-    add("--key-variable", metavar="NAME", default="OPENAI_API_KEY", help="--endpoint: where its key is, if it is set (OPENAI_API_KEY)")
-    add("--workers", metavar="N", type=number(int, 1, 256), default=8, help="--endpoint: requests at a time (8)")
-    add("--per-minute", metavar="N", type=number(float, 0.01), help="--endpoint: requests a minute at most")
-    add("--timeout", metavar="S", type=number(float, 0.01), default=60.0, help="--endpoint: seconds for an answer (60)")
-    add("--retries", metavar="N", type=number(int, 0), default=5, help="--endpoint: of a request that failed in a way that may pass, each after a longer wait (5)")
+    add(
+        "--key-variable",
+        metavar="NAME",
+        default="OPENAI_API_KEY",
+        help="--endpoint: where its key is, if it is set (OPENAI_API_KEY)",
+    )
+    add(
+        "--workers",
+        metavar="N",
+        type=number(int, 1, 256),
+        default=8,
+        help="--endpoint: requests at a time (8)",
+    )
+    add(
+        "--per-minute",
+        metavar="N",
+        type=number(float, 0.01),
+        help="--endpoint: requests a minute at most",
+    )
+    add(
+        "--timeout",
+        metavar="S",
+        type=number(float, 0.01),
+        default=60.0,
+        help="--endpoint: seconds for an answer (60)",
+    )
+    add(
+        "--retries",
+        metavar="N",
+        type=number(int, 0),
+        default=5,
+        help="--endpoint: of a request that failed in a way that may pass, each after a longer wait (5)",
+    )
     return parser.parse_args(argv)
 
 
@@ -115,7 +143,10 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _items(args: argparse.Namespace) -> list[Item]:
-    words = read_keywords(args.words or NOUNS_FILE)
+    try:
+        words = read_keywords(args.words or NOUNS_FILE)
+    except ValueError as error:  # which names the setting of the task
+        raise ValueError(str(error).replace("task.keywords_file=", "--words ")) from None
     return list(items(words, args.prompts, args.keywords_per_prompt, args.seed))
 
 

@@ -96,7 +96,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     if seen == asked:
         return None
     return (
-        f"note: of the {asked:,} prompts that a trial asks for {seen:,} were compared with the "
+        f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
         f"model's context of {shape.context_length:,} tokens"
     )
 

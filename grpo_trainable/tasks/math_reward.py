@@ -90,9 +90,7 @@ class MathReward:
         """1 where the answer of the response equals the true one, else 0."""
         assert isinstance(ground_truth, str), ground_truth
         if self._by_library:
-            return _score(
-                self._form, response, ground_truth, verified_equal, library_spelling
-            )
+            return _score(self._form, response, ground_truth, verified_equal, library_spelling)
         return _score(self._form, response, ground_truth, decide_exactly)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from grpo_trainable.tasks.equality import LONGEST_ANSWER, parts_of, plain, same_letters, without_name
+from grpo_trainable.tasks.equality import (
+    LONGEST_ANSWER,
+    parts_of,
+    plain,
+    same_letters,
+    without_name,
+)
 from grpo_trainable.tasks.quantities import quantity
 
 # What a formula is, in a spelling of its own; None where it cannot be read.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_models import FAMILIES, write_hf_model
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.memory import PROCESS_BYTES, Dimensions, estimate, policy_dimensions, size
@@ -17,7 +18,6 @@ from grpo_trainable.models.kv_cache import KVCache
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.store import build_policy, build_trained_policy
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
-from tests.unit.hf_models import FAMILIES, write_hf_model
 from tuning.memory import DoesNotFit, compare, machine_bytes, need_of
 
 QWEN = "Qwen/Qwen2.5-Math-1.5B"
@@ -213,9 +213,7 @@ def test_the_cache_of_our_engine_is_counted_to_the_byte():
     rollout = {"prompts": 3, "unit_prompts": 2, "group_size": 4}
     trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
     # Two prompts of four rows each; prompts are taken to fill the context.
-    cache = KVCache(
-        shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu")
-    )
+    cache = KVCache(shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu"))
 
     assert parts(trial)["KV cache"] == cache._storage.nbytes
 
