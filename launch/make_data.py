@@ -114,7 +114,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: of a request that failed in a way that may pass, each after a longer wait (5)",
+        help="--endpoint: of a failure that may pass, each after a longer wait (5)",
     )
     return parser.parse_args(argv)
 

@@ -73,7 +73,7 @@ def larger_tokenizer(directory: Path) -> None:
         (larger_tokenizer, ["the tokenizer has", "tokens, the model only 320"]),
     ],
 )
-def test_a_model_that_cannot_be_used_is_one_line(command, model, tmp_path, spoil, words):  # noqa: F811
+def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # noqa: F811
     for file in model.iterdir():
         (tmp_path / "spoilt").mkdir(exist_ok=True)
         (tmp_path / "spoilt" / file.name).write_bytes(file.read_bytes())
