@@ -17,7 +17,7 @@ from grpo_trainable.models.dimensions import (
     dimensions_of,
     stored_parameters,
 )
-from grpo_trainable.models.hf_directory import is_hugging_face
+from grpo_trainable.models.hf_directory import is_hugging_face, refuse_unusable
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.store import policy_directory, read_config
 from grpo_trainable.models.transformer import PRESETS, ModelConfig
@@ -86,6 +86,7 @@ def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     directory = policy_directory(model)
     if directory is None or not is_hugging_face(directory):
         return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
+    refuse_unusable(directory)  # says best what is wrong with it
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     found = dimensions_of(config)
     return found and replace(found, parameters=stored_parameters(directory))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from grpo_trainable.config import GRPOConfig, shown
 from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -81,15 +84,20 @@ class Prompts:
     def ground_truth(self, stream: str, prompt_index: int) -> JSONValue:
         return self._example(stream, prompt_index).ground_truth
 
-    def check_lengths(self, stream: str, count: int, context_length: int) -> None:
+    def check_lengths(
+        self, stream: str, count: int, context_length: int, until: float = math.inf
+    ) -> int:
         """Compares the first `count` prompts of a stream and their longest responses with the
-        context of a policy.
+        context of a policy, as many as are looked at `until` then, by time.monotonic. Returns how
+        many that were.
 
         Raises:
             ValueError: one does not fit, in a line that shows the prompt.
         """
         longest = self._limits[stream].max_new_tokens
         for index in range(count):
+            if index and time.monotonic() > until:
+                return index
             length = len(self.request(stream, index).prompt_ids)
             if length + longest <= context_length:
                 continue
@@ -101,6 +109,7 @@ class Prompts:
                 f"rollout.max_new_tokens={longest}: {context} and {prompt}; valid: at most "
                 f"{context_length - length}"
             )
+        return count
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if self._chat is not None:

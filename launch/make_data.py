@@ -114,7 +114,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         type=number(int, 0),
         default=5,
-        help="--endpoint: of a request that failed in a way that may pass, each after a longer wait (5)",
+        help="--endpoint: of a failure that may pass, each after a longer wait (5)",
     )
     return parser.parse_args(argv)
 
@@ -143,7 +143,10 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _items(args: argparse.Namespace) -> list[Item]:
-    words = read_keywords(args.words or NOUNS_FILE)
+    try:
+        words = read_keywords(args.words or NOUNS_FILE)
+    except ValueError as error:  # which names the setting of the task
+        raise ValueError(str(error).replace("task.keywords_file=", "--words ")) from None
     return list(items(words, args.prompts, args.keywords_per_prompt, args.seed))
 
 

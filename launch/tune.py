@@ -282,7 +282,7 @@ def notes(plan: Plan) -> list[str]:
             f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
             f"responses are --samples {seeds}"
         )
-    return lines
+    return [*lines, *plan.unchecked]
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:

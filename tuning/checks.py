@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 
-MAX_PROMPTS = 4096  # of a trial's stream whose lengths are looked at
+# A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
+# chat template takes its time.
+MAX_PROMPTS = 4096
+MAX_LENGTHS_S = 10.0
+
+
+# Raises what is wrong with a trial; what was not looked at is a note.
+TrialCheck: TypeAlias = Callable[[GRPOConfig], str | None]
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
@@ -32,7 +41,7 @@ def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) 
 
 def checks_of(
     trials: Sequence[GRPOConfig], *, here: bool
-) -> Iterator[tuple[Callable[[GRPOConfig], None], GRPOConfig]]:
+) -> Iterator[tuple[TrialCheck, GRPOConfig]]:
     """The checks of single trials. Where several trials are alike in what a check depends on, it
     gets the first of them. `here`: the trials run on this machine."""
     checks = ((check_transport, _transport), *TRIAL_CHECKS) if here else TRIAL_CHECKS
@@ -58,8 +67,9 @@ def check_transport(trial: GRPOConfig) -> None:
         raise UsageError(f"transport={trial.transport}: {wrong}")
 
 
-def check_inputs(trial: GRPOConfig) -> None:
-    """Reads what a trial will read: model, tokenizer, task files and reward function."""
+def check_inputs(trial: GRPOConfig) -> str | None:
+    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns a
+    note where not every prompt was looked at."""
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.store import check_policy
@@ -74,11 +84,21 @@ def check_inputs(trial: GRPOConfig) -> None:
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
-        asked = {"train": min(_prompts(trial), MAX_PROMPTS), "eval": trial.eval.prompts}
-        for stream, count in asked.items():
-            prompts.check_lengths(stream, count, shape.context_length)
+        until = time.monotonic() + MAX_LENGTHS_S
+        of_streams = {"eval": trial.eval.prompts, "train": _prompts(trial)}
+        seen = 0
+        for stream, count in of_streams.items():
+            most = min(count, MAX_PROMPTS)
+            seen += prompts.check_lengths(stream, most, shape.context_length, until)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    asked = sum(of_streams.values())
+    if seen == asked:
+        return None
+    return (
+        f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
+        f"model's context of {shape.context_length:,} tokens"
+    )
 
 
 def check_code(trial: GRPOConfig) -> None:

@@ -122,6 +122,7 @@ class Plan:
         # is not known yet, also on the first resume of an experiment of an older version.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
+        self.unchecked: list[str] = []  # what the checks of trials did not look at
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
@@ -379,7 +380,9 @@ class Plan:
             self.check_memory(resources, machine_bytes(), "this machine")
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
-                check(trial)
+                note = check(trial)
+            if note is not None and note not in self.unchecked:
+                self.unchecked.append(note)
         if self.inputs is None:
             self._read_inputs()
 

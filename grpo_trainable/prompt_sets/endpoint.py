@@ -123,8 +123,7 @@ class EndpointWriter:
             with urllib.request.urlopen(request, timeout=self._endpoint.timeout_s) as reply:
                 content = reply.read(LONGEST_ANSWER)
         except urllib.error.HTTPError as error:
-            with error:
-                told = _message(error.read(LONGEST_ANSWER))
+            told = _message(error)
             if error.code in TRY_AGAIN:
                 after_s = _seconds(error.headers.get("Retry-After"))
                 raise _MayPass(f"status {error.code}{told}", after_s) from None
@@ -178,12 +177,13 @@ def _text(content: bytes) -> str:
     return text
 
 
-def _message(content: bytes) -> str:
-    """What the endpoint says of an error, in one line."""
+def _message(failure: urllib.error.HTTPError) -> str:
+    """What the endpoint says of a failure, in one line; nothing where it says it otherwise."""
     try:
-        error = json.loads(content)["error"]
+        with failure:
+            error = json.loads(failure.read(LONGEST_ANSWER))["error"]
         said = error["message"] if isinstance(error, dict) else error
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
         return ""
     return f" ({' '.join(str(said).split())[:200]})"
 

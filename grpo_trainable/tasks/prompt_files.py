@@ -35,22 +35,26 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
 def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
     """The examples of a JSONL file, in order.
 
-    A bad line is skipped with a warning, or a ValueError when `strict`, both with file and line
-    number. ValueError when the file cannot be read or holds no example.
+    Bad lines are skipped with one warning for all of them; when `strict`, the first is a
+    ValueError. Both have file and line number. ValueError when the file cannot be read or holds no
+    example.
     """
-    examples = []
+    examples, mistakes = [], []
     for number, line in numbered_lines(key, path):
         if not line.strip():
             continue
         try:
             examples.append(parse(_json_object(line)))
         except ValueError as error:
-            message = f"task.{key}={path}: line {number}: {error}"
+            mistakes.append(f"line {number}: {error}")
             if strict:
-                raise ValueError(message) from None
-            logger.warning("%s; skipped", message)
+                raise ValueError(f"task.{key}={path}: {mistakes[0]}") from None
     if not examples:
-        raise ValueError(f"task.{key}={path}: holds no valid line")
+        first = f"; {mistakes[0]}" if mistakes else ""
+        raise ValueError(f"task.{key}={path}: holds no valid line{first}")
+    if mistakes:
+        rest = f", and {len(mistakes) - 1} more such lines" if len(mistakes) > 1 else ""
+        logger.warning("task.%s=%s: %s%s; skipped", key, path, mistakes[0], rest)
     return examples
 
 

@@ -74,9 +74,12 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(trial, tmp_p
     assert len(trained) == PROMPTS
     assert trained != own_responses(trial, 0)  # training changed what it says
 
-    done = run("evaluate.py", "--checkpoint", str(trial), "--out", "of_trial", cwd=tmp_path)
+    reward = ("--set", f"task.reward={trial.parents[1]}/letters.py:score")
+    of_trial = ("--checkpoint", str(trial), *reward, "--out", "of_trial")
+    done = run("evaluate.py", *of_trial, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert evaluated(tmp_path / "of_trial") == (trained, last_row(trial)["reward/eval_mean"])
+    own_figure = pytest.approx(last_row(trial)["reward/eval_mean"], rel=1e-6)  # of float32 rewards
+    assert evaluated(tmp_path / "of_trial") == (trained, own_figure)
 
     done = run("export.py", str(trial), "exported", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -84,14 +87,11 @@ def test_checkpoint_export_and_transformers_answer_as_the_trial_did(trial, tmp_p
         "evaluate.py",
         *("--model", "exported", "--prompts", str(PROMPTS), "--samples", "1"),
         *("--temperature", "0", "--out", "of_export"),
-        *("--set", f"rollout.max_new_tokens={NEW_TOKENS}"),
-        *("--set", f"task.reward={trial.parents[1]}/letters.py:score"),
+        *("--set", f"rollout.max_new_tokens={NEW_TOKENS}", *reward),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    responses, reward = evaluated(tmp_path / "of_export")
-    assert responses == trained
-    assert reward == pytest.approx(last_row(trial)["reward/eval_mean"])
+    assert evaluated(tmp_path / "of_export") == (trained, own_figure)
 
     assert by_transformers(tmp_path / "exported", tmp_path / "of_trial") == trained
 

@@ -280,6 +280,18 @@ def test_a_bad_line_is_skipped_with_a_warning_or_refused_when_strict(tmp_path, c
         keyword_task(seed=0, train_file=path, strict=True)
 
 
+def test_many_bad_lines_are_one_warning_and_a_file_of_them_one_error(tmp_path, caplog):
+    bad = ['{"prompt": "p"}'] * 30
+    some = write_jsonl(tmp_path / "some.jsonl", [*bad, *stories(50)])
+    with caplog.at_level(logging.WARNING):
+        keyword_task(seed=0, train_file=some)
+    (record,) = caplog.records
+    assert "line 1: answer must be" in record.getMessage()
+    assert "and 29 more such lines; skipped" in record.getMessage()
+    with pytest.raises(ValueError, match=r"holds no valid line; line 1: answer must be"):
+        keyword_task(seed=0, train_file=write_jsonl(tmp_path / "all.jsonl", bad))
+
+
 def test_a_line_that_is_not_utf8_is_a_bad_line(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "p", "answer": "x"}\n{"prompt": "caf\xe9"}\n')

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hf_models import FAMILIES, write_hf_model
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.memory import PROCESS_BYTES, Dimensions, estimate, policy_dimensions, size
@@ -17,7 +18,6 @@ from grpo_trainable.models.kv_cache import KVCache
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.store import build_policy, build_trained_policy
 from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
-from tests.unit.hf_models import FAMILIES, write_hf_model
 from tuning.memory import DoesNotFit, compare, machine_bytes, need_of
 
 QWEN = "Qwen/Qwen2.5-Math-1.5B"

@@ -83,9 +83,8 @@ def test_an_endpoint_is_asked_as_the_protocol_has_it_and_answers_keep_their_orde
     with endpoint() as server:
         found = writer(server.url + "/", key="secret").write(several, attempt=0)
 
-    assert [prompt_in(text, own.keywords) is not None for text, own in zip(found, several)] == [
-        True
-    ] * 9
+    for text, own in zip(found, several, strict=True):
+        assert prompt_in(text, own.keywords) is not None
     asked = server.asked[0]
     assert asked["path"] == "/v1/chat/completions"
     assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("m", 0.5, 40)
@@ -159,7 +158,7 @@ def test_requests_begin_at_equal_distances():
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://here/v1", "/v1", "http://"])
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ValueError, match="--endpoint .*must be an address as"):
+    with pytest.raises(ValueError, match=r"--endpoint .*must be an address as"):
         Endpoint(url=url, model="m")
 
 
@@ -283,7 +282,7 @@ def test_a_model_writes_the_same_whatever_was_written_before(tmp_path):
 
     assert len({*texts, *local.write(several, attempt=1)}) == 6
     assert LocalWriter(path, seed=3, **settings).write(several[1:], attempt=0) == texts[1:]
-    with pytest.raises(ValueError, match="--model .*has no chat template"):
+    with pytest.raises(ValueError, match=r"--model .*has no chat template"):
         LocalWriter(path, seed=3, **{**settings, "chat": True})
     narrow = write_hf_model(tmp_path / "narrow", max_position_embeddings=64)
     with pytest.raises(ValueError, match="its context has 64"):

@@ -1,0 +1,121 @@
+"""Models and data that cannot be used: one line each from the command, before Ray starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_models import write_hf_model
+from test_tune_arguments import command, refused  # noqa: F401
+
+from tuning import checks
+
+pytest.importorskip("transformers")
+SPACE = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "rollout.max_new_tokens=16")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(write_hf_model(tmp_path_factory.mktemp("model"), max_position_embeddings=96))
+
+
+def change(directory: Path, **config: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
+
+
+def no_weights(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+
+
+def pickled(directory: Path) -> None:
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def remote_code(directory: Path) -> None:
+    change(directory, auto_map={"AutoModelForCausalLM": "modeling.Mine"})
+
+
+def unknown(directory: Path) -> None:
+    change(directory, model_type="nonesuch")
+
+
+def torn(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def larger_tokenizer(directory: Path) -> None:
+    words = [f"word{i}" for i in range(60)]
+    content = json.loads((directory / "tokenizer.json").read_text())
+    first = max(content["model"]["vocab"].values()) + 1
+    content["added_tokens"] += [
+        {
+            **content["added_tokens"][0],
+            "id": first + len(content["added_tokens"]) + i,
+            "content": word,
+        }
+        for i, word in enumerate(words)
+    ]
+    (directory / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (no_weights, ["no model.safetensors here"]),
+        (pickled, ["pytorch_model.bin is a pickle", "save_pretrained"]),
+        (remote_code, ["code of the model's own (auto_map), which is never run"]),
+        (unknown, ['no architecture model_type="nonesuch"']),
+        (torn, ["model.safetensors", "not a readable safetensors file"]),
+        (larger_tokenizer, ["the tokenizer has", "tokens, the model only 320"]),
+    ],
+)
+def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # noqa: F811
+    for file in model.iterdir():
+        (tmp_path / "spoilt").mkdir(exist_ok=True)
+        (tmp_path / "spoilt" / file.name).write_bytes(file.read_bytes())
+    spoil(tmp_path / "spoilt")
+
+    found = command(*SPACE, "--set", "model.path=spoilt")
+    refused(found, f"model.path={tmp_path}/spoilt", *words)
+
+
+def prompts(file: Path, *rows: dict[str, Any]) -> None:
+    stories = [{"prompt": f"Write about {i}", "answer": "fox"} for i in range(200)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*stories, *rows]))
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):  # noqa: F811
+    prompts(tmp_path / "prompts.jsonl", {"prompt": "fox " * 200, "answer": "fox"})
+    # It may be on either side of the split.
+    asked = ("--set", "eval.prompts=200", "--set", "task.train_file=prompts.jsonl")
+    found = command(*SPACE, "--set", f"model.path={model}", *asked)
+    refused(found, "the model's context is 96 tokens", "fox fox", "leaves none for a response")
+
+
+def test_a_data_file_with_missing_keys_is_one_line(command, tmp_path):  # noqa: F811
+    (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n' * 1000)
+    for task, words in (("keyword", "prompt must be"), ("math", "problem, or question, must be")):
+        found = command(*SPACE, "--set", f"task.name={task}", "--set", "task.train_file=keys.jsonl")
+        refused(found, "task.train_file=", "keys.jsonl: holds no valid line; line 1: ", words)
+
+
+def test_lengths_are_looked_at_for_a_limited_time_and_it_is_said(
+    command,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+):
+    prompts(tmp_path / "prompts.jsonl")
+    given = (*SPACE, "--set", "task.train_file=prompts.jsonl", "--dry-run")
+
+    assert "were compared" not in command(*given)[1]
+    monkeypatch.setattr(checks, "MAX_LENGTHS_S", -1.0)
+    _, out, _ = command(*given)
+    # One of each stream: 128 held-out prompts, and 96 rounds of 16.
+    assert "note: of the 1,664 prompts that a trial asks for, 2 were compared with" in out
+    monkeypatch.setattr(checks, "MAX_LENGTHS_S", 1e9)
+    monkeypatch.setattr(checks, "MAX_PROMPTS", 100)
+    assert "for, 200 were compared" in command(*given)[1]
