@@ -921,7 +921,7 @@ def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
     updated = pair.learner.update([groups])
     assert updated.steps[0].loss == pytest.approx(float(expected), abs=1e-5)
     assert updated.responses.advantages == pytest.approx(advantages.flatten().numpy(), abs=1e-6)
-    # What is measured of the responses is measured of all.
+    # The step tells of the tokens that the loss counts, and log-probs are those of all responses.
     assert sum(updated.steps[0].ratio_counts) == int(lengths[:, kept].sum())
     assert (updated.responses.policy_log_probs < 0).all()
 
