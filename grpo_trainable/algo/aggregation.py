@@ -40,6 +40,13 @@ def aggregate(
 
     `token_loss` and `mask` are (B, S) of the microbatch; `denominator` is `loss_denominator` of
     the step. The shares add up to the loss. ValueError for an unknown `aggregation`.
+
+    What a token weighs says how length biases the gradient. In a step of two responses, of 1 and of
+    3 tokens where 4 are allowed, each token of the short one and of the long one weighs
+
+        sequence_mean  1/2 and 1/6: a long response is spread thin, good or bad
+        token_mean     1/4 and 1/4: it weighs three times as much as the short one in all
+        constant       1/8 and 1/8: the same, and no other response's length changes it
     """
     _check(aggregation)
     if aggregation == "sequence_mean":

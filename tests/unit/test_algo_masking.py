@@ -122,3 +122,16 @@ def test_any_split_into_microbatches_gives_the_same_loss_and_gradient(aggregatio
 
     assert split_loss == pytest.approx(loss.item(), abs=1e-12)
     torch.testing.assert_close(split.grad, whole.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "short", "long"),
+    [("sequence_mean", 1 / 2, 1 / 6), ("token_mean", 1 / 4, 1 / 4), ("constant", 1 / 8, 1 / 8)],
+)
+def test_what_a_token_of_a_short_and_of_a_long_response_weighs(aggregation, short, long):
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1]])
+    losses = torch.zeros(2, 3, requires_grad=True)
+    denominator = loss_denominator(aggregation, mask, max_tokens=4)
+    aggregate(losses, mask, aggregation, denominator).backward()
+    expected = torch.tensor([[short, 0, 0], [long, long, long]])
+    torch.testing.assert_close(losses.grad, expected)

@@ -1048,6 +1048,7 @@ def test_another_word_is_refused_with_the_nearest_name():
 
 def test_a_task_has_its_own_settings_and_no_other_tasks():
     common = {"name", "reward", "reward_deadline_s", "max_error_rate", "strict"}
+    common |= {"length_penalty", "length_target"}
     math_keys = {"train_file", "eval_file", "template", "answer_in", "equality"}
     gym_keys = {"dataset", "size", "options", "template", "answer_in"}
     math_task = GRPOConfig.from_dict(nested(task__name="math"))
@@ -1118,6 +1119,8 @@ def test_settings_of_a_custom_task_are_kept_as_they_are_given():
         "reward": None,
         "reward_deadline_s": 10.0,
         "max_error_rate": 0.1,
+        "length_penalty": 0.0,
+        "length_target": None,
         "strict": True,
         "largest": 9,
         "signs": ["+", "-"],

@@ -420,6 +420,19 @@ def test_a_step_without_a_token_selects_none(name):
     assert not selected_by(name, zeros, zeros, zeros, nothing).any()
 
 
+@pytest.mark.parametrize("name", ["m2po", "kl_cov"])
+def test_on_policy_what_is_selected_changes_no_gradient(name):
+    new, _, advantages, mask = random_batch()
+    selected = selected_by(name, new, new, advantages, mask)
+    assert selected.any() == (name == "kl_cov")
+    gradients = []
+    for loss, named in ((name, {"selected": selected}), ("reinforce_with_baseline", {})):
+        log_probs = new.clone().requires_grad_()
+        LOSSES[loss](log_probs, new, advantages, mask, **named, **clip_of(name))[0].sum().backward()
+        gradients.append(log_probs.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
 # ---- The whole product -------------------------------------------------------------------------
 
 RULES = [

@@ -750,6 +750,8 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         "reward": None,
         "reward_deadline_s": 10.0,
         "max_error_rate": 0.1,
+        "length_penalty": 0.0,
+        "length_target": None,
         "strict": True,
         "letter": "7",
         "size": 1,
