@@ -169,9 +169,10 @@ class Bench:
         out = self._args.work / "evaluations" / name.replace(" ", "-")
         shutil.rmtree(out, ignore_errors=True)
         command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
+        # Code that a checkpoint names runs only where it is named again.
+        command += ["--set", f"task.name={TASK}:GradeSchool"]
         if "--model" in policy:
-            chosen = {key: self._settings[key] for key in EVALUATED}
-            command += assignments({"task.name": f"{TASK}:GradeSchool", **chosen})
+            command += assignments({key: self._settings[key] for key in EVALUATED})
         command += ["--prompts", str(self._args.problems), "--samples", str(SAMPLES)]
         command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
         # Whatever sampled in training: the same sampler before and after, and for TRL's.
