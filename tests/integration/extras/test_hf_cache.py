@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -9,10 +10,7 @@ import torch
 from hf_models import write_hf_model
 
 transformers = pytest.importorskip("transformers")
-
-from transformers import AutoModelForCausalLM, DynamicCache
-
-from grpo_trainable.engines.hf_cache import PreallocatedLayer, preallocated_cache
+hf_cache: Any = importlib.import_module("grpo_trainable.engines.hf_cache")  # it needs transformers
 
 COLUMNS = 12
 
@@ -25,7 +23,7 @@ def states(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def test_columns_are_written_where_there_is_room_already():
-    layer = PreallocatedLayer(COLUMNS)
+    layer = hf_cache.PreallocatedLayer(COLUMNS)
     first, second = states(2, 5, seed=0), states(2, 1, seed=1)
     layer.update(*first)
     where = layer.keys.data_ptr(), layer.values.data_ptr()
@@ -37,7 +35,7 @@ def test_columns_are_written_where_there_is_room_already():
 
 
 def test_rows_that_are_taken_several_times_go_on_apart():
-    layer = PreallocatedLayer(COLUMNS)
+    layer = hf_cache.PreallocatedLayer(COLUMNS)
     prompts, tokens = states(2, 5, seed=0), states(3, 1, seed=1)
     layer.update(*prompts)
     layer.batch_select_indices(torch.tensor([1, 0, 1]))
@@ -47,13 +45,13 @@ def test_rows_that_are_taken_several_times_go_on_apart():
 
 
 def test_a_layer_without_columns_has_no_rows_to_take():
-    layer = PreallocatedLayer(COLUMNS)
+    layer = hf_cache.PreallocatedLayer(COLUMNS)
     layer.batch_select_indices(torch.tensor([0]))
     assert layer.get_seq_length() == 0
 
 
 def test_more_columns_than_there_is_room_for_are_an_error():
-    layer = PreallocatedLayer(4)
+    layer = hf_cache.PreallocatedLayer(4)
     layer.update(*states(1, 4, seed=0))
     with pytest.raises(AssertionError, match="5 tokens, and room for 4"):
         layer.update(*states(1, 1, seed=1))
@@ -63,25 +61,28 @@ def test_layers_with_a_window_stay_as_transformers_makes_them(tmp_path):
     path = write_hf_model(
         tmp_path, "qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1
     )
-    config = AutoModelForCausalLM.from_pretrained(path).config
-    first, second = preallocated_cache(config, COLUMNS).layers
-    assert type(first) is PreallocatedLayer
-    assert type(second) is type(DynamicCache(config=config).layers[1])
+    config = transformers.AutoModelForCausalLM.from_pretrained(path).config
+    first, second = hf_cache.preallocated_cache(config, COLUMNS).layers
+    assert type(first) is hf_cache.PreallocatedLayer
+    assert type(second) is type(transformers.DynamicCache(config=config).layers[1])
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @torch.no_grad()
 def test_a_model_computes_the_same_on_it(tmp_path, family):
-    model: Any = AutoModelForCausalLM.from_pretrained(write_hf_model(tmp_path, family))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(write_hf_model(tmp_path, family))
     ids = torch.arange(2 * 9).view(2, 9) + 3
     expected, found = (
         hidden_states(model, ids, cache)
-        for cache in (DynamicCache(config=model.config), preallocated_cache(model.config, COLUMNS))
+        for cache in (
+            transformers.DynamicCache(config=model.config),
+            hf_cache.preallocated_cache(model.config, COLUMNS),
+        )
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def hidden_states(model: Any, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+def hidden_states(model: Any, ids: torch.Tensor, cache: Any) -> torch.Tensor:
     """Of the prompts, then token by token for other rows than at first."""
     rows = torch.tensor([1, 0, 0])
     outputs = [model.model(ids[:, :6], past_key_values=cache).last_hidden_state[rows]]
