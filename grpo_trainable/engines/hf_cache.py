@@ -57,7 +57,7 @@ class PreallocatedLayer(DynamicLayer):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Goes on with these rows, of which one may be there several times."""
-        if not self.get_seq_length():
+        if self.keys is None or self.values is None:
             return
         kept = self.keys[indices], self.values[indices]
         self._room, self.is_initialized = [], False
