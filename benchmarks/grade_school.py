@@ -72,7 +72,9 @@ class GradeSchool:
 
     def reward(self, response: str, ground_truth: object) -> Score:
         truth = str(ground_truth)
-        return BOXED.judged(response, lambda answer: float(equal(answer, truth, decide_exactly)))
+        return BOXED.judged(
+            response, lambda answer: float(equal(answer, truth, decide_exactly)), truth=truth
+        )
 
 
 def asked(own: Problem) -> Example:

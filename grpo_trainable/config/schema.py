@@ -427,8 +427,8 @@ class LossSettings(Settings):
     )
     importance_cap: float | None = number(
         None,
-        "C, the largest importance weight; 0: no importance weights; none: 0 with the engines auto, "
-        "torch and hf, 2 with others, whose log-probs may not be the learner's.",
+        "C, the largest importance weight; 0: no importance weights; none: 0 with the engines "
+        "auto, torch and hf, 2 with others, whose log-probs may not be the learner's.",
         minimum=0,
     )
     importance_level: str = choice(

@@ -334,7 +334,7 @@ def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
     assert task.reward(r"</think> <answer>\sqrt{4}</answer>", "2") == Score(
         0.0, 1.0, 0.0, answer=r"\sqrt{4}"
     )
-    assert task.reward("</think> <answer>2</answer>", "2") == Score(1.0, 1.0, 1.0)
+    assert task.reward("</think> <answer>2</answer>", "2") == Score(1.0, 1.0, 1.0, answer="2")
 
 
 def config(**task) -> GRPOConfig:
