@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
@@ -38,7 +38,7 @@ class Endpoint:
 
     url: str  # up to /v1, without /chat/completions
     model: str
-    key: str | None = None  # sent as a bearer token
+    key: str | None = field(default=None, repr=False)  # sent as a bearer token
     timeout_s: float = 60.0  # for one answer
     retries: int = 5  # of one request, after its first try
     per_minute: float | None = None  # requests at most; None: no limit
@@ -50,6 +50,16 @@ class Endpoint:
             raise ValueError(
                 f"--endpoint {shown(self.url)}: must be an address as http://localhost:8000/v1"
             )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error of its status: the key is for the address that was named."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class EndpointWriter:
@@ -120,7 +130,7 @@ class EndpointWriter:
             headers=headers,
         )
         try:
-            with urllib.request.urlopen(request, timeout=self._endpoint.timeout_s) as reply:
+            with _OPENER.open(request, timeout=self._endpoint.timeout_s) as reply:
                 content = reply.read(LONGEST_ANSWER)
         except urllib.error.HTTPError as error:
             told = _message(error)

@@ -64,7 +64,7 @@ class PromptSet:
         return len(self._prompts)
 
     def write(
-        self, writer: Writer, *, batch: int, attempts: int, progress: Callable[[int], None]
+        self, writer: Writer, *, batch: int, attempts: int, progress: Callable[[int], object]
     ) -> None:
         """Asks for every item that is not done yet. `progress` hears of how many there were."""
         rest = [item for item in self._items if item.index not in self._prompts]

@@ -137,11 +137,12 @@ class ReasoningGymReward:
         right form, and where the data set's function cannot cope with the answer."""
         assert isinstance(ground_truth, Mapping), ground_truth
         self.problems.refuse_another(ground_truth)
+        truth = ground_truth["answer"]
         try:
             return self._form.judged(
                 response,
                 lambda answer: self.problems.score(answer, ground_truth),
-                truth=ground_truth["answer"],
+                truth=truth if isinstance(truth, str) else None,
             )
         except Exception:  # whatever a policy writes, and whatever it makes of it
             return self._form.unverified(response)

@@ -191,6 +191,7 @@ def test_activations_are_what_autograd_keeps_of_our_policy():
     assert kept == pytest.approx(parts(trial)["activations"], rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
 def test_activations_are_what_autograd_keeps_of_hugging_face_models(family, tied, dtype, tmp_path):
@@ -236,6 +237,7 @@ def test_a_trial_that_does_not_fit_is_one_line_with_its_parts():
         compare([need], 2, takes, "this machine")
 
 
+@pytest.mark.slow
 def test_a_model_whose_sizes_are_not_known_is_said_to_be_not_estimated(tmp_path):
     path = write_hf_model(tmp_path / "model")
     config_file = Path(path, "config.json")

@@ -143,6 +143,22 @@ def test_a_refusal_is_not_tried_again():
     assert len(server.asked) == 1
 
 
+def test_a_redirect_is_refused_and_the_key_goes_nowhere_else():
+    with endpoint() as other:
+        moved = Reply(302, b"", {"Location": f"{other.url}/chat/completions"})
+        with (
+            endpoint([moved]) as server,
+            pytest.raises(EndpointError, match=r"/v1: status 302$"),
+        ):
+            writer(server.url, key="secret").write([FOX], attempt=0)
+    assert len(server.asked) == 1
+    assert other.asked == []
+
+
+def test_the_key_is_in_no_text_of_the_endpoint():
+    assert "secret" not in repr(Endpoint(url="http://localhost/v1", model="m", key="secret"))
+
+
 def test_a_model_that_says_nothing_is_no_failure_of_the_endpoint():
     with endpoint([says(None)]) as server:
         assert writer(server.url).write([FOX], attempt=0) == [""]
@@ -178,6 +194,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_the_set_is_what_the_keyword_task_reads(tmp_path, capsys):
     with endpoint() as server:
         assert made(server.url, tmp_path / "set") == 0
@@ -198,6 +215,7 @@ def test_the_set_is_what_the_keyword_task_reads(tmp_path, capsys):
 FILES = ("train_file", "eval_file")
 
 
+@pytest.mark.slow
 def test_a_set_that_was_interrupted_goes_on_where_it_was(tmp_path, capsys):
     out, answered = tmp_path / "set", [0]
 
@@ -224,6 +242,7 @@ def test_a_set_that_was_interrupted_goes_on_where_it_was(tmp_path, capsys):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsys):
     with endpoint() as server:
         assert made(server.url, tmp_path / "set") == 0
@@ -235,6 +254,7 @@ def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsy
         assert "is not empty" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_repeated_and_unusable_prompts_are_left_out(tmp_path, capsys):
     def poor(request: dict[str, Any]) -> Reply:
         return story_about(request) if "fox" in str(request) else says("Tell a story.")
@@ -270,6 +290,7 @@ def test_bad_usage_is_one_line_and_writes_nothing(options, word, tmp_path, capsy
 # ---- A model of this machine -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_model_writes_the_same_whatever_was_written_before(tmp_path):
     pytest.importorskip("transformers")
     from grpo_trainable.prompt_sets.local import LocalWriter
