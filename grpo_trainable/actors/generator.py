@@ -17,10 +17,9 @@ from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
-from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.checks import check_load, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
-from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
@@ -181,11 +180,14 @@ class Generator:
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        groups = self.engine.generate(requests, between_tokens)
-        strings, vocab_size = requests[0].limits.stop_strings, self._vocab_size
-        stops = stops_of(strings, self._tokenizer, vocab_size, torch.device("cpu"))
-        check_groups(self._engine_name, self.engine, requests, groups, vocab_size, stops)
-        return groups
+        return checked_groups(
+            self._engine_name,
+            self.engine,
+            requests,
+            between_tokens,
+            self._tokenizer,
+            self._vocab_size,
+        )
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""

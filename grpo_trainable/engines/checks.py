@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.engines.base import Engine, EngineError
-from grpo_trainable.models.stop_strings import StopStrings
+from grpo_trainable.models.stop_strings import StopStrings, stops_of
+from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 
 # Fields of a group with one entry a token, (G, R), and with one entry a response, (G,).
@@ -36,6 +37,26 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
             f"engine={name}: after load of version {given[0]} (round {given[1]}) it says version "
             f"{said[0]} (round {said[1]})"
         )
+
+
+def checked_groups(
+    name: str,
+    engine: Engine,
+    requests: Sequence[Request],
+    between_tokens: Callable[[], None],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+) -> list[RolloutGroup]:
+    """What `engine.generate(requests, between_tokens)` answers, once it is checked.
+
+    Raises:
+        EngineError: as `check_groups`.
+    """
+    groups = engine.generate(requests, between_tokens)
+    strings = requests[0].limits.stop_strings
+    stops = stops_of(strings, tokenizer, vocab_size, torch.device("cpu"))
+    check_groups(name, engine, requests, groups, vocab_size, stops)
+    return groups
 
 
 def check_groups(

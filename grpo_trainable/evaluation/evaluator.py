@@ -14,7 +14,7 @@ import torch
 from grpo_trainable.actors.scorer import make_scorer
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.engines.base import EngineSetup, build_engine
-from grpo_trainable.engines.checks import check_groups, check_load
+from grpo_trainable.engines.checks import check_load, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.evaluation.generation import Generation
 from grpo_trainable.evaluation.policy import EvaluatedPolicy
@@ -87,9 +87,14 @@ class Evaluator:
         """Yields the responses of one batch after the other, in the order of prompts."""
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
-            groups = self._engine.generate(requests, between_tokens=lambda: None)
-            size = self.policy.vocab_size
-            check_groups(self._engine_name, self._engine, requests, groups, size)
+            groups = checked_groups(
+                self._engine_name,
+                self._engine,
+                requests,
+                lambda: None,
+                self.policy.tokenizer,
+                self.policy.vocab_size,
+            )
             yield self._scored(groups)
 
     def close(self) -> None:

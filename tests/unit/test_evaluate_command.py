@@ -67,6 +67,17 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     assert against["differences"]["reward"]["prompts"] == 4
 
 
+def test_the_problems_that_ship_end_at_a_text_and_have_a_majority(command, tmp_path):
+    status, out, error = command(
+        *("--task", "math", "--prompts", "4", "--samples", "4", "--out", "sums")
+    )
+    assert (status, error) == (0, "")
+    assert "majority@4" in out
+    found = read_evaluation(tmp_path / "sums").generations
+    assert len(found) == 16
+    assert any(each.response.endswith("</answer>") and each.finished for each in found)
+
+
 def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
     status, out, _ = command("--dry-run", "--samples", "5", "--prompts", "all")
     assert status == 0
