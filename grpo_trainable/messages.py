@@ -122,7 +122,7 @@ class Updated:
     responses: ResponseFigures
     # KL from the sampler to the learner of the same weights, k3; None where none were the same
     sampler_mismatch_nats: float | None = None
-    kl_coefficient: float | None = None  # β in this round, where it is steered
+    kl_coefficient: float  # β in this round
     at: float
     spans: list[Span]
 

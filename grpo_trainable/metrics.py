@@ -29,6 +29,9 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
+# Metrics that a round lacks in which there is nothing to measure.
+SOMETIMES = frozenset({"kl/sampler_mismatch_nats"})
+
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
     "env_runners/episode_return_mean": "reward/train_mean",

@@ -195,7 +195,7 @@ class Learner:
             reference_nll_nats=trained.reference_nll_nats,
             sampler_mismatch_nats=trained.sampler_mismatch_nats,
             kl=trained.kl,
-            kl_coefficient=kl_coefficient if self._kl_coefficient.is_steered else None,
+            kl_coefficient=kl_coefficient,
             responses=trained.responses,
             at=now(),
             spans=spans,

@@ -133,6 +133,7 @@ def update_metrics(
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
         "version/learner": float(updated.version),
+        "loss/kl_coef": updated.kl_coefficient,
     }
     if partial_rewards:
         row |= _step_metrics(updated.steps)
@@ -142,8 +143,6 @@ def update_metrics(
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:
         row["kl/sampler_mismatch_nats"] = updated.sampler_mismatch_nats
-    if updated.kl_coefficient is not None:
-        row["loss/kl_coef"] = updated.kl_coefficient
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
         row[f"kl/{other}_k3_nats"] = drift.k3

@@ -262,6 +262,7 @@ class VirtualLearner:
             steps=[step] * k,
             skipped_steps=0,
             reference_nll_nats=1.2,
+            kl_coefficient=0.0,
             # The KL grows by a nat in each round.
             kl={"reference": Drift(k1=float(self._round), k3=float(self._round))} if k else {},
             responses=ResponseFigures(

@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from grpo_trainable.checkpointing import checkpoint_round
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import NAMES
+from grpo_trainable.metrics import NAMES, SOMETIMES
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from reports.experiment import read_experiment
 
@@ -91,7 +91,9 @@ def test_result_json_and_tensorboard_hold_the_same_names_and_values(finished):
         assert scalars == NAMES & results[0].keys()
         for name in scalars:
             logged = [event.value for event in events.Scalars(name)]
-            assert logged == pytest.approx([row[name] for row in results], rel=1e-5)
+            told = [row[name] for row in results if name in row]
+            assert logged == pytest.approx(told, rel=1e-5)
+            assert len(told) == len(results) or name in SOMETIMES
 
 
 def test_every_logged_number_is_a_metric_with_a_name(finished):
@@ -102,7 +104,7 @@ def test_every_logged_number_is_a_metric_with_a_name(finished):
     for trial in trial_directories(experiment):
         for row in rows(trial):
             numbers = {name for name, value in row.items() if isinstance(value, int | float)}
-            assert numbers - tune == set(NAMES)
+            assert numbers - tune - SOMETIMES == NAMES - SOMETIMES
 
 
 def parts(trial: Path, kind: str) -> list[dict]:

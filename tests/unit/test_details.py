@@ -86,6 +86,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
         skipped_steps=1,
         reference_nll_nats=None,
         kl={},
+        kl_coefficient=0.0,
         responses=ResponseFigures(
             advantages=np.zeros(0), policy_log_probs=None, reference_log_probs=None
         ),

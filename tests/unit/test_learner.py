@@ -894,7 +894,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) ->
     # On-policy the loss is minus the mean advantage, 0, and has no term of its own for the KL.
     assert updated.steps[0].loss == pytest.approx(0.0, abs=1e-5)
     assert updated.responses.reference_log_probs is not None
-    assert updated.kl_coefficient is None
+    assert updated.kl_coefficient == 0.1
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
@@ -921,7 +921,7 @@ def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
 
     fixed = Pair(policy_path, loss={"kl_coef": 0.5})
     fixed.learner.load_state(state)
-    assert fixed.learner.update([batch]).kl_coefficient is None
+    assert fixed.learner.update([batch]).kl_coefficient == 0.5
     assert "kl_coef" not in fixed.learner.state().counters
 
 
