@@ -166,7 +166,7 @@ def parts_of(text: str) -> Parts | None:
             return interval
         kind, items = _SET, _split(text, ",")
     if len(items) < 2 and text[:1] in _OPENING and text[-1:] in _CLOSING:
-        brackets = text[0] + text[-1]
+        brackets = text[:1] + text[-1:]
         kind = _SET if brackets in ("⦃⦄", "{}") else brackets
         items = _split(text[1:-1], ",")
     return Parts(kind, [_in_latex(item) for item in items]) if len(items) > 1 else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo_trainable.tasks.equality import LONGEST_ANSWER, decide_exactly, equal, plain
 from grpo_trainable.tasks.quantities import Quantity, quantity
+from grpo_trainable.tasks.votes import canonical
 
 
 def asked(answer: str, truth: str) -> list[tuple[str, str]]:
@@ -194,3 +195,9 @@ def test_matrices_keep_their_row_breaks():
 def test_a_long_answer_is_refused_before_it_is_looked_at():
     assert asked("x" * (LONGEST_ANSWER + 1), "x") == []
     assert equal("y" * 2000, "y" * 2000, decide_exactly)  # the truth is as long
+
+
+@given(st.text(alphabet="01x,(){}[]=%\\ ∪", max_size=12))
+@example("")
+def test_any_text_stands_for_a_text_when_votes_are_counted(answer):
+    assert isinstance(canonical(answer), str)
