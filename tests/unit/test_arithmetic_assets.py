@@ -53,6 +53,7 @@ def test_it_was_made_by_the_default_recipe(card: dict, recipe: ArithmeticRecipe)
     )
 
 
+@pytest.mark.slow
 def test_the_problems_are_those_of_its_recipe(recipe: ArithmeticRecipe):
     made = {"train.jsonl": train_problems(recipe), "heldout.jsonl": held_out_problems(recipe)}
     for name, problems in made.items():
@@ -109,6 +110,7 @@ def test_the_card_is_also_there_to_read(card: dict):
         assert sample["response"] in text
 
 
+@pytest.mark.slow
 def test_the_policy_has_about_the_loss_its_card_says(card: dict, recipe: ArithmeticRecipe):
     """On documents of yet another seed: the files belong together."""
     model, tokenizer = load_policy(ARITHMETIC_POLICY)

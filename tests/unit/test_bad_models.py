@@ -62,6 +62,7 @@ def larger_tokenizer(directory: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -67,6 +67,7 @@ def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
     assert against["differences"]["reward"]["prompts"] == 4
 
 
+@pytest.mark.slow
 def test_the_problems_that_ship_end_at_a_text_and_have_a_majority(command, tmp_path):
     status, out, error = command(
         *("--task", "math", "--prompts", "4", "--samples", "4", "--out", "sums")

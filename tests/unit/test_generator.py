@@ -242,6 +242,7 @@ def test_deposits_are_taken_in_before_the_next_token_and_told(weight_update: str
     assert generator.generate(requests).loaded == []
 
 
+@pytest.mark.slow
 def test_deposit_while_idle_is_taken_in_before_the_first_token() -> None:
     generator, mailbox, requests = mid_batch("in_flight")
     deposited = generator.deposit(2)

@@ -495,6 +495,7 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
         assert (step.clip_fraction > 0) == (cap is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["m2po", "clip_cov", "kl_cov"])
 def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches(
     policy_path: str, loss_type: str
@@ -716,6 +717,7 @@ def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
     assert pair.learner.update([pair.rollouts()]).sampler_mismatch_nats is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_sampler_and_learner_agree_without_a_mismatch(
     policy_path: str, mode: dict[str, Any]
@@ -767,6 +769,7 @@ def test_stale_tokens_weigh_what_the_cap_allows(policy_path: str) -> None:
     assert step.ratio_max == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_monitoring_changes_no_weight(policy_path: str) -> None:
     ends = []
     for monitor in (True, False):
@@ -897,6 +900,7 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) ->
     assert updated.kl_coefficient == 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
 def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
     policy_path: str, kl_in: str

@@ -469,6 +469,7 @@ def takes_a_step(config: GRPOConfig, rewards: Tensor) -> bool:
     return bool(value.isfinite() and new.grad.isfinite().all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
     rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # the second group has no signal

@@ -143,6 +143,7 @@ def test_weights_of_our_policies_are_counted_to_the_byte(preset):
     assert parts(trial)["weights"] == held(build_policy(trial.model, 0)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "tied"), FAMILIES)
 def test_weights_of_hugging_face_models_are_counted_to_the_byte(family, tied, tmp_path):
     path = write_hf_model(tmp_path / "model", family, tied=tied)
@@ -155,6 +156,7 @@ def test_weights_of_hugging_face_models_are_counted_to_the_byte(family, tied, tm
     assert by_formula.parameters == stored_parameters(Path(path)) == held(policy) // 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", ["all-linear", "q_proj,down_proj"])
 def test_adapters_are_counted_to_the_byte(targets, tmp_path):
     pytest.importorskip("peft")

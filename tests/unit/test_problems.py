@@ -47,6 +47,7 @@ def drawn(*, held_out: bool, count: int = 3000) -> list[Problem]:
     return list(islice(writer().problems(held_out=held_out), count))
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_problems():
     again = list(islice(writer().problems(held_out=False), 100))
     assert again == drawn(held_out=False)[:100]
@@ -140,6 +141,7 @@ def test_every_field_of_a_scene_has_words():
     )
 
 
+@pytest.mark.slow
 def test_no_calculation_is_on_both_sides():
     train, held_out = drawn(held_out=False), drawn(held_out=True)
     assert {p.steps for p in train}.isdisjoint(p.steps for p in held_out)
@@ -166,6 +168,7 @@ def test_which_side_a_calculation_is_on_never_changes():
 HELD_OUT_SUMS = [9, 15, 23, 37, 53]  # n of n + 5
 
 
+@pytest.mark.slow
 def test_the_problems_that_grpo_asks_are_distinct():
     recipe = ArithmeticRecipe(largest=LARGEST, operations=2)
     train, held_out = train_problems(recipe), held_out_problems(recipe)
@@ -184,10 +187,12 @@ def rewards(careful_share: float, format_share: float) -> dict[str, float]:
     return {kind: sum(score[kind] for score in scores) / len(scores) for kind in scores[0]}
 
 
+@pytest.mark.slow
 def test_the_front_of_the_corpus_earns_every_reward():
     assert rewards(1.0, 1.0) == {"reward": 1.0, "format_reward": 1.0, "answer_reward": 1.0}
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_solutions_that_are_rewarded():
     mean = rewards(0.6, 0.7)
     assert mean["format_reward"] == pytest.approx(0.7, abs=0.03)
@@ -224,6 +229,7 @@ def test_length_tells_neither_carelessness_nor_format():
     assert length(0.0, 1.0) == pytest.approx(length(1.0, 1.0), rel=0.05)
 
 
+@pytest.mark.slow
 def test_digits_are_tokens_and_a_solution_fits_the_limit():
     rng = Random(0)
     told = [

@@ -67,12 +67,14 @@ def test_a_benchmark_rests_on_what_it_imports():
     assert not [name for name in files if name.startswith(("benchmarks/", "callbacks/"))]
 
 
+@pytest.mark.slow
 def test_a_benchmark_rests_on_what_a_table_names_for_a_later_import():
     files = product_files("benchmarks/weight_transport.py")
     assert "grpo_trainable/transports/shm.py" in files
     assert "grpo_trainable/engines/torch_engine.py" in files
 
 
+@pytest.mark.slow
 def test_a_benchmark_of_trials_rests_on_all_that_a_trial_runs():
     files = product_files("benchmarks/learning.py")
     for name in ("pipeline/loop.py", "assets/policy/policy.safetensors", "noise.py"):

@@ -193,6 +193,7 @@ def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
             tensor.mul_(-1)
 
 
+@pytest.mark.slow
 def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
     sender: ShmSender, other_process: tuple[Any, Any]
 ) -> None:

@@ -780,6 +780,7 @@ def test_a_wrong_task_or_setting_is_one_line_and_status_2(command, mine, setting
     refused(command(*SPACE, *MINE, "--set", setting), *words)
 
 
+@pytest.mark.slow
 def test_a_resume_refuses_a_task_that_has_changed(started, command, mine):
     own = ("--set", "task.name=mine.py:Mine", "--set", "task.size=3")
     first = started(*own)

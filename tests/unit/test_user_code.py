@@ -37,6 +37,7 @@ def test_an_engine_is_imported_in_a_process_of_its_own(checked, tmp_path):
     assert int((tmp_path / "pid").read_text()) != os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "name", "reason"),
     [
