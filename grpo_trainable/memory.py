@@ -18,6 +18,7 @@ from grpo_trainable.models.dimensions import (
     stored_parameters,
 )
 from grpo_trainable.models.hf_directory import is_hugging_face, refuse_unusable
+from grpo_trainable.models.scoring import HELD
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.store import policy_directory, read_config
 from grpo_trainable.models.transformer import PRESETS, ModelConfig
@@ -29,7 +30,6 @@ PROMPT_TOKENS = 256
 PROCESS_BYTES = 350_000_000
 # Of a token in a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
-HELD_PROBABILITIES = 1 << 26  # of the head at a time, as `models/scoring.py` has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +191,7 @@ class _Trial:
 
     def sampling(self) -> list[Part]:
         """KV cache, and logits beside their probabilities, of the rows of one call."""
-        rollout, size = self.config.rollout, self.size
-        rows = max(self.config.unit_prompts * rollout.group_size, self.config.eval.samples)
+        rows, size = self.config.most_rows, self.size
         of_cache = FLOAT if size.ours else self.body
         token = 2 * size.layers * size.keys * of_cache
         head = size.vocab * size.hidden * FLOAT if self._widens_head else 0
@@ -206,7 +205,7 @@ class _Trial:
         rows = self.microbatch_rows()
         responses = rows * self.config.rollout.max_new_tokens
         size = self.size
-        probabilities = min(responses * size.vocab, max(size.vocab, HELD_PROBABILITIES))
+        probabilities = min(responses * size.vocab, max(size.vocab, HELD))
         matrix = size.vocab * size.hidden * FLOAT
         # The gradient of the head as it is made, and the head itself in float32.
         matrices = matrix * ((not self.lora) + self._widens_head)

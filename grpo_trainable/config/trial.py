@@ -153,6 +153,17 @@ class GRPOConfig(TrialSettings):
         return max(chunk.stop - chunk.start for chunk in self.chunks)
 
     @property
+    def chunk_responses(self) -> int:
+        """Responses of the largest chunk of training."""
+        return self.unit_prompts * self.rollout.group_size
+
+    @property
+    def most_rows(self) -> int:
+        """Responses that a call of a generator samples at most: a chunk of training, or all to one
+        held-out prompt."""
+        return max(self.chunk_responses, self.eval.samples)
+
+    @property
     def chunks_at_once(self) -> int:
         """Chunks that can be under way at the same time, of the rounds that the gate admits."""
         rounds = min(self.lag + 1, self.rounds)

@@ -41,7 +41,7 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
     register_backend()
     policy, _ = build_policy(config.model, config.seed)
     prompts = Prompts(config, build_task(config), tokenizer)
-    longest, rows = _longest(config, prompts), _rows(config)
+    longest, rows = _longest(config, prompts), config.most_rows
     with tempfile.TemporaryDirectory() as written:
         llm = start_llm(
             _directory(config, policy, tokenizer, Path(written)),
@@ -87,11 +87,6 @@ def _longest(config: GRPOConfig, prompts: Prompts) -> int:
         for index in range(first)
     )
     return max(lengths) + config.rollout.max_new_tokens
-
-
-def _rows(config: GRPOConfig) -> int:
-    """Responses that a call of the generator samples at most; more wait for their turn."""
-    return max(config.unit_prompts * config.rollout.group_size, config.eval.samples)
 
 
 def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:

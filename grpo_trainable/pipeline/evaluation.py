@@ -47,7 +47,7 @@ def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[He
     """All held-out prompts, in chunks of at most so many `responses`, by default as many as a chunk
     of training has."""
     if responses is None:
-        responses = config.unit_prompts * config.rollout.group_size
+        responses = config.chunk_responses
     size = max(1, responses // config.eval.samples)
     prompts = tuple(range(config.eval.prompts))
     return [HeldOutChunk(prompts[i : i + size]) for i in range(0, len(prompts), size)]
