@@ -6,7 +6,6 @@ A module is looked for in the current directory first, then on `sys.path`. Every
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -19,6 +18,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from grpo_trainable.wording import did_you_mean
 
 T = TypeVar("T")
 
@@ -110,8 +111,8 @@ def _import_name(reference: str, fits: Callable[[Any], bool]) -> Any:
     module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
     if not hasattr(module, name):
         offered = [text for text, value in _own_names(module) if fits(value)]
-        near = difflib.get_close_matches(name, offered, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = did_you_mean(name, offered)
+        hint = f"{near} " if near else ""
         others = f"; {hint}it has {', '.join(offered[:MOST_NAMED])}" if offered else ""
         raise AttributeError(f"{where} has no attribute {name!r}{others}")
     return getattr(module, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 import re
@@ -18,6 +17,7 @@ from grpo_trainable.config import (
     of_other_placement,
     set_dotted,
 )
+from grpo_trainable.wording import did_you_mean
 from search_spaces.columns import ALWAYS, Column
 from search_spaces.question import Question
 
@@ -127,8 +127,7 @@ class SearchSpace:
         arm = str(fixed["arm"])
         if arm in self.arms:
             return [arm]
-        near = difflib.get_close_matches(arm, self.arms, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(self.arms)}"
+        hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
         raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import replace
 from types import ModuleType
 
 from grpo_trainable.config import ConfigError, make_absolute, shown
 from grpo_trainable.plugins import PluginError, is_reference, load_instance, load_module, source_of
+from grpo_trainable.wording import did_you_mean
 from search_spaces import SPACES
 from search_spaces.base import SearchSpace
 from search_spaces.columns import DERIVED
@@ -31,8 +31,8 @@ def find_space(text: str) -> SearchSpace:
             return _checked(text, load_instance("--space", text, SearchSpace))
     except PluginError as error:
         raise ConfigError(str(error)) from None
-    near = difflib.get_close_matches(text, SPACES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = did_you_mean(text, SPACES, cutoff=0.4)
+    hint = f"{near} " if near else ""
     raise ConfigError(
         f"--space {shown(text)}: unknown; {hint}valid: {', '.join(SPACES)}, "
         "or my_space.py with a SearchSpace in it"
@@ -82,8 +82,7 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
     known = {*NAMES, *DERIVED}
     for column in found.columns:
         if column.metric not in known:
-            near = difflib.get_close_matches(column.metric, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "docs/metrics.md lists them"
+            hint = did_you_mean(column.metric, known) or "docs/metrics.md lists them"
             raise ConfigError(
                 f"--space {text}: column {column.name}: metric={column.metric}: unknown; {hint}"
             )

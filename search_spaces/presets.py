@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_trainable.config import ConfigError
+from grpo_trainable.wording import did_you_mean
 from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, SPEED
 
@@ -88,6 +88,5 @@ def find_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    near = difflib.get_close_matches(name, PRESETS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"valid: {', '.join(PRESETS)}"
+    hint = did_you_mean(name, PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

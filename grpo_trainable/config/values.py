@@ -10,7 +10,6 @@ one setting. A user's task declares its own settings with the same functions:
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import numbers
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from grpo_trainable.plugins import is_reference
+from grpo_trainable.wording import did_you_mean
 
 
 class ConfigError(ValueError):
@@ -296,9 +296,8 @@ def converted(key: str, value: Any, check: Check) -> Any:
     try:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
-        is_text = isinstance(value, str)
-        near = difflib.get_close_matches(value, check.choices, n=1) if is_text else []
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = did_you_mean(value, check.choices) if isinstance(value, str) else None
+        hint = f"; {near}" if near else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
 
 

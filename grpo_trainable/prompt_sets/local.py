@@ -8,6 +8,8 @@ import torch
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines.base import EngineSetup, build_engine
+from grpo_trainable.engines.checks import checked_groups
+from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.models.chat import ChatTemplate, chat_template
 from grpo_trainable.models.store import check_policy
 from grpo_trainable.prompt_sets.keyword import MOST_ATTEMPTS, Item
@@ -36,8 +38,9 @@ class LocalWriter:
         except ValueError as error:
             raise ValueError(f"--model {error}") from None
         setup = EngineSetup(config=config, tokenizer=self._tokenizer, device=torch.device(device))
+        self._engine_name = chosen_engine(config).name
         self._engine = build_engine(setup)
-        self._context_length = shape.context_length
+        self._shape = shape
         self._limits = SamplingLimits(
             min_new_tokens=1,
             max_new_tokens=max_tokens,
@@ -62,12 +65,19 @@ class LocalWriter:
             for item in items
         ]
         longest = max(len(request.prompt_ids) for request in requests)
-        if longest + self._limits.max_new_tokens > self._context_length:
+        if longest + self._limits.max_new_tokens > self._shape.context_length:
             raise ValueError(
                 f"--model: what it is asked takes {longest} tokens and may be answered by "
-                f"{self._limits.max_new_tokens}; its context has {self._context_length}"
+                f"{self._limits.max_new_tokens}; its context has {self._shape.context_length}"
             )
-        groups = self._engine.generate(requests, between_tokens=lambda: None)
+        groups = checked_groups(
+            self._engine_name,
+            self._engine,
+            requests,
+            lambda: None,
+            self._tokenizer,
+            self._shape.vocab_size,
+        )
         return [
             self._tokenizer.decode(group.response_ids[0][group.response_mask[0]].tolist())
             for group in groups

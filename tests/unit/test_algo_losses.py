@@ -117,6 +117,7 @@ def test_on_policy_gradients_agree_for_every_loss(name, aggregation):
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(LOSSES))
 @given(
     seed=st.integers(0, 2**31), garbage=st.lists(st.sampled_from(GARBAGE), min_size=3, max_size=3)
@@ -157,8 +158,7 @@ def test_zero_advantage_gives_zero_loss_and_gradient(name):
 
 @pytest.mark.parametrize("name", list(LOSSES))
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("sizes", [[2, 2, 2], [1, 5], [3, 2, 1], [6]])
-def test_any_split_into_microbatches_gives_the_same_gradient(name, aggregation, sizes):
+def test_any_split_into_microbatches_gives_the_same_gradient(name, aggregation):
     tensors = batch_of(seed=3, rows=6)
     mask = tensors[-1]
     denominator = loss_denominator(aggregation, mask, max_tokens=6)
@@ -171,7 +171,9 @@ def test_any_split_into_microbatches_gives_the_same_gradient(name, aggregation, 
             aggregate(token_loss, micro[-1], aggregation, denominator).backward()
         return log_probs.grad
 
-    torch.testing.assert_close(gradient(sizes), gradient([6]), rtol=1e-6, atol=1e-8)
+    whole = gradient([6])
+    for sizes in ([2, 2, 2], [1, 5], [3, 2, 1]):
+        torch.testing.assert_close(gradient(sizes), whole, rtol=1e-6, atol=1e-8)
 
 
 # ---- The named building blocks ---------------------------------------------------------------

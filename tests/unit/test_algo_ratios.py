@@ -96,6 +96,7 @@ def test_only_tokens_beyond_the_bound_are_counted_and_none_off_the_mask():
     assert counted.tolist() == [[False, False, True, True, False, False]]
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(max_value=LOG_RATIO_MAX, width=32), min_size=1, max_size=8))
 def test_up_to_the_bound_every_ratio_and_gradient_is_that_of_exp_bit_for_bit(values):
     plain = torch.tensor(values, requires_grad=True)

@@ -126,6 +126,7 @@ def test_uses_count_every_round_that_trained_on_a_group(tmp_path):
     assert own["never_trained"] == [pytest.approx(2 / 5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", sorted(SPACES))
 def test_every_space_has_an_answer(tmp_path, space):
     directory = experiments.write_experiment(tmp_path / space, space=space)

@@ -60,6 +60,7 @@ def test_the_problems_are_those_of_its_recipe(recipe: ArithmeticRecipe):
         assert (ARITHMETIC_POLICY / name).read_text(encoding="utf-8") == as_jsonl(problems)
 
 
+@pytest.mark.slow
 def test_no_held_out_question_is_trained_on(recipe: ArithmeticRecipe):
     held_out = set(questions("heldout.jsonl"))
     assert len(held_out) >= 512

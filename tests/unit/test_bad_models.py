@@ -89,6 +89,7 @@ def prompts(file: Path, *rows: dict[str, Any]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in [*stories, *rows]))
 
 
+@pytest.mark.slow
 def test_a_prompt_longer_than_the_context_is_one_line(command, model, tmp_path):  # noqa: F811
     prompts(tmp_path / "prompts.jsonl", {"prompt": "fox " * 200, "answer": "fox"})
     # It may be on either side of the split.

@@ -91,6 +91,7 @@ def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
 # ---- Equal samples ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPACES)
 @pytest.mark.parametrize(
     ("samples", "evaluated"),

@@ -215,6 +215,7 @@ def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, caps
 # ---- Files that a trial goes on writing --------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(st.integers(0, 12), st.integers(0, 12), st.binary(max_size=20))
 @settings(deadline=None)
 def test_lines_are_cut_to_an_iteration_and_half_a_line_goes(tmp_path_factory, lines, last, torn):
@@ -454,6 +455,7 @@ def test_reason_of_a_stop_is_told(caplog, tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", [2, 5])
 def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
     """Above the band from round 4 on; the driver is another one after round 6."""

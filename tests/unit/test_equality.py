@@ -81,6 +81,7 @@ def test_what_is_no_plain_number_is_none(text):
     assert quantity(text) is None
 
 
+@pytest.mark.slow
 @given(st.integers(min_value=-(10**30), max_value=10**30))
 def test_an_integer_is_the_same_in_groups_of_three(number):
     assert quantity(f"{number:,}") == quantity(str(number)) == Quantity(Fraction(number), False, "")

@@ -71,6 +71,7 @@ def test_jsonl_and_parquet_hold_the_same_rows(hostile, tmp_path):
     assert [row["category"] for row in lines] == ["correct", "wrong_answer", None, "wrong_format"]
 
 
+@pytest.mark.slow
 def test_a_graded_evaluation_has_no_page_of_categories(tmp_path):
     out = written(tmp_path / "mine", answered([[0.5]]))
     assert not (out / "categories.md").exists()
@@ -165,6 +166,7 @@ def test_hostile_responses_make_no_element_and_no_attribute(hostile):
     assert not [name for page in pages for _, own in page.found for name in own if name[:2] == "on"]
 
 
+@pytest.mark.slow
 def test_only_the_pages_own_script_may_run(hostile):
     page = render_page(hostile, None, [])
     elements = Elements(page)

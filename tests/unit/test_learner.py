@@ -514,6 +514,7 @@ def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches
     assert (results[0][1].clip_fraction > 0) == (loss_type != "kl_cov")
 
 
+@pytest.mark.slow
 def test_a_loss_named_by_reference_trains_the_same_bits_as_by_its_name(policy_path: str) -> None:
     by_reference = {
         "type": "grpo_trainable.algo.losses:grpo_clip",
@@ -810,6 +811,7 @@ def test_previous_is_the_policy_before_the_round_not_before_the_last_step(
     assert drifts[1] > 3 * drifts[0]
 
 
+@pytest.mark.slow
 def test_behaviour_kl_shows_staleness(policy_path: str) -> None:
     pair = Pair(policy_path, optim={"lr": 1e-3})
     pair.sync()

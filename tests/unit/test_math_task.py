@@ -290,6 +290,7 @@ def test_answers_that_differ_vote_apart_and_a_long_one_is_cut():
     assert canonical("9" * 10_000) == "9" * 512
 
 
+@pytest.mark.slow
 def test_a_formula_votes_by_what_the_library_reads():
     pytest.importorskip("math_verify")
     assert canonical(r"\frac{x}{2}", library_spelling) == canonical(r"x/2", library_spelling)

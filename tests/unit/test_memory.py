@@ -185,6 +185,7 @@ def kept_for_backward(policy: Policy, rows: int, length: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.slow
 def test_activations_are_what_autograd_keeps_of_our_policy():
     trial = config(placement="disaggregated", model={"preset": "small"}, optim={"microbatch": 2})
     rows, length = 2, 256 - 1  # prompts are taken to fill the context

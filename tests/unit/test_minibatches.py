@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,7 @@ def test_a_row_that_is_too_long_is_alone():
     assert parts([9, 1, 9], microbatch_tokens=4) == [[1], [0], [2]]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 80))
 def test_every_row_is_in_one_microbatch_that_fits(lengths: list[int], tokens: int):
     found = parts(lengths, microbatch_tokens=tokens)

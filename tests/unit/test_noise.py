@@ -235,6 +235,7 @@ def owned(meter: Meter) -> frozenset[int]:
     return reading.own
 
 
+@pytest.mark.slow
 def test_own_work_is_not_taken_for_that_of_others():
     """With clocks of ns the own part is right however busy the machine is with other things."""
     meter = Meter()

@@ -493,6 +493,7 @@ def replaying(draw: st.DrawFn, lags: st.SearchStrategy[int] | None = None) -> GR
         raise
 
 
+@pytest.mark.slow
 def test_settings_that_only_training_reads_keep_what_was_sampled() -> None:
     config = GRPOConfig.from_dict({"placement": "disaggregated", "lag": 1, "rounds": 4})
     other = replace(
@@ -1104,6 +1105,7 @@ def test_generator_that_hangs_is_replaced_after_the_deadline() -> None:
     assert w.runtime.now() > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mute", [False, True])
 @pytest.mark.parametrize("lag", [0, 1, 4])
 def test_hang_is_noticed_within_twice_the_deadline_whatever_others_answer(

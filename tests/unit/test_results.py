@@ -59,6 +59,7 @@ def test_a_result_needs_commit_clean_tree_and_digest():
     assert violations({}) == ["no commit", "dirty tree", "no digest of the product"]
 
 
+@pytest.mark.slow
 def test_a_benchmark_rests_on_what_it_imports():
     files = product_files("benchmarks/generation.py")
     assert "grpo_trainable/models/transformer.py" in files  # imported within a function

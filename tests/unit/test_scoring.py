@@ -205,6 +205,7 @@ def test_more_padding_never_changes_loss_or_gradient(batch, aggregation):
     assert_close_gradients(gradient(model), grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(
     "sizes",

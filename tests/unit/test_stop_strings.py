@@ -60,6 +60,7 @@ def test_what_an_earlier_token_completed_does_not_count_again():
     assert [first(["ab"], pieces, start) for start in range(5)] == [0, 3, 3, 3, None]
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.text(alphabet="abé", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(

@@ -555,6 +555,7 @@ def test_an_unknown_preset_is_refused_by_name(command):
     refused(command("--preset", "course_mth"), "course_mth", "did you mean course_math?")
 
 
+@pytest.mark.slow
 def test_a_resumed_experiment_keeps_its_preset(command, tmp_path):
     named = ("--preset", "course_keyword", "--name", "mine")
     plan = Plan(Options(preset="course_keyword", name="mine", storage=str(tmp_path / "storage")))

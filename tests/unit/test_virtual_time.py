@@ -41,6 +41,7 @@ def test_a_synchronous_round_is_the_sum_of_its_stages():
     assert round_s(lag=0) == pytest.approx(4 * 1.0 + 4.0 + 2 * 0.25)
 
 
+@pytest.mark.slow
 def test_generators_share_the_units_of_a_round():
     assert round_s(lag=0, generators=2) == pytest.approx(2 * 1.0 + 4.0 + 2 * 0.25)
     # A third of four units is two of them.
@@ -65,6 +66,7 @@ def test_an_asynchronous_round_takes_as_long_as_its_longer_side():
     assert round_s(lag=1, generators=2) == pytest.approx(4.25, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_slow_generator_sets_the_pace_and_its_loads_with_it():
     # Four units of 3 s and a load of a quarter; the learner waits.
     assert round_s(lag=1, unit_s=3.0) == pytest.approx(12.25, rel=0.02)
