@@ -10,7 +10,7 @@ EXTRAS := tests/integration/extras
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
-.PHONY: tune test test-extras test-vllm check unit docs fresh
+.PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
 .PHONY: bench bench-trials bench-faults bench-off-policy bench-real-model
 
 tune: fresh
@@ -31,6 +31,11 @@ test-extras: $(READY)
 # Where it cannot be installed its tests are skipped by name.
 test-vllm: $(READY_VLLM)
 	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
+
+# Trials on a Ray cluster of three machines, made of namespaces: as root, on Linux. Elsewhere its tests
+# are skipped by name.
+test-cluster: $(READY)
+	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
-from tuning.checks import at_once
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.memory import DoesNotFit
+from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
 from tuning.preview import preview
 
@@ -245,8 +245,8 @@ def run(plan: Plan) -> int:
 
     interrupt = Interrupt(resume_line(plan), stop_live_table)
     try:
-        with ray_started(plan, interrupt) as available:
-            print(*opening(plan, available), sep="\n", flush=True)
+        with ray_started(plan, interrupt) as nodes:
+            print(*opening(plan, nodes), sep="\n", flush=True)
             results = fit(plan)
             return summarise(plan, results, interrupted=interrupt.received)
     except KeyboardInterrupt:
@@ -254,14 +254,14 @@ def run(plan: Plan) -> int:
         return INTERRUPTED
 
 
-def opening(plan: Plan, available: Mapping[str, float]) -> list[str]:
+def opening(plan: Plan, nodes: Nodes) -> list[str]:
     """What is said before the trials start."""
     lines = [
         f"{plan.space.name}: {plan.space.question}",
         f"{plural(len(plan.trials), 'trial')}, kept in {plan.directory}",
     ]
     by_default = plan.limits["max_concurrent"] is None and plan.max_concurrent == 1
-    if by_default and at_once(plan.trials, available) > 1:
+    if by_default and at_once(plan.trials, nodes) > 1:
         lines.append(
             "one trial at a time, so that none slows another; --max-concurrent N runs more"
         )

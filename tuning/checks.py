@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -132,43 +131,3 @@ def _code(trial: GRPOConfig) -> Hashable:
 
 # Each check of a trial, with what it depends on.
 TRIAL_CHECKS = ((check_inputs, _inputs), (check_code, _code))
-
-
-def usable_cpus() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def this_machine(trials: Sequence[GRPOConfig]) -> dict[str, float]:
-    """CPUs of this machine, and its GPUs when a trial asks for any."""
-    machine = {"CPU": float(usable_cpus()), "GPU": 0.0}
-    if any("GPU" in bundle for trial in trials for bundle in trial.bundles()):
-        import torch
-
-        machine["GPU"] = float(torch.cuda.device_count())
-    return machine
-
-
-def check_resources(
-    trials: Sequence[GRPOConfig], available: Mapping[str, float], where: str
-) -> None:
-    """Refuses a trial that would stay pending for ever because its placement group never fits."""
-    for trial in trials:
-        for kind in ("CPU", "GPU"):
-            needed, there = _needed(trial, kind), available.get(kind, 0.0)
-            if round(needed, 4) > there:
-                keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
-                lower = " or ".join(f"resources.{key}_{kind.lower()}s" for key in keys)
-                raise UsageError(
-                    f"arm {trial.arm} needs {round(needed, 4):g} {kind}s, {where} has {there:g}; "
-                    f"lower {lower}"
-                )
-
-
-def at_once(trials: Sequence[GRPOConfig], available: Mapping[str, float]) -> int:
-    """How many of the largest trials fit beside each other."""
-    needed = {kind: max(_needed(trial, kind) for trial in trials) for kind in ("CPU", "GPU")}
-    return min(int(available.get(kind, 0.0) / need) for kind, need in needed.items() if need)
-
-
-def _needed(trial: GRPOConfig, kind: str) -> float:
-    return sum(bundle.get(kind, 0.0) for bundle in trial.bundles())

@@ -36,16 +36,10 @@ from search_spaces import SPACES
 from search_spaces.base import SearchSpace, in_blocks
 from search_spaces.find import absolute, directory_of, find_space, source_file
 from search_spaces.presets import Preset, find_preset
-from tuning.checks import (
-    at_once,
-    check_population,
-    check_resources,
-    checks_of,
-    this_machine,
-    usable_cpus,
-)
+from tuning.checks import check_population, checks_of
 from tuning.directories import can_be_written, local_directory, refuse_state_of_others
 from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike
+from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -375,9 +369,9 @@ class Plan:
             self._compare_inputs(self.inputs)
         here = self.options.address is None
         if here:
-            resources = this_machine(self.trials)
-            check_resources(self.trials, resources, "this machine")
-            self.check_memory(resources, machine_bytes(), "this machine")
+            nodes = this_machine(self.trials)
+            check_resources(self.trials, nodes, "this machine")
+            self.check_memory(nodes, machine_bytes(), "this machine")
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
                 note = check(trial)
@@ -386,7 +380,7 @@ class Plan:
         if self.inputs is None:
             self._read_inputs()
 
-    def check_memory(self, resources: Mapping[str, float], available: int, where: str) -> None:
+    def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
         """Compares what the trials take with the `available` bytes and the GPUs of this machine.
 
         Raises:
@@ -397,7 +391,7 @@ class Plan:
         for trial in unlike(self.trials):
             with self._naming_arm(trial):
                 needs.append(need_of(trial))
-        together = min(len(self.trials), self.max_concurrent or at_once(self.trials, resources))
+        together = min(len(self.trials), self.max_concurrent or at_once(self.trials, nodes))
         self.memory = compare(needs, together, available, where)
         if self.options.address is None:
             check_gpu_memory(needs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,10 +19,11 @@ from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
 from grpo_trainable.trainable import NAME, register
-from tuning.checks import check_resources, this_machine
+from tuning.cluster import check_nodes, join
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import Interrupt
 from tuning.mutations import pbt_bounds, within_bounds
+from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
 
@@ -31,35 +32,41 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @contextmanager
-def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Mapping[str, float]]:
-    """Ray for the trials of a plan, and the resources it has. Ray is shut down at the end.
+def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
+    """Ray for the trials of a plan, and its nodes. Ray is shut down at the end.
 
     Raises:
-        UsageError: a trial needs more than the cluster has.
+        UsageError: the cluster cannot be joined, a trial finds no room in it, or a node cannot be
+            used.
     """
     # Without a snapshot a second, a killed driver loses rows, and a retried trial as well.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     try:
         interrupt.install()
-        ray.init(**_ray_options(plan))
+        _start_ray(plan)
         interrupt.install()
-        available = ray.cluster_resources()
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         address = plan.options.address
         if address is not None:
             where = f"the cluster at {address}"
-            check_resources(plan.trials, available, where)
+            check_resources(plan.trials, nodes, where)
+            check_nodes(plan.storage)
             # Ray divides the memory of its nodes between processes and objects.
-            memory = available.get("memory", 0.0) + available.get("object_store_memory", 0.0)
-            plan.check_memory(available, int(memory), where)
-        yield available
+            memory = total(nodes, "memory") + total(nodes, "object_store_memory")
+            plan.check_memory(nodes, int(memory), where)
+        yield nodes
     finally:
         stop_live_table()
         ray.shutdown()
 
 
-def _ray_options(plan: Plan) -> dict[str, Any]:
-    """The arguments of `ray.init`."""
+def _start_ray(plan: Plan) -> None:
+    """Joins the cluster that the command names, or starts one here.
+
+    Raises:
+        UsageError: the cluster cannot be joined.
+    """
     verbose, address = plan.options.verbose, plan.options.address
     options: dict[str, Any] = {
         "log_to_driver": verbose,
@@ -67,16 +74,17 @@ def _ray_options(plan: Plan) -> dict[str, Any]:
         "runtime_env": {"env_vars": ENVIRONMENT},
     }
     if address is not None:
-        return {**options, "address": address}
+        join(address, **options)
+        return
     os.environ.update(ENVIRONMENT)
-    machine = this_machine(plan.trials)
-    return {
+    (machine,) = this_machine(plan.trials)
+    ray.init(
+        address="local",  # not a cluster that somebody else has started here
+        include_dashboard=False,
+        num_cpus=int(machine["CPU"]),
+        num_gpus=int(machine["GPU"]),
         **options,
-        "address": "local",  # not a cluster that somebody else has started here
-        "include_dashboard": False,
-        "num_cpus": int(machine["CPU"]),
-        "num_gpus": int(machine["GPU"]),
-    }
+    )
 
 
 def fit(plan: Plan) -> tune.ResultGrid:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError
+from grpo_trainable.transports.interface import let_gloo_use
 from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 
@@ -145,6 +146,10 @@ class _TwoSidedSender(_PackingSender):
 class GlooSender(_TwoSidedSender):
     name = "gloo"
 
+    def __init__(self) -> None:
+        super().__init__()
+        let_gloo_use(ray.util.get_node_ip_address())
+
 
 class NcclSender(_TwoSidedSender):
     name = "nccl"
@@ -220,6 +225,10 @@ class _TwoSidedReceiver:
 
 class GlooReceiver(_TwoSidedReceiver):
     name = "gloo"
+
+    def __init__(self, deadline_s: float, device: str) -> None:
+        super().__init__(deadline_s, device)
+        let_gloo_use(ray.util.get_node_ip_address())
 
 
 class NcclReceiver(_TwoSidedReceiver):

@@ -1,0 +1,134 @@
+"""Machines on one machine: each is a network and a mount namespace behind a switch, with an
+address, a `/dev/shm` and a disk of its own. Only root can make them, on Linux with `ip`, `nsenter`
+and `unshare`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+TOOLS = ("ip", "nsenter", "unshare", "mount")
+SUBNET = "10.77.0"
+SHARED_MEMORY = DISK = "2g"
+
+
+def missing() -> str | None:
+    """Why there can be no such machines here; None where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"{' and '.join(absent)} missing (iproute2, util-linux)"
+    trial = subprocess.run(["unshare", "-n", "-m", "true"], capture_output=True, text=True)
+    return None if trial.returncode == 0 else f"no namespaces: {trial.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
+    """Machines 1 to `count`; `disk` is a directory that each has for itself. All their processes
+    end with them."""
+    switch = f"grpo-{os.getpid()}-sw"
+    made: list[Machine] = []
+    disk.mkdir(parents=True, exist_ok=True)
+    try:
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        for number in range(1, count + 1):
+            made.append(Machine(number, switch, disk))
+        yield made
+    finally:
+        for machine in made:
+            machine.remove()
+        _ip("netns", "del", switch)
+
+
+class Machine:
+    def __init__(self, number: int, switch: str, disk: Path) -> None:
+        self.address = f"{SUBNET}.{number}"
+        self._name, self._port = f"grpo-{os.getpid()}-{number}", f"p{number}"
+        name = self._name
+        _ip("netns", "add", name)
+        _ip("-n", name, "link", "set", "lo", "up")
+        wire = ("type", "veth", "peer", "name", self._port, "netns", switch)
+        _ip("-n", name, "link", "add", "eth0", *wire)
+        _ip("-n", switch, "link", "set", self._port, "master", "br0", "up")
+        _ip("-n", name, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        self.connect()
+        # Its process keeps the mounts.
+        mounts = (
+            "mount --make-rprivate /",
+            f"mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm",
+            f"mount -t tmpfs -o size={DISK} tmpfs '{disk}'",
+            "echo ready && exec sleep infinity",
+        )
+        command = ["ip", "netns", "exec", name, "unshare", "-m", "sh", "-ec", "\n".join(mounts)]
+        self._keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline() == "ready\n"
+
+    def connect(self) -> None:
+        """Plugs its network cable in."""
+        _ip("-n", self._name, "link", "set", "eth0", "up")
+
+    def cut(self) -> None:
+        """Pulls its network cable out."""
+        _ip("-n", self._name, "link", "set", "eth0", "down")
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], **options: object
+    ) -> subprocess.Popen[str]:
+        """Starts a command on this machine."""
+        inside = ["nsenter", "-t", str(self._keeper.pid), "-n", "-m", "--", *command]
+        return subprocess.Popen(
+            inside,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,  # type: ignore[call-overload]
+        )
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+        """The exit status of a command on this machine, and what it printed."""
+        with self.start(command, environment) as process:
+            printed, _ = process.communicate()
+        return process.returncode, printed
+
+    def processes(self) -> list[int]:
+        """Every process on this machine but the one that keeps it."""
+        network = _network(self._keeper.pid)
+        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [pid for pid in found if pid != self._keeper.pid and _network(pid) == network]
+
+    def kill(self) -> None:
+        """Ends all its processes at once, as a loss of power would."""
+        while pids := self.processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def remove(self) -> None:
+        self.kill()
+        self._keeper.kill()
+        self._keeper.communicate()
+        _ip("netns", "del", self._name)
+
+
+def _network(pid: int) -> int | None:
+    """Which network namespace a process is in; None when it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)

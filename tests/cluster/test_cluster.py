@@ -1,0 +1,63 @@
+"""Trials on a cluster of three machines with two CPUs each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from ray_cluster import Cluster
+
+TINY = (
+    *("--space", "async_vs_sync", "--set", "arm=async_k1", "--set", "rollout.prompts=4"),
+    *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--name", "trial"),
+)
+
+
+def rows(storage: Path) -> list[dict]:
+    (path,) = storage.glob("trial/*/result.json")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_a_trial_whose_actors_are_on_different_machines_ends(cluster: Cluster, tmp_path, transport):
+    # Two CPUs each: learner and generators find room on no single machine.
+    status, printed = cluster.tune(
+        *(*TINY, "--iterations", "4", "--storage", str(tmp_path)),
+        *("--set", "resources.learner_cpus=2", "--set", "resources.num_generators=2"),
+        *("--set", "resources.generator_cpus=1", "--set", f"transport={transport}"),
+    )
+    assert status == 0, printed
+    assert [row["training_iteration"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_an_actor_larger_than_any_machine_is_refused(cluster: Cluster, tmp_path):
+    status, printed = cluster.tune(
+        *TINY, "--storage", str(tmp_path), "--set", "resources.learner_cpus=3"
+    )
+    assert status == 2
+    (line,) = printed.splitlines()
+    assert "find" in line or "have no room: 2 CPUs, 2 CPUs, 2 CPUs" in line
+
+
+def test_an_address_at_which_nobody_listens_is_one_line(cluster: Cluster, tmp_path):
+    status, printed = cluster.tune(
+        *TINY, "--storage", str(tmp_path), "--address", f"{cluster.machines[1].address}:6380"
+    )
+    assert status == 2
+    (line,) = printed.splitlines()
+    assert "--address 10.77.0.2:6380: nobody answers there" in line
+
+
+def test_a_cluster_with_another_token_is_one_line(cluster: Cluster, tmp_path):
+    status, printed = cluster.tune(*TINY, "--storage", str(tmp_path), RAY_AUTH_TOKEN="0" * 64)
+    assert status == 2
+    assert f"--address {cluster.address}: Ray does not let us in" in printed.splitlines()[-1]
+
+
+def test_storage_that_not_every_machine_sees_is_refused(cluster: Cluster):
+    own = cluster.disk / "runs"
+    status, printed = cluster.tune(*TINY, "--storage", str(own))
+    assert status == 2
+    assert f"--storage {own}: node 10.77.0." in printed.splitlines()[-1]
+    assert "choose a directory that all nodes share" in printed

@@ -1,0 +1,81 @@
+"""Whether the actors of a trial find room on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_trainable.command_line import UsageError
+from grpo_trainable.config import GRPOConfig
+from tuning.nodes import at_once, check_resources, room_beside, total
+
+
+def cpus(*counts: float) -> list[dict[str, float]]:
+    return [{"CPU": float(count)} for count in counts]
+
+
+def trial(**resources: float) -> GRPOConfig:
+    return GRPOConfig.from_dict({"placement": "disaggregated", "resources": resources})
+
+
+def test_each_bundle_goes_where_it_leaves_the_least():
+    # 3 fills the node of 3; 2 leaves 0 on the node of 2, and 1 goes to the node of 4.
+    left = room_beside(cpus(1, 2, 3), cpus(4, 2, 3))
+    assert left is not None
+    assert [node["CPU"] for node in left] == [3, 0, 0]
+
+
+def test_a_bundle_needs_its_room_on_one_node():
+    assert room_beside(cpus(3), cpus(2, 2)) is None
+    assert room_beside(cpus(2, 2), cpus(2, 2)) is not None
+    assert room_beside(cpus(0.1, 0.95, 0.95), cpus(2)) is not None
+
+
+def test_what_needs_no_gpu_leaves_the_nodes_with_gpus_free():
+    nodes = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 8.0}]
+    left = room_beside(cpus(2), nodes)
+    assert left == [{"CPU": 2, "GPU": 1}, {"CPU": 6, "GPU": 0}]
+    assert room_beside([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}], nodes) is not None
+    assert room_beside([{"CPU": 1.0, "GPU": 2.0}], nodes) is None
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+)
+def test_what_is_left_and_what_is_placed_add_up(bundles, sizes):
+    nodes = cpus(*sizes)
+    left = room_beside(cpus(*bundles), nodes)
+    if left is None:
+        # What found no room has at most 4 CPUs: every node has at most 3 left.
+        assert sum(bundles) > sum(sizes) - 3 * len(sizes)
+    else:
+        assert total(left, "CPU") == sum(sizes) - sum(bundles)
+        assert all(node["CPU"] >= 0 for node in left)
+
+
+def test_a_trial_that_fits_no_node_is_refused_though_the_cluster_has_enough():
+    wide = trial(learner_cpus=3, num_generators=1, generator_cpus=1)
+    check_resources([wide], cpus(4, 2), "the cluster")
+    with pytest.raises(UsageError) as caught:
+        check_resources([wide], cpus(2, 2, 2), "the cluster")
+    assert str(caught.value) == (
+        f"arm {wide.arm} has actors of 0.1 CPUs, 3 CPUs, 1 CPU, each on one node, for which the "
+        "nodes of the cluster have no room: 2 CPUs, 2 CPUs, 2 CPUs; lower resources.generator_cpus "
+        "or resources.learner_cpus"
+    )
+
+
+def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
+    with pytest.raises(UsageError, match=r"needs 4\.1 CPUs, this machine has 2; lower resources"):
+        check_resources([trial(learner_cpus=3, generator_cpus=1)], cpus(2), "this machine")
+
+
+def test_as_many_trials_run_as_find_room_beside_each_other():
+    narrow = trial(learner_cpus=1, generator_cpus=0.9)
+    wide = trial(learner_cpus=3, generator_cpus=0.9)
+    assert at_once([narrow] * 9, cpus(2)) == 1
+    assert at_once([narrow] * 9, cpus(2, 2, 2)) == 3
+    assert at_once([narrow] * 2, cpus(2, 2, 2)) == 2
+    assert at_once([narrow, wide, narrow], cpus(4, 2, 2)) == 1

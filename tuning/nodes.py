@@ -1,0 +1,116 @@
+"""The nodes that trials run on, and whether the actors of a trial find room on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from grpo_trainable.command_line import UsageError
+from grpo_trainable.config import GRPOConfig
+
+# What each node has, or has left: CPUs and GPUs by Ray's names.
+Nodes: TypeAlias = Sequence[Mapping[str, float]]
+KINDS = ("CPU", "GPU")
+
+
+def usable_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
+    """This machine as the only node, with its GPUs when a trial asks for any."""
+    machine = {"CPU": float(usable_cpus()), "GPU": 0.0}
+    if any(trial.uses_gpus for trial in trials):
+        import torch
+
+        machine["GPU"] = float(torch.cuda.device_count())
+    return [machine]
+
+
+def total(nodes: Nodes, kind: str) -> float:
+    """How much of a kind all nodes have together."""
+    return sum(node.get(kind, 0.0) for node in nodes)
+
+
+def room_beside(bundles: Iterable[Mapping[str, float]], nodes: Nodes) -> Nodes | None:
+    """What the nodes have left when each bundle has a place on one of them; None where a bundle
+    finds none.
+
+    The largest bundle comes first, and each goes where it leaves the least free, on a node without
+    GPUs where it needs none (best fit decreasing). As with Ray's own placement, some rare bundles
+    that would fit otherwise find no room.
+    """
+    left = [{kind: node.get(kind, 0.0) for kind in KINDS} for node in nodes]
+    for bundle in sorted(bundles, key=_size, reverse=True):
+        fitting = [node for node in left if all(_fits(bundle, node, kind) for kind in KINDS)]
+        if not fitting:
+            return None
+        node = min(fitting, key=_size)
+        for kind in KINDS:
+            node[kind] = round(node[kind] - bundle.get(kind, 0.0), 4)
+    return left
+
+
+def _size(resources: Mapping[str, float]) -> tuple[float, float]:
+    return resources.get("GPU", 0.0), resources.get("CPU", 0.0)
+
+
+def _fits(bundle: Mapping[str, float], node: Mapping[str, float], kind: str) -> bool:
+    return round(bundle.get(kind, 0.0), 4) <= node[kind]
+
+
+def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> None:
+    """Refuses a trial that would stay pending for ever because its placement group never fits.
+
+    Raises:
+        UsageError: its actors need more than there is, or find no room on any single node.
+    """
+    for trial in trials:
+        if room_beside(trial.bundles(), nodes) is None:
+            raise UsageError(_misfit(trial, nodes, where))
+
+
+def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
+    """Why a trial finds no room, and what to lower."""
+    keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
+    for kind in KINDS:
+        needed = round(sum(bundle.get(kind, 0.0) for bundle in trial.bundles()), 4)
+        lower = " or ".join(f"resources.{key}_{kind.lower()}s" for key in keys)
+        if needed > total(nodes, kind):
+            return (
+                f"arm {trial.arm} needs {needed:g} {kind}s, {where} has {total(nodes, kind):g}; "
+                f"lower {lower}"
+            )
+    bundles = ", ".join(map(_shown, trial.bundles()))
+    lower = " or ".join(f"resources.{key}_cpus" for key in keys)
+    return (
+        f"arm {trial.arm} has actors of {bundles}, each on one node, for which the nodes of "
+        f"{where} have no room: {', '.join(map(_shown, nodes))}; lower {lower}"
+    )
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    """`2 CPUs`, `2 CPUs and 1 GPU`."""
+    amounts = {kind: resources.get(kind, 0.0) for kind in KINDS}
+    return " and ".join(
+        f"{amount:g} {kind}{'' if amount == 1 else 's'}"
+        for kind, amount in amounts.items()
+        if amount or kind == "CPU"
+    )
+
+
+def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
+    """How many of the largest trials fit beside each other, at most as many as there are."""
+    shapes = {str(trial.bundles()): trial.bundles() for trial in trials}
+    return min(_times(bundles, nodes, len(trials)) for bundles in shapes.values())
+
+
+def _times(bundles: Sequence[Mapping[str, float]], nodes: Nodes, most: int) -> int:
+    """How often the bundles fit, up to `most` times."""
+    left: Nodes | None = nodes
+    for times in range(most):
+        left = room_beside(bundles, left)
+        if left is None:
+            return times
+    return most
