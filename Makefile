@@ -22,10 +22,10 @@ test: fresh
 	@touch $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore $(EXTRAS) $(ARGS)
 
-# Hugging Face models, mathematics, and every how-to page executed.
+# Hugging Face models, mathematics, reasoning-gym, and every how-to page executed.
 test-extras: $(READY)
-	$(PIP_INSTALL) -e '.[hf,math]'
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(EXTRAS) $(ARGS)
+	$(PIP_INSTALL) -e '.[hf,math,gym]'
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(EXTRAS) tests/unit/test_reasoning_gym_task.py $(ARGS)
 
 # The engine vLLM, in an environment of its own, which stays; vLLM pins versions of nearly everything.
 # Where it cannot be installed its tests are skipped by name.
