@@ -22,9 +22,9 @@ test: fresh
 	@touch $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore $(EXTRAS) $(ARGS)
 
-# Hugging Face models, mathematics, and every how-to page executed.
+# Hugging Face models, mathematics, RLlib, and every how-to page executed.
 test-extras: $(READY)
-	$(PIP_INSTALL) -e '.[hf,math]'
+	$(PIP_INSTALL) -e '.[hf,math,rllib]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(EXTRAS) $(ARGS)
 
 # The engine vLLM, in an environment of its own, which stays; vLLM pins versions of nearly everything.
