@@ -3,11 +3,12 @@
     python benchmarks/grpo_vs_ppo.py                               three seeds of each
     python benchmarks/grpo_vs_ppo.py --samples 192 --seeds 1       to see that it works
 
-GRPO runs as the arm `colocated_k1` of `async_vs_sync`. PPO is RLlib's, on `TokenEnv` with our
+GRPO runs as the arm of `grpo_vs_ppo_space.py`. PPO is RLlib's, on `TokenEnv` with our
 policy and a value head as its module: no KV cache, a token is a step of the environment. Both start
 from the policy that ships, sample at one temperature with one learning rate, use one thread, and
 are measured by the same evaluation on the same held-out prompts. PPO's trials are written beside
-GRPO's, so that one report has both curves. PPO needs the extra `rllib`.
+GRPO's, so that one report has both curves. A response of PPO's counts once it is complete: when it
+stops, some are not, which the tokens do count. PPO needs the extra `rllib`.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from reports.report import write_report
 if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
-GRPO_ARM, PPO_ARM = "colocated_k1", "rllib_ppo"
+PPO_ARM = "rllib_ppo"
+SPACE = ROOT / "benchmarks" / "grpo_vs_ppo_space.py"
 NAME = "grpo_vs_ppo"
 STORAGE = Path.home() / "ray_results"
-EVERY = 256  # responses between evaluations
+EVERY = 256  # responses between evaluations, as in the space
 
 # Of both: the defaults of a trial, but for what PPO needs to know in its own words.
 OURS = GRPOConfig()
@@ -81,14 +83,13 @@ def main() -> None:
         print(show(trial))
     report = write_report(directory)
     print(f"both curves: {report}")
-    settings = {"grpo": GRPO_ARM, "ppo": PPO_SETTINGS, "samples": args.samples}
+    settings = {"ppo": PPO_SETTINGS, "samples": args.samples}
     write(args.out, {**provenance(args), "workload": settings, "trials": trials})
 
 
 def run_grpo(args: argparse.Namespace) -> None:
     command = [
-        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
-        *("--set", f"arm={GRPO_ARM}", "--set", f"eval.every={EVERY // RESPONSES}"),
+        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", str(SPACE)),
         *("--samples", str(args.samples)),
         *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
         *("--name", NAME, "--storage", str(args.storage)),
@@ -150,11 +151,12 @@ def train_ppo(algo: PPO, seed: int, samples: int) -> list[dict[str, Any]]:
     complete."""
     first = evaluated = held_out(algo, seed)
     evaluated_at = evaluated_round = 0
-    seconds, done, rows = 0.0, 0.0, []
+    seconds, cpu_s, done, rows = 0.0, 0.0, 0.0, []
     while done < samples:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         result = algo.train()
         seconds += time.perf_counter() - start
+        cpu_s += time.process_time() - cpu_start
         runners = result["env_runners"]
         done = float(runners["num_episodes_lifetime"])
         round_ = int(result["training_iteration"])
@@ -172,6 +174,7 @@ def train_ppo(algo: PPO, seed: int, samples: int) -> list[dict[str, Any]]:
                 "count/trained": done / OURS.rollout.group_size,
                 "count/requested": done / OURS.rollout.group_size,
                 "time/wall_clock_s": seconds,
+                "cpu_s": cpu_s,
                 "env_runners/num_episodes_lifetime": done,
                 "num_env_steps_sampled_lifetime": float(runners["num_env_steps_sampled_lifetime"]),
                 "timestamp": time.time(),
@@ -179,8 +182,8 @@ def train_ppo(algo: PPO, seed: int, samples: int) -> list[dict[str, Any]]:
             }
         )
         print(
-            f"PPO seed {seed}: {done:.0f} responses, {seconds:.0f} s, training reward "
-            f"{rows[-1]['reward/train_mean']:.3f}, held out {evaluated:.3f}",
+            f"PPO seed {seed}: {done:.0f} responses, {seconds:.0f} s ({cpu_s:.0f} of a CPU), "
+            f"training reward {rows[-1]['reward/train_mean']:.3f}, held out {evaluated:.3f}",
             flush=True,
         )
     return rows
@@ -212,6 +215,7 @@ def summary(result: Path) -> dict[str, Any]:
         "samples": samples_of(rows[-1]),
         "tokens": rows[-1]["num_env_steps_sampled_lifetime"],
         "seconds": rows[-1]["time/wall_clock_s"],
+        "cpu_s": rows[-1].get("cpu_s"),  # of the one process that PPO is
         "first": rows[0]["reward/eval_first"],
         "last": rows[-1]["reward/eval_mean"],
         "held_out": {

@@ -28,7 +28,7 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.checkpointing import CheckpointError
-from grpo_trainable.config import GRPOConfig, make_absolute
+from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, shown
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.trial import TrainedRound, Trial, resolved
@@ -66,6 +66,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         """
         super().training(**settings)
         if grpo is not NotProvided:
+            if not isinstance(grpo, Mapping):
+                raise ConfigError(f"grpo={shown(grpo)}: must be a mapping")
             self.grpo = _merged(self.grpo, make_absolute(grpo, os.getcwd()))
         return self
 

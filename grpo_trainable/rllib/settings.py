@@ -51,23 +51,22 @@ READ = {
     *("log_level", "log_sys_usage", "_use_msgpack_checkpoints", "class"),
 }
 
-# What to use in place of some that are not.
-INSTEAD = {
-    "env": "training(grpo={'task': {…}})",
-    "gamma": "nothing: a response has one reward, at its end",
-    "train_batch_size": "training(grpo={'rollout': {'prompts': …, 'group_size': …}})",
-    "train_batch_size_per_learner": "training(grpo={'rollout': {'prompts': …, 'group_size': …}})",
-    "minibatch_size": "training(grpo={'k': …, 'k_mode': 'minibatches'})",
-    "num_epochs": "training(grpo={'k': …})",
-    "num_envs_per_env_runner": "training(grpo={'rollout': {'unit_prompts': …}})",
-    "num_cpus_per_env_runner": "training(grpo={'resources': {'generator_cpus': …}})",
-    "num_gpus_per_env_runner": "training(grpo={'resources': {'generator_gpus': …}})",
-    "num_cpus_per_learner": "training(grpo={'resources': {'learner_cpus': …}})",
-    "num_gpus_per_learner": "training(grpo={'resources': {'learner_gpus': …}})",
-    "evaluation_duration": "training(grpo={'eval': {'prompts': …, 'samples': …}})",
-    "evaluation_num_env_runners": "nothing: the env runners evaluate too",
-    "model_config": "training(grpo={'model': {…}})",
-    "rl_module_spec": "training(grpo={'model': {…}})",
+# Why others are not, or what to use in their place.
+WHY_NOT = {
+    "env": "use training(grpo={'task': {…}})",
+    "gamma": "a response has one reward, at its end",
+    "train_batch_size": "use training(grpo={'rollout': {'prompts': …, 'group_size': …}})",
+    "train_batch_size_per_learner": "use training(grpo={'rollout': {'prompts': …}})",
+    "minibatch_size": "use training(grpo={'k': …, 'k_mode': 'minibatches'})",
+    "num_epochs": "use training(grpo={'k': …})",
+    "num_cpus_per_env_runner": "use training(grpo={'resources': {'generator_cpus': …}})",
+    "num_gpus_per_env_runner": "use training(grpo={'resources': {'generator_gpus': …}})",
+    "num_cpus_per_learner": "use training(grpo={'resources': {'learner_cpus': …}})",
+    "num_gpus_per_learner": "use training(grpo={'resources': {'learner_gpus': …}})",
+    "evaluation_duration": "use training(grpo={'eval': {'prompts': …, 'samples': …}})",
+    "evaluation_num_env_runners": "the env runners evaluate too",
+    "model_config": "use training(grpo={'model': {…}})",
+    "rl_module_spec": "use training(grpo={'model': {…}})",
 }
 
 
@@ -135,8 +134,8 @@ def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
                 f"{shown(name)}: unknown key; settings of GRPO are given by training(grpo={{…}})"
             )
         if value != defaults[name]:
-            instead = INSTEAD.get(shown_name, "see docs/howto/rllib.md for what is")
-            raise ConfigError(f"{shown_name}: is not read by GRPO; use {instead}")
+            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says what is")
+            raise ConfigError(f"{shown_name}: is not read by GRPO; {why}")
     for callback in force_list(config.callbacks_class):
         _refuse_uncalled(callback)
 

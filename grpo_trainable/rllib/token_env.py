@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import gymnasium
+import gymnasium  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch
 

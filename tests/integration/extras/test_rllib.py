@@ -54,6 +54,9 @@ class Told(RLlibCallback):
         algorithm.told.append("train_result")
         result["mine"] = 1
 
+    def on_checkpoint_loaded(self, *, algorithm: Any, **kwargs: Any) -> None:
+        algorithm.told.append("checkpoint_loaded")
+
     def on_evaluate_end(
         self, *, algorithm: Any, evaluation_metrics: dict[str, Any], **kwargs: Any
     ) -> None:
@@ -127,7 +130,7 @@ def unread() -> dict[str, AlgorithmConfig]:
     return {
         "gamma: is not read": new().training(gamma=0.9),
         "train_batch_size_per_learner: .*rollout": new().training(train_batch_size_per_learner=9),
-        "num_envs_per_env_runner: ": new().env_runners(num_envs_per_env_runner=4),
+        "num_envs_per_env_runner: is not read": new().env_runners(num_envs_per_env_runner=4),
         "env: is not read by GRPO; use .*task": new().environment("CartPole-v1"),
         "evaluation_num_env_runners: ": new().evaluation(evaluation_num_env_runners=1),
         "rl_module_spec: ": new().rl_module(rl_module_spec=object()),
@@ -156,6 +159,11 @@ def test_what_means_nothing_here_is_refused_by_name(words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         unread()[words].validate()
     assert "\n" not in str(refused.value)
+
+
+def test_settings_are_a_mapping() -> None:
+    with pytest.raises(ConfigError, match="grpo=5: must be a mapping"):
+        GRPOAlgorithmConfig().training(grpo=5)
 
 
 def test_relative_paths_mean_the_directory_in_which_they_were_written(
@@ -258,6 +266,18 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
         "kl": fourth["kl"],
         "evaluation": measured["episode_return_mean"],
     }
+
+
+def test_tunes_own_save_and_restore_work_too(algorithms: Any, tmp_path: Path) -> None:
+    algo = algorithms(config_of().callbacks(Told))
+    algo.train()
+    algo.save(str(tmp_path / "checkpoint"))
+    expected = algo.train()
+    algo.restore(str(tmp_path / "checkpoint"))
+    assert algo.told[-1] == "checkpoint_loaded"
+    again = algo.train()
+    assert again["training_iteration"] == 2
+    assert untimed(again) == untimed(expected)
 
 
 @pytest.mark.parametrize("runners", [0, 1])
