@@ -79,13 +79,13 @@ def run(arm: str, rounds: int, seed: int) -> dict[str, Any]:
     from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
 
     from callbacks import grpo_callbacks
-    from grpo_trainable.pipeline import RoundReport
     from grpo_trainable.trainable import DetailedGRPO
+    from grpo_trainable.trial import TrainedRound
     from search_spaces import SPACES
 
     class InTurn(DetailedGRPO):
-        def _extra(self, report: RoundReport) -> dict[str, Any]:
-            return super()._extra(report) if is_ours(report.round) else {}
+        def _extra(self, trained: TrainedRound) -> dict[str, Any]:
+            return super()._extra(trained) if is_ours(trained.report.round) else {}
 
     class Loggers(tune.Callback):
         """Hands each row to the loggers whose turn it is, and notes when they were done."""

@@ -124,17 +124,17 @@ class WallClock:
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
         self._last_end: float | None = None
-        self._checkpoint_s = 0.0
+        self._left_out_s = 0.0
 
-    def checkpointed(self, seconds: float) -> None:
-        """Notes that a checkpoint since the last round took `seconds`."""
-        self._checkpoint_s += seconds
+    def leave_out(self, seconds: float) -> None:
+        """Notes that a checkpoint or an evaluation since the last round took `seconds`."""
+        self._left_out_s += seconds
 
     def round_ended(self, start: float, end: float, eval_s: float) -> float:
         """Adds a round, and returns its seconds since the end of the round before."""
         since = start if self._last_end is None else self._last_end
-        gap_s = 0.0 if self._last_end is None else self._checkpoint_s
+        gap_s = 0.0 if self._last_end is None else self._left_out_s
         seconds = end - since - gap_s - eval_s
-        self._last_end, self._checkpoint_s = end, 0.0
+        self._last_end, self._left_out_s = end, 0.0
         self.seconds += seconds
         return seconds

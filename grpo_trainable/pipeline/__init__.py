@@ -4,7 +4,8 @@
 gives generators work and weights, `open_calls` waits for their answers.
 """
 
+from grpo_trainable.pipeline.evaluation import Evaluation
 from grpo_trainable.pipeline.loop import Pipeline
 from grpo_trainable.pipeline.report import RoundReport
 
-__all__ = ["Pipeline", "RoundReport"]
+__all__ = ["Evaluation", "Pipeline", "RoundReport"]

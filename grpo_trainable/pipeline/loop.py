@@ -216,6 +216,22 @@ class Pipeline:
 
     # ---- Evaluation --------------------------------------------------------------------------
 
+    def evaluate(self) -> Evaluation:
+        """The held-out rewards under the present weights, asked for between two rounds. What was
+        measured already is not sampled again.
+
+        Raises:
+            ActorFailed: as `run_round`.
+        """
+        if self.evaluation is None or self.evaluation.round != self.gate.learner_round:
+            holding, self._holding = self._holding, True
+            self._evaluate()
+            self._recorder.forget_spans(HeldOutChunk.stage)  # they are part of no round
+            self._holding = holding
+            self._dispatch()
+        assert self.evaluation is not None
+        return self.evaluation
+
     def _evaluate(self) -> None:
         """Scores the held-out prompts under the weights last published."""
         # Every generator takes in the newest weights first, so that none arrive in mid-evaluation.

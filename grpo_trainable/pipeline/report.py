@@ -90,6 +90,10 @@ class Recorder:
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
         self.round.spans += [ActorSpan(role, actor, span) for span in spans]
 
+    def forget_spans(self, stage: str) -> None:
+        """Drops what was recorded of a stage since the last take."""
+        self.round.spans = [item for item in self.round.spans if item.span.stage != stage]
+
     def note(self, text: str) -> None:
         """Tells the user something, in one line."""
         self.round.notes.append(text)

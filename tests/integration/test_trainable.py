@@ -36,6 +36,7 @@ from grpo_trainable.metrics import FRACTIONS, NAMES, SOMETIMES, TIMED
 from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+from grpo_trainable.trial import Trial
 from grpo_trainable.trial_storage import TrialStorage
 
 # Ray's processes cannot import this file.
@@ -232,7 +233,8 @@ def test_checkpoint_with_a_pickle_beside_it_is_refused_before_it_is_loaded(
     (directory / "_dict_checkpoint.pkl").write_bytes(pickle.dumps(Bomb()))
     # No actor is needed to refuse it.
     trainable = object.__new__(GRPOTrainable)
-    trainable._stored = TrialStorage(None, keep=None)  # as outside Tune
+    trainable.trial = object.__new__(Trial)
+    trainable.trial.stored = TrialStorage(None, keep=None)  # as outside Tune
     with pytest.raises(CheckpointError, match=r"_dict_checkpoint\.pkl: is not of a checkpoint"):
         trainable.restore(str(directory))
     assert not (tmp_path / "exploded").exists()
@@ -310,7 +312,7 @@ def test_tune_finds_that_it_saves_and_restores(ray_session: None, tmp_path: Path
 
 
 def kill(trainable: GRPOTrainable, name: str) -> None:
-    next(actor for actor in trainable._actors if actor.name == name).kill()
+    next(actor for actor in trainable.trial.actors if actor.name == name).kill()
 
 
 def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
@@ -326,7 +328,9 @@ def test_dead_generator_is_replaced_and_a_synchronous_run_is_none_the_worse(
     last = {**rows(results["sync"])[-1], "count/redispatched": 4.0}
     assert untimed(row) == untimed(last)
     assert len(actor_processes()) == 2
-    assert actor_processes().keys() <= running._meter.own  # the generator that came later as well
+    assert (
+        actor_processes().keys() <= running.trial.meter.own
+    )  # the generator that came later as well
 
 
 def test_dead_generator_costs_an_asynchronous_run_no_prompt(trainable: Any) -> None:
@@ -402,12 +406,12 @@ def test_warm_up_changes_neither_rows_nor_weights(
         trial = trainable(trial_config(placement=placement, rounds=2))
         rows = [trial.step() for _ in range(2)]
         assert (rows[0]["time/warm_up_s"] > 0) == warmed
-        return [untimed(row) for row in rows], trial._learners.state().policy
+        return [untimed(row) for row in rows], trial.trial.learner_state().policy
 
     warmed = True
     rows, policy = run()
     warmed = False
-    monkeypatch.setattr(GRPOTrainable, "_warm_up", lambda self: None)
+    monkeypatch.setattr(Trial, "_warm_up", lambda self: None)
     expected_rows, expected_policy = run()
     assert rows == expected_rows
     assert policy.keys() == expected_policy.keys()
@@ -441,18 +445,18 @@ class TellsBundles(GRPOTrainable):
     def step(self) -> dict[str, Any]:
         row = super().step()
         row["bundles"] = self._bundles()
-        for actor in self._actors.generators:
+        for actor in self.trial.actors.generators:
             actor.kill()
             with pytest.raises(ActorFailed):
-                await_call(self._runtime, actor.submit_function("probe", own_bundles), 30.0)
+                await_call(self.trial.runtime, actor.submit_function("probe", own_bundles), 30.0)
         for name in ("generator-1", "generator-0"):
-            self._replace_generator(name)
+            self.trial.replace_generator(name)
         row["bundles_afterwards"] = self._bundles()
         return row
 
     def _bundles(self) -> dict[str, list[int]]:
-        calls = [actor.submit_function("probe", own_bundles) for actor in self._actors]
-        return {call.actor.name: await_call(self._runtime, call, 60.0) for call in calls}
+        calls = [actor.submit_function("probe", own_bundles) for actor in self.trial.actors]
+        return {call.actor.name: await_call(self.trial.runtime, call, 60.0) for call in calls}
 
 
 def test_every_actor_is_in_the_bundle_that_is_meant_for_it_and_so_is_a_replacement(
@@ -540,10 +544,10 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
     trainable(config).save(str(directory / "checkpoint_000001"))
     trial = trainable(config)
     storage = StorageContext(str(tmp_path), "experiment", trial_dir_name="trial")
-    trial._stored = TrialStorage(storage, keep=None)
+    trial.trial.stored = TrialStorage(storage, keep=None)
     gone = tune.Checkpoint.from_directory(str(directory / "checkpoint_000000"))
     trial.restore(_TrainingResult(checkpoint=gone, metrics={"training_iteration": 3}))
-    assert trial.iteration == trial.pipeline.gate.learner_round == 0
+    assert trial.iteration == trial.trial.rounds_trained == 0
 
 
 def test_a_trial_refuses_to_go_on_with_another_data_file(trainable: Any, tmp_path: Path) -> None:
@@ -567,7 +571,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     inputs = digests_of_all([GRPOConfig.from_dict(config)])
     guarded = tune.with_parameters(GRPOTrainable, inputs=inputs)
     running = guarded(config)
-    assert running.grpo.to_dict() == GRPOConfig.from_dict(config).to_dict()
+    assert running.trial.config.to_dict() == GRPOConfig.from_dict(config).to_dict()
     with words.open("a") as file:
         file.write("one more\n")
     refused = rf"^task\.keywords_file: {words} is not what it was .*put the file back"

@@ -151,11 +151,11 @@ def test_actors_that_begin_anew_keep_their_way(trainable: Any, name: str) -> Non
     """As for a clone of PBT: the same group, other settings."""
     running = trainable(trial_config(transport=name, lag=1))
     running.step()
-    before = [actor.handle for actor in running._actors]
+    before = [actor.handle for actor in running.trial.actors]
     assert running.reset_config(trial_config(transport=name, lag=1, optim={"lr": 2e-3}))
     row = [running.step() for _ in range(2)][-1]
     assert row["version/learner"] == 2
-    assert [actor.handle for actor in running._actors] == before
+    assert [actor.handle for actor in running.trial.actors] == before
 
 
 def test_what_is_frozen_travels_once(ray_session: None) -> None:
@@ -189,7 +189,7 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
 def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
     running = trainable(trial_config(transport=name, lag=1, rounds=4))
     running.step()
-    running._actors.generators[0].kill()
+    running.trial.actors.generators[0].kill()
     for _ in range(2):
         row = running.step()
     assert row["count/redispatched"] >= 2
@@ -325,7 +325,7 @@ def run(trainable: Any, rounds: int) -> None:
 def test_a_lost_generator_of_a_collective_group_is_an_error(trainable: Any) -> None:
     running = trainable(trial_config(transport="gloo", lag=1, rounds=50))
     running.step()
-    running._actors.generators[0].kill()
+    running.trial.actors.generators[0].kill()
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
         run(running, 5)
 

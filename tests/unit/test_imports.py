@@ -68,11 +68,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
     "trial_storage": {"checkpointing"},
-    "trainable": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
+    "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
+    "trainable": PIPELINE | {"trial"},
+    "rllib": PIPELINE | {"actors", "trial"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},
 }
-MAY_IMPORT_RAY = {"transports", "remote", "trainable", "trial_actors", "trial_storage"}
+MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
+MAY_IMPORT_RAY |= {"trainable", "rllib"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
@@ -177,7 +180,7 @@ def test_forbidden_import_is_noticed(module, source):
         ("grpo_trainable.config.schema", "from grpo_trainable.transports import TRANSPORTS"),
         ("grpo_trainable.algo.losses", "import torch\nfrom .masking import masked_mean"),
         ("grpo_trainable.actors.learner", "from grpo_trainable.algo import losses"),
-        ("grpo_trainable.trainable", "import ray\nfrom grpo_trainable.pipeline import Pipeline"),
+        ("grpo_trainable.trial", "import ray\nfrom grpo_trainable.pipeline import Pipeline"),
         ("callbacks.versions", "from grpo_trainable import metrics\nfrom ray import tune"),
         ("launch.tune", "import launch.report, grpo_trainable.actors"),
         ("reports.page", "import grpo_trainable.noise\nfrom search_spaces import SPACES"),

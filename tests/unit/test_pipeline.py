@@ -970,6 +970,37 @@ def test_first_evaluation_stays_in_every_row() -> None:
     assert len({row["reward/eval_mean"] for row in rows}) == 4
 
 
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_evaluation_between_two_rounds_disturbs_none(lag: int) -> None:
+    config = config_of(rounds=5, lag=lag, eval={"every": 2})
+    w = virtual_trial(config)
+    w.pipeline.start()
+    measured, rows = [], []
+    for _ in range(config.rounds):
+        measured.append(w.pipeline.evaluate().round)
+        rows.append(w.pipeline.run_round().metrics)
+    measured.append(w.pipeline.evaluate().round)
+    # Of each round once, whether it was due anyway or not.
+    assert measured == [0, 1, 2, 3, 4, 5]
+    seen = [
+        (call.weights_round, index) for call in w.of_stream("eval") for index in call.prompt_indices
+    ]
+    assert sorted(seen) == [(round_, index) for round_ in measured for index in range(3)]
+    assert trained_prompts(w) == all_prompts(config)
+    assert all(row["lag/max"] <= lag for row in rows)
+    assert not w.runtime.uncollected
+    if lag == 0:
+        undisturbed = [report.metrics for report in virtual_trial(config).run(config.rounds)]
+        # The first round has no evaluation left to do.
+        undisturbed[0]["time/step_s"] -= undisturbed[0]["time/eval_s"]
+        undisturbed[0]["time/eval_s"] = 0.0
+        others = ("reward/eval_", "eval/", "time/generator_idle", "time/learner_idle")
+        for row, expected in zip(rows, undisturbed, strict=True):
+            assert {k: v for k, v in row.items() if not k.startswith(others)} == {
+                k: v for k, v in expected.items() if not k.startswith(others)
+            }
+
+
 # ---- What a round reports besides its metrics --------------------------------------------------
 
 

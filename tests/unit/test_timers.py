@@ -138,7 +138,7 @@ def test_every_round_and_the_gaps_between_them_are_counted():
 def test_evaluation_and_checkpoints_are_subtracted():
     wall = WallClock()
     assert wall.round_ended(0, 10, eval_s=4) == 10 - 4
-    wall.checkpointed(2)
+    wall.leave_out(2)
     assert wall.round_ended(13, 25, eval_s=6) == (25 - 10) - 2 - 6
     assert wall.round_ended(26, 28, eval_s=0) == 3
     assert wall.seconds == 6 + 7 + 3
@@ -146,7 +146,7 @@ def test_evaluation_and_checkpoints_are_subtracted():
 
 def test_a_checkpoint_before_the_first_round_takes_nothing_from_it():
     wall = WallClock()
-    wall.checkpointed(5)
+    wall.leave_out(5)
     assert wall.round_ended(26, 30, eval_s=1) == 3
 
 

@@ -1,0 +1,15 @@
+"""The question of `grpo_vs_ppo.py`, and GRPO's side of it. PPO's trials are written beside them."""
+
+from search_spaces import Column, SearchSpace
+from search_spaces.columns import SPEED
+
+GRPO_VS_PPO = SearchSpace(
+    name="grpo_vs_ppo",
+    question="GRPO here or PPO in RLlib: which learns more from equal samples, and how fast?",
+    arms={"grpo": {"placement": "colocated", "rounds": 24, "eval.every": 4}},
+    columns=(
+        Column(name="training", title="training reward", metric="reward/train_mean", over="late"),
+        Column(name="tokens", title="tokens", metric="num_env_steps_sampled_lifetime", over="last"),
+        SPEED,
+    ),
+)

@@ -1,0 +1,152 @@
+"""RLlib's settings as settings of a trial, and those of RLlib that mean nothing here."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils import force_list
+
+from grpo_trainable.config import (
+    ConfigError,
+    GRPOConfig,
+    flatten,
+    set_dotted,
+    shown,
+)
+
+# RLlib knows no last round. A trial does: its learning rate may fall until then.
+ENDLESS = 10**9
+
+# RLlib's names and ours, of settings that are the same in both.
+SAME = {"lr": "optim.lr", "grad_clip": "optim.grad_clip", "seed": "seed"}
+
+# Settings of a trial that are given in RLlib's way, and how.
+IN_RLLIBS_WAY = {
+    "optim.lr": "training(lr=…)",
+    "optim.grad_clip": "training(grad_clip=…)",
+    "seed": "debugging(seed=…)",
+    "placement": "env_runners(num_env_runners=…), where 0 is colocated",
+    "resources.num_generators": "env_runners(num_env_runners=…)",
+    "eval.every": "evaluation(evaluation_interval=…)",
+    "checkpoint.every": "save_to_path(), or by Tune's CheckpointConfig",
+    "checkpoint.keep": "Tune's CheckpointConfig",
+    "callbacks.kl_band": "callbacks(…)",
+    "callbacks.verbose": "callbacks(…)",
+}
+
+# What RLlib calls at all, of its callbacks.
+CALLED = (
+    *("on_algorithm_init", "on_train_result", "on_checkpoint_loaded"),
+    *("on_evaluate_start", "on_evaluate_end"),
+)
+
+# RLlib's settings that are read, under the names that `to_dict` gives them.
+READ = {
+    *SAME,
+    *("num_env_runners", "num_learners", "evaluation_interval", "grpo"),
+    *("callbacks", *(f"callbacks_{hook}" for hook in CALLED)),
+    *("log_level", "log_sys_usage", "_use_msgpack_checkpoints", "class"),
+}
+
+# Why others are not, or what to use in their place.
+WHY_NOT = {
+    "env": "use training(grpo={'task': {…}})",
+    "gamma": "a response has one reward, at its end",
+    "train_batch_size": "use training(grpo={'rollout': {'prompts': …, 'group_size': …}})",
+    "train_batch_size_per_learner": "use training(grpo={'rollout': {'prompts': …}})",
+    "minibatch_size": "use training(grpo={'k': …, 'k_mode': 'minibatches'})",
+    "num_epochs": "use training(grpo={'k': …})",
+    "num_cpus_per_env_runner": "use training(grpo={'resources': {'generator_cpus': …}})",
+    "num_gpus_per_env_runner": "use training(grpo={'resources': {'generator_gpus': …}})",
+    "num_cpus_per_learner": "use training(grpo={'resources': {'learner_cpus': …}})",
+    "num_gpus_per_learner": "use training(grpo={'resources': {'learner_gpus': …}})",
+    "evaluation_duration": "use training(grpo={'eval': {'prompts': …, 'samples': …}})",
+    "evaluation_num_env_runners": "the env runners evaluate too",
+    "model_config": "use training(grpo={'model': {…}})",
+    "rl_module_spec": "use training(grpo={'model': {…}})",
+}
+
+
+def trial_data(config: Any) -> dict[str, Any]:
+    """The settings of a trial as plain data, from a `GRPOAlgorithmConfig` without search.
+
+    Raises:
+        ConfigError: one is invalid, or is given in two ways; in one line.
+    """
+    given = flatten(config.grpo)
+    for key, way in IN_RLLIBS_WAY.items():
+        if key in given:
+            raise ConfigError(f"grpo: {key} is given by {way}")
+    rounds = given.get("rounds", ENDLESS)
+    data: dict[str, Any] = {
+        "rounds": rounds,
+        **_actors(config, given.get("lag", 0)),
+        **{ours: getattr(config, theirs) for theirs, ours in SAME.items()},
+        "eval.every": config.evaluation_interval or rounds,
+        **given,
+    }
+    nested: dict[str, Any] = {}
+    for key, value in data.items():
+        set_dotted(nested, key, value)
+    settings = GRPOConfig.from_dict(nested)
+    if "rounds" not in given and settings.optim.schedule != "constant":
+        raise ConfigError(
+            f"optim.schedule={settings.optim.schedule}: needs the number of rounds over which the "
+            "learning rate falls, grpo={'rounds': …}"
+        )
+    return nested
+
+
+def _actors(config: Any, lag: Any) -> dict[str, Any]:
+    """Where responses are sampled. In RLlib 0 env runners and 0 learners are the process itself."""
+    runners, learners = config.num_env_runners, config.num_learners
+    if not _is_count(runners):
+        raise ConfigError(f"num_env_runners={shown(runners)}: must be a whole number >= 0")
+    if not _is_count(learners) or learners > 1:
+        raise ConfigError(f"num_learners={shown(learners)}: one learner trains; valid: 0 or 1")
+    if runners:
+        return {"placement": "disaggregated", "resources.num_generators": int(runners)}
+    needs = "needs env_runners(num_env_runners=…) of 1 or more: with 0, one process does both"
+    if learners:
+        raise ConfigError(f"num_learners=1: {needs}")
+    if lag:
+        raise ConfigError(f"lag={shown(lag)}: {needs}")
+    return {"placement": "colocated"}
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def refuse_unread(config: AlgorithmConfig, untouched: AlgorithmConfig) -> None:
+    """ConfigError where a setting of RLlib is not as in `untouched` and nothing here reads it."""
+    defaults = untouched.to_dict()
+    for name, value in config.to_dict().items():
+        if name in READ or name.startswith("__"):  # Tune's own, such as __stdout_file__
+            continue
+        shown_name = name.removeprefix("_")
+        if name not in defaults:
+            # `update_from_dict`, which Tune uses, takes any name.
+            raise ConfigError(
+                f"{shown(name)}: unknown key; settings of GRPO are given by training(grpo={{…}})"
+            )
+        if value != defaults[name]:
+            why = WHY_NOT.get(shown_name, "docs/howto/rllib.md says what is")
+            raise ConfigError(f"{shown_name}: is not read by GRPO; {why}")
+    for callback in force_list(config.callbacks_class):
+        _refuse_uncalled(callback)
+
+
+def _refuse_uncalled(callback: type[RLlibCallback]) -> None:
+    """ConfigError where a method of a callback would never be called."""
+    for hook in dir(RLlibCallback):
+        if not hook.startswith("on_") or hook in CALLED:
+            continue
+        if getattr(callback, hook) is not getattr(RLlibCallback, hook):
+            raise ConfigError(
+                f"callbacks: {callback.__name__}.{hook} is never called, since generators sample "
+                f"the responses; called are {', '.join(CALLED)}"
+            )

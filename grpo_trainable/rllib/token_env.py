@@ -1,0 +1,138 @@
+"""Text generation as a Gymnasium environment: an episode is a response, an action its next
+token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import gymnasium  # pyright: ignore[reportMissingImports]
+import numpy as np
+import torch
+
+from grpo_trainable.actors.scorer import Scorer, make_scorer
+from grpo_trainable.config import ConfigError, GRPOConfig, flatten
+from grpo_trainable.models.stop_strings import StopStrings, stops_of
+from grpo_trainable.models.store import policy_shape, policy_tokenizer
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
+from grpo_trainable.rollout import SamplingLimits
+from grpo_trainable.tasks import RewardError, ScoreRequest
+from grpo_trainable.trial import resolved
+
+# Settings of a trial that are read here, or by the module that acts.
+READ = ("model", "task", "seed", "rollout.max_new_tokens", "rollout.stop", "rollout.temperature")
+
+PROMPTS = 1 << 20  # an episode draws its prompt among so many of the training stream
+
+
+@dataclass(frozen=True)
+class World:
+    """What all environments with the same settings share in a process."""
+
+    tokenizer: Tokenizer
+    prompts: Prompts
+    scorer: Scorer
+    stops: StopStrings | None
+    limits: SamplingLimits
+
+
+class TokenEnv(gymnasium.Env):
+    """The task of a trial as an environment, for any algorithm that takes one.
+
+    Observation: ids of prompt and response so far, then −1, (context_length,) int32. Action: the id
+    of the next token. The reward comes with the last action, and is 0 before. A response ends where
+    it would in a trial: at an end id, a stop string or `rollout.max_new_tokens`.
+
+    `config`: nested settings of a trial, of which `model`, `task`, `seed` and, of `rollout`,
+    `max_new_tokens`, `stop` and `temperature` are read.
+
+    Raises:
+        ConfigError: a setting is invalid, or is not read here.
+        RuntimeError: a response could not be scored.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        settings = _settings(config or {})
+        shape = policy_shape(settings.model)
+        self.observation_space, self.action_space = token_spaces(shape)
+        self._world = _world(settings)
+        self._context_length = shape.context_length
+        self._index = 0
+        self._prompt: Sequence[int] = ()
+        self._response: list[int] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Begins a response to a prompt drawn at random, or to `options["prompt_index"]`, which
+        names it as in a trial."""
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(PROMPTS))
+        self._index = int((options or {}).get("prompt_index", drawn))
+        self._prompt = self._world.prompts.request("train", self._index).prompt_ids
+        self._response = []
+        longest = len(self._prompt) + self._world.limits.max_new_tokens
+        if longest > self._context_length:
+            raise ConfigError(
+                f"rollout.max_new_tokens={self._world.limits.max_new_tokens}: prompt "
+                f"{self._index} and its response need {longest} tokens, the model has "
+                f"{self._context_length}"
+            )
+        return self._observation(), {"prompt_index": self._index}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Adds a token. A response that was cut off has its reward too, so it is terminated."""
+        self._response.append(int(action))
+        ended = self._ended()
+        return self._observation(), self._reward() if ended else 0.0, ended, False, {}
+
+    def _observation(self) -> np.ndarray:
+        tokens = np.full(self._context_length, NO_TOKEN, np.int32)
+        ids = [*self._prompt, *self._response]
+        tokens[: len(ids)] = ids
+        return tokens
+
+    def _ended(self) -> bool:
+        limits, stops = self._world.limits, self._world.stops
+        return (
+            self._response[-1] in limits.end_ids
+            or len(self._response) >= limits.max_new_tokens
+            or (stops is not None and stops.completed(self._response))
+        )
+
+    def _reward(self) -> float:
+        response = self._world.tokenizer.decode(self._response)
+        truth = self._world.prompts.ground_truth("train", self._index)
+        (score,) = self._world.scorer.score([ScoreRequest(response, truth)])
+        if isinstance(score, RewardError):
+            raise RuntimeError(f"the reward failed on prompt {self._index}: {score.message}")
+        return score.reward
+
+
+def _settings(config: Mapping[str, Any]) -> GRPOConfig:
+    for key in flatten(config):
+        if key not in READ and key.partition(".")[0] not in READ:
+            raise ConfigError(f"{key}: is not read by TokenEnv; read are {', '.join(READ)}")
+    return resolved(config)
+
+
+@lru_cache(maxsize=4)
+def _world(settings: GRPOConfig) -> World:
+    tokenizer = policy_tokenizer(settings.model)
+    task = build_task(settings)
+    prompts = Prompts(settings, task, tokenizer)
+    limits = prompts.request("train", 0).limits
+    vocab_size = policy_shape(settings.model).vocab_size
+    return World(
+        tokenizer=tokenizer,
+        prompts=prompts,
+        scorer=make_scorer(settings, task),
+        stops=stops_of(limits.stop_strings, tokenizer, vocab_size, torch.device("cpu")),
+        limits=limits,
+    )
