@@ -11,7 +11,7 @@ VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
-.PHONY: bench bench-trials bench-faults bench-off-policy bench-real-model
+.PHONY: bench bench-trials bench-faults bench-off-policy bench-objectives bench-real-model
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -76,6 +76,10 @@ bench-off-policy: $(READY)
 	$(BIN)/python benchmarks/off_policy.py
 	$(BIN)/python benchmarks/staleness.py
 	$(BIN)/python benchmarks/schedule_sim.py
+
+# The atlas of objectives by lag: four hours. It goes on where it was cut short.
+bench-objectives: $(READY)
+	$(BIN)/python benchmarks/objectives.py $(ARGS)
 
 # A real pretrained model, here and in TRL: two hours. TRL has an environment of its own, in which is
 # also the package that holds the model; it goes on where it was cut short.

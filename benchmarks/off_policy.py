@@ -11,18 +11,16 @@ docs/results/off_policy.md between their marks.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import as_run, fill, run
 from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
-from product import blobs_at
 
 from grpo_trainable.command_line import align
 from reports.answers import Answer, answer
@@ -59,38 +57,6 @@ SHOWN = {
         *("kl_sampler_nats", "clip_fraction", "kl_reference_nats", "reference_nll_nats"),
     ),
 }
-
-
-def run(space: str, args: argparse.Namespace) -> None:
-    args.storage.mkdir(parents=True, exist_ok=True)
-    origin = provenance(args)
-    with commits_file(space, args).open("a") as file:
-        file.write(origin["commit"] + (" and what was not committed" if origin["dirty"] else ""))
-        file.write("\n")
-    command = [
-        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", space),
-        *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
-        *("--name", space, "--storage", str(args.storage), "--resume", "auto"),
-    ]
-    done = subprocess.run(command, cwd=ROOT)
-    if done.returncode != 0:
-        sys.exit(f"{space}: status {done.returncode}; the same command goes on")
-
-
-def commits_file(space: str, args: argparse.Namespace) -> Path:
-    """Of the code that the trials ran, a line each time that the command began or went on."""
-    return args.storage / f"{space}.commits"
-
-
-def as_run(origin: Mapping[str, Any], commits: Sequence[str]) -> dict[str, Any]:
-    """What the trials' commits say of the product, in place of what the working tree says now. The
-    first one counts: a file that changed after it may have changed a figure."""
-    if not commits:
-        return {}
-    return {
-        "dirty": origin["dirty"] or any(" " in commit for commit in commits),
-        "product": blobs_at(commits[0].split()[0], origin["product"]),
-    }
 
 
 # ---- What is kept ----------------------------------------------------------------------------
@@ -162,17 +128,6 @@ def markdown(space: str, result: Mapping[str, Any]) -> str:
         cells = [show(values[name], result["columns"][name]["form"]) for name in columns]
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def fill(page: Path, space: str, table: str) -> None:
-    """Puts the table between its marks."""
-    opening, closing = f"<!-- table: {space} -->\n", "\n<!-- end of table -->"
-    text = page.read_text()
-    before, found, rest = text.partition(opening)
-    _, ended, after = rest.partition(closing)
-    if not found or not ended:
-        sys.exit(f"{page}: has no marks for a table of {space}")
-    page.write_text(before + opening + table + closing + after)
 
 
 # ---- The plots -------------------------------------------------------------------------------
@@ -344,7 +299,7 @@ def main() -> None:
     origin = provenance(args)
     for space in args.spaces:
         if not args.no_run:
-            run(space, args)
+            run(space, space, args)
         experiment = read_experiment(args.storage / space)
         files = {trial.name: read_files(trial) for trial in experiment.trials}
         comparison = compare(experiment.trials)
@@ -355,13 +310,8 @@ def main() -> None:
         print(align([found.header, *found.rows()]))
         told = verdicts(quantities(experiment, comparison, files), comparison)
         print(*found.said, *told, sep="\n")
-        file = commits_file(space, args)
-        commits = file.read_text().splitlines() if file.exists() else []
-        described = {
-            "workload": {"space": space, **experiment.description},
-            "trials_commits": commits,
-        }
-        result = {**origin, **as_run(origin, commits), **described, **result}
+        workload = {"space": space, **experiment.description}
+        result = {**as_run(origin, args.storage, space), "workload": workload, **result}
         write(RESULTS / f"off_policy_{space}.json", result)
         draw(space, result)
         if PAGE.exists():

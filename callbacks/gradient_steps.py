@@ -21,6 +21,7 @@ SCHEMA = pa.schema(
         "grad_norm": pa.float32(),
         "entropy_nats": pa.float32(),
         "clip_fraction": pa.float32(),
+        "weights_bounded_fraction": pa.float32(),
         "ratio_max": pa.float32(),
         "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
         "lr": pa.float32(),

@@ -50,6 +50,9 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     if config.model.chat_template not in CHECKS["model.chat_template"].choices:
         yield "model.chat_template", config.model.chat_template
     yield from _policy_files(config)
+    if config.teacher is not None:
+        for name, path in policy_files(config.teacher).items():
+            yield f"loss.teacher/{name}", path
 
 
 def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:

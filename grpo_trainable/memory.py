@@ -112,9 +112,11 @@ def _of_ours(config: ModelConfig) -> Dimensions:
 # ---- A trial ---------------------------------------------------------------------------------
 
 
-def estimate(config: GRPOConfig, dimensions: Dimensions) -> Estimate:
-    """What a trial with this policy takes at its peak, all actors together."""
-    trial = _Trial(config, dimensions)
+def estimate(
+    config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None = None
+) -> Estimate:
+    """What a trial with this policy, and this teacher, takes at its peak, all actors together."""
+    trial = _Trial(config, dimensions, teacher)
     r = config.resources
     if config.placement == "colocated":
         # One process does one after the other, and what is freed in between is used again.
@@ -142,8 +144,10 @@ def _sum(parts: Sequence[Part]) -> int:
 class _Trial:
     """The parts of one trial. Every number of bytes is that of one actor."""
 
-    def __init__(self, config: GRPOConfig, dimensions: Dimensions) -> None:
-        self.config, self.size = config, dimensions
+    def __init__(
+        self, config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None
+    ) -> None:
+        self.config, self.size, self.teacher = config, dimensions, teacher
         model, rollout = config.model, config.rollout
         self.body = 2 if model.dtype == "bfloat16" else FLOAT  # b
         self.lora = model.lora_rank is not None
@@ -164,11 +168,13 @@ class _Trial:
     # ---- What is held all the time -----------------------------------------------------------
 
     def learner(self) -> list[Part]:
-        """Weights, gradients, moments and master weights; the snapshot that is published."""
+        """Weights, gradients, moments and master weights; reference and teacher; the published
+        snapshot."""
         adapters = self.trained * FLOAT if self.lora else 0
         masters = 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
         # Adapters are turned off for the reference: nothing is held twice.
         reference = self.config.reference_role == "learner" and not self.lora
+        teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
         return [
             Part(what="weights", bytes=self.weights_bytes + adapters),
@@ -176,6 +182,7 @@ class _Trial:
             Part(what="optimizer moments", bytes=2 * self.trained * FLOAT),
             Part(what="master weights", bytes=masters),
             Part(what="reference", bytes=self.weights_bytes if reference else 0),
+            Part(what="teacher", bytes=teacher),
             Part(what="published snapshot", bytes=self.size.parameters * travel),
         ]
 

@@ -88,6 +88,7 @@ class GradientStep:
     grad_norm: float
     entropy_nats: float  # mean per response token
     clip_fraction: float  # of response tokens
+    weights_bounded_fraction: float  # of response tokens, by the rule of importance weights
     ratio_max: float
     bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
@@ -122,6 +123,8 @@ class Updated:
     responses: ResponseFigures
     # KL from the sampler to the learner of the same weights, k3; None where none were the same
     sampler_mismatch_nats: float | None = None
+    # KL of a response from the sampler to the teacher, in nats; None without one
+    teacher_nats: float | None = None
     kl_coefficient: float  # β in this round
     at: float
     spans: list[Span]
@@ -136,7 +139,14 @@ class Updated:
             "step": list(range(1, len(steps) + 1)),
             "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
         }
-        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
+        for name in (
+            *names,
+            "weights_bounded_fraction",
+            "ratio_max",
+            "bounded_tokens",
+            "lr",
+            "skipped",
+        ):
             columns[name] = [getattr(step, name) for step in steps]
         for other in KL_TO:
             drifts = [step.kl.get(other) for step in steps]

@@ -30,7 +30,7 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
 # Metrics that a round lacks in which there is nothing to measure.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats"})
+SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats"})
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -53,9 +53,9 @@ NAMES = frozenset(
         *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),
         *(f"kl/{other}_nats" for other in KL_TO),
         *(f"kl/{other}_k3_nats" for other in KL_TO),
-        "kl/sampler_mismatch_nats",
+        *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
-        "loss/kl_coef",
+        *("loss/kl_coef", "loss/weights_bounded_fraction"),
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         "group/zero_advantage_fraction",

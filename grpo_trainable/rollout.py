@@ -68,6 +68,8 @@ class RolloutGroup:
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
     reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where
     #                                            the learner makes the pass of the reference
+    # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
+    reward_parts: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
 
     @property

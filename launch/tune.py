@@ -64,6 +64,7 @@ def _main(argv: Sequence[str]) -> int:
     args = parse_arguments(argv)
     if args.list:
         print_spaces()
+        print_presets()
         return OK
     if args.settings is not None:
         print(settings(args.settings), end="")
@@ -100,8 +101,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--preset",
         metavar="PRESET",
         help="settings that belong together, for which neither an arm nor --set has a value of its "
-        f"own: {presets_in_words()} (docs/presets.md). Without --space one synchronous trial "
-        "of them runs",
+        f"own: {', '.join(PRESETS)} (--list says what they are). Without --space one trial of "
+        "them runs",
     )
     add(
         "--set",
@@ -183,7 +184,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="a line for every change of version, the seconds of each stage at a trial's end, and "
         "what Ray and the actors log",
     )
-    add("--list", action="store_true", help="show the search spaces and end")
+    add("--list", action="store_true", help="show the search spaces and the presets and end")
     add(
         "--settings",
         nargs="?",
@@ -206,10 +207,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def presets_in_words() -> str:
-    return "; ".join(f"{preset.name}, {preset.meaning}" for preset in PRESETS.values())
-
-
 def plan_of(args: argparse.Namespace) -> Plan:
     given = {name: value for name, value in vars(args).items() if name not in SHOWN_ONLY}
     return Plan(Options(**given))
@@ -219,6 +216,14 @@ def print_spaces() -> None:
     width = max(map(len, SPACES))
     for space in SPACES.values():
         print(f"{space.name:<{width}}  {space.question} ({plural(len(space.arms), 'arm')})")
+
+
+def print_presets() -> None:
+    print("\nwith --preset:")
+    width = max(map(len, PRESETS))
+    for preset in PRESETS.values():
+        paper = f" ({preset.address})" if preset.address else ""
+        print(f"{preset.name:<{width}}  {preset.meaning}{paper}")
 
 
 def print_trials(plan: Plan, form: str) -> None:

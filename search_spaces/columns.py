@@ -107,6 +107,68 @@ OFF_POLICY = (
         form="{:.1%}",
     ),
 )
+LEARNING = (
+    Column(
+        name="entropy_nats",
+        title="entropy",
+        metric="policy/entropy_nats",
+        over="late",
+        form="{:.2f}",
+    ),
+    Column(
+        name="grad_norm",
+        title="gradient norm",
+        metric="optim/grad_norm",
+        over="median",
+        form="{:.2g}",
+    ),
+    Column(
+        name="skipped_steps",
+        title="steps skipped",
+        metric="optim/skipped_steps",
+        form="{:.0f}",
+    ),
+)
+LENGTH = (
+    Column(
+        name="length",
+        title="tokens a response",
+        metric="response/length_mean",
+        over="late",
+        form="{:.1f}",
+    ),
+    Column(
+        name="truncated",
+        title="cut off",
+        metric="response/truncated_fraction",
+        over="late",
+        form="{:.1%}",
+    ),
+)
+SIGNAL = (
+    Column(
+        name="reward_std",
+        title="spread of rewards",
+        metric="reward/train_std",
+        over="mean",
+    ),
+    Column(
+        name="no_signal",
+        title="groups without signal",
+        metric="group/zero_advantage_fraction",
+        over="mean",
+        form="{:.0%}",
+    ),
+)
+IMPORTANCE = (
+    Column(
+        name="weights_bounded",
+        title="weights bounded",
+        metric="loss/weights_bounded_fraction",
+        over="mean",
+        form="{:.1%}",
+    ),
+)
 STEPS = Column(
     name="gradient_steps", title="gradient steps", metric="version/learner", form="{:.0f}"
 )

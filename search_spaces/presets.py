@@ -1,40 +1,11 @@
-"""Settings that belong together, by name: what `--preset` puts under the arms of a search space."""
+"""The presets by name: those of a course, and the published algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-
 from grpo_trainable.config import ConfigError
 from grpo_trainable.wording import did_you_mean
-from search_spaces.base import SearchSpace
-from search_spaces.columns import DRIFT, SPEED
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """Settings that an arm may replace, and `--set` as well."""
-
-    name: str
-    meaning: str  # one line
-    settings: Mapping[str, Any]  # dotted keys
-
-    @property
-    def space(self) -> SearchSpace:
-        """One trial of these settings: what runs where no search space is named."""
-        return SearchSpace(
-            name=self.name,
-            question=f"what comes of {self.meaning}?",
-            arms={"sync": {}},
-            columns=(SPEED, *DRIFT),
-        )
-
-    def under(self, space: SearchSpace) -> SearchSpace:
-        """The space whose arms have these settings where they have none of their own."""
-        arms = {arm: {**self.settings, **keys} for arm, keys in space.arms.items()}
-        return replace(space, arms=arms)
-
+from search_spaces.algorithms import ALGORITHMS
+from search_spaces.preset import Preset
 
 # The settings of assignment 5 of Stanford's course CS336.
 COURSE_KEYWORD = Preset(
@@ -77,7 +48,10 @@ COURSE_MATH = Preset(
     },
 )
 
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in (COURSE_KEYWORD, COURSE_MATH)}
+PRESETS: dict[str, Preset] = {
+    **{preset.name: preset for preset in (COURSE_KEYWORD, COURSE_MATH)},
+    **ALGORITHMS,
+}
 
 
 def find_preset(name: str) -> Preset:

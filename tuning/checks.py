@@ -70,6 +70,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     """Reads what a trial will read: model, tokenizer, task files and reward function. Returns a
     note where not every prompt was looked at."""
     from grpo_trainable.actors.scorer import check_reward, reward_apart
+    from grpo_trainable.actors.teacher import check_teacher
     from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.store import check_policy
     from grpo_trainable.prompts import Prompts, build_task
@@ -80,6 +81,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         raise UsageError(f"model.path={error}") from None
     try:
         chosen_engine(trial)
+        context = min(shape.context_length, check_teacher(trial) or shape.context_length)
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
@@ -88,7 +90,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
-            seen += prompts.check_lengths(stream, most, shape.context_length, until)
+            seen += prompts.check_lengths(stream, most, context, until)
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
@@ -96,7 +98,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         return None
     return (
         f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
-        f"model's context of {shape.context_length:,} tokens"
+        f"model's context of {context:,} tokens"
     )
 
 
@@ -122,7 +124,8 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 def _inputs(trial: GRPOConfig) -> Hashable:
     prompts = trial.eval.prompts, _prompts(trial)
-    return trial.engine, trial.model, trial.task, trial.rollout, trial.seed, prompts
+    of_policies = trial.engine, trial.model, trial.loss.teacher
+    return *of_policies, trial.task, trial.rollout, trial.seed, prompts
 
 
 def _code(trial: GRPOConfig) -> Hashable:

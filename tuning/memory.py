@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, ModelSettings
 
 if TYPE_CHECKING:
     from grpo_trainable.memory import Estimate
+    from grpo_trainable.models.dimensions import Dimensions
 
 # The limits of a container, of both versions of cgroups.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -40,13 +41,22 @@ def need_of(trial: GRPOConfig) -> Need:
     Raises:
         UsageError: the policy cannot be used, in one line.
     """
-    from grpo_trainable.memory import estimate, policy_dimensions
+    from grpo_trainable.memory import estimate
+
+    policy = _dimensions("model.path", trial.model)
+    teacher = _dimensions("loss.teacher", trial.teacher)
+    if policy is None or (teacher is None and trial.teacher is not None):
+        return Need(trial=trial, estimate=None)
+    return Need(trial=trial, estimate=estimate(trial, policy, teacher))
+
+
+def _dimensions(key: str, model: ModelSettings | None) -> Dimensions | None:
+    from grpo_trainable.memory import policy_dimensions
 
     try:
-        found = policy_dimensions(trial.model)
+        return None if model is None else policy_dimensions(model)
     except ValueError as error:
-        raise UsageError(f"model.path={error}") from None
-    return Need(trial=trial, estimate=None if found is None else estimate(trial, found))
+        raise UsageError(f"{key}={error}") from None
 
 
 def compare(needs: Sequence[Need], together: int, available: int, where: str) -> str:

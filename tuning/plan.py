@@ -35,7 +35,8 @@ from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
 from search_spaces.base import SearchSpace, in_blocks
 from search_spaces.find import absolute, directory_of, find_space, source_file
-from search_spaces.presets import Preset, find_preset
+from search_spaces.preset import Preset
+from search_spaces.presets import find_preset
 from tuning.checks import check_population, checks_of
 from tuning.directories import can_be_written, local_directory, refuse_state_of_others
 from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike

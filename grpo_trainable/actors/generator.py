@@ -79,6 +79,7 @@ class Generator:
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer = make_scorer(config, task)
+        self._parts = tuple(config.task.part_weights)  # of the reward, that groups bring with them
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetches published weights and gives them to the engine, which verifies them.
@@ -153,7 +154,7 @@ class Generator:
             loaded, self._loaded = self._loaded, []
             spans = self._context.clock.take()
         sampled = Sampled(stream=stream, groups=groups, loaded=loaded, spans=spans)
-        return sampled if scores is None else _scored(sampled, scores)
+        return sampled if scores is None else _scored(sampled, scores, self._parts)
 
     def score(self, sampled: Sampled) -> Scored:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
@@ -162,7 +163,7 @@ class Generator:
         with self._context.clock.concurrent():
             scores = self._scores(sampled.stream, sampled.groups)
         spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
-        return _scored(replace(sampled, loaded=[], spans=spans), scores)
+        return _scored(replace(sampled, loaded=[], spans=spans), scores, self._parts)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Samples once and drops the responses, so that the first round finds memory and code warm.
@@ -217,8 +218,20 @@ class Generator:
             for group in groups
             for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
         ]
-        answers = iter(self._scorer.score(requests))
+        answers = map(self._with_every_part, self._scorer.score(requests))
         return [[next(answers) for _ in group.response_ids] for group in groups]
+
+    def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
+        """The score, if it has the parts that `task.reward_weights` names."""
+        if isinstance(score, RewardError):
+            return score
+        missing = [name for name in self._parts if name not in score.all_parts]
+        if not missing:
+            return score
+        return RewardError(
+            f"task.reward_weights names {missing[0]}, but the reward has the parts "
+            f"{', '.join(score.all_parts)}"
+        )
 
 
 def _scoring_stage(stream: str) -> str:
@@ -226,8 +239,10 @@ def _scoring_stage(stream: str) -> str:
     return "eval" if stream == "eval" else "reward"
 
 
-def _scored(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored:
-    """The groups with their rewards, those without a failed one."""
+def _scored(
+    sampled: Sampled, scores: list[list[Score | RewardError]], parts: Sequence[str] = ()
+) -> Scored:
+    """The groups with their rewards and these parts of them, those without a failed one."""
     scored = Scored(
         groups=[],
         format_rewards=[],
@@ -245,7 +260,15 @@ def _scored(sampled: Sampled, scores: list[list[Score | RewardError]]) -> Scored
             scored.unscored.append((group.prompt_index, error.message))
             continue
         rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
-        scored.groups.append(replace(group, rewards=rewards))
+        scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
         scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
         scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
     return scored
+
+
+def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:
+    """(G, K) float32; None where nobody asks for a part."""
+    if not names:
+        return None
+    rows = [[score.all_parts[name] for name in names] for score in scores]
+    return torch.tensor(rows, dtype=torch.float32)

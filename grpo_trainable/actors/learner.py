@@ -21,12 +21,18 @@ from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.reward_shaping import shaped_rewards
 from grpo_trainable.actors.step_statistics import StepStatistics
+from grpo_trainable.actors.teacher import build_teacher
 from grpo_trainable.actors.user_functions import (
     advantage_function,
     configured_loss,
     configured_selection,
 )
-from grpo_trainable.algo import compute_objective, loss_denominator
+from grpo_trainable.algo import (
+    compute_objective,
+    loss_denominator,
+    teacher_advantages,
+    weights_bounded,
+)
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -60,6 +66,7 @@ class _Trained:
     steps: list[GradientStep] = field(default_factory=list)
     reference_nll_nats: float | None = None
     sampler_mismatch_nats: float | None = None
+    teacher_nats: float | None = None
     kl: dict[str, Drift] = field(default_factory=dict)
     responses: ResponseFigures = field(default_factory=_no_responses)
 
@@ -106,6 +113,7 @@ class Learner:
         here = config.reference_role == "learner"
         device = self._context.device
         self.reference = Reference(config, tokenizer, device, untrained) if here else None
+        self._teacher = build_teacher(config, tokenizer, device)
         self._advantage = partial(
             advantage_function(config.loss.advantage, config.rollout.group_size),
             eps=config.loss.advantage_eps,
@@ -142,6 +150,8 @@ class Learner:
             batch = self._made_up_batch(prompt_tokens)
             if self.reference is not None:
                 self.reference.log_probs(batch)
+            if self._teacher is not None:
+                self._teacher.log_probs(batch)
             log_probs, _ = self._log_probs.with_entropy(self.policy, batch)
             log_probs.sum().backward()
             self.optimizer.warm_up()
@@ -194,6 +204,7 @@ class Learner:
             skipped_steps=self.optimizer.skipped,
             reference_nll_nats=trained.reference_nll_nats,
             sampler_mismatch_nats=trained.sampler_mismatch_nats,
+            teacher_nats=trained.teacher_nats,
             kl=trained.kl,
             kl_coefficient=kl_coefficient,
             responses=trained.responses,
@@ -213,6 +224,10 @@ class Learner:
                 for groups, values in zip(rollout_batches, advantages, strict=True)
             ]
             plan = list(step_rows(self.config, self.round, batches))
+        teacher_nats = None
+        if self._teacher is not None:
+            with clock("reference"):
+                batches, teacher_nats = self._taught(self._teacher, batches)
         # Before the first gradient step: with k > 1 the later steps reuse the answers.
         with clock("reference"):
             scored = self._scored(rollout_batches, batches, plan)
@@ -236,6 +251,7 @@ class Learner:
             steps=steps,
             reference_nll_nats=nll,
             sampler_mismatch_nats=mismatch,
+            teacher_nats=teacher_nats,
             kl=kl,
             responses=ResponseFigures(
                 advantages=torch.cat([values.flatten() for values in advantages]).numpy(),
@@ -249,6 +265,21 @@ class Learner:
         coefficient = self._kl_coefficient.in_reward
         rewards = [shaped_rewards(self.config, group, coefficient) for group in groups]
         return self._advantage(torch.stack(rewards))
+
+    def _taught(
+        self, teacher: Reference, batches: Sequence[TrainBatch]
+    ) -> tuple[list[TrainBatch], float]:
+        """The batches whose tokens also answer for how likely the teacher finds them, and nats of a
+        response from the policy that sampled to the teacher."""
+        coefficient, taught = self.config.loss.teacher_coef, []
+        nats = responses = 0.0
+        for batch in batches:
+            behaviour, mask = batch.behaviour_log_probs, batch.response_mask
+            added = teacher_advantages(behaviour, teacher.log_probs(batch), mask)
+            taught.append(replace(batch, advantages=batch.advantages + coefficient * added))
+            nats -= float(added.sum())
+            responses += int(mask.any(dim=1).sum())
+        return taught, nats / max(responses, 1)
 
     def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
         return collate(groups, list(advantages), self._pad_id).to(self._context.device)
@@ -331,7 +362,8 @@ class Learner:
                 selected=micro.selected,
             )
             loss.backward()
-            statistics.add(loss, clipped, entropy, log_probs, old, mask)
+            bounded = self._weights_bounded(micro)
+            statistics.add(loss, clipped, entropy, log_probs, old, mask, bounded)
             seen[rows, : mask.shape[1]] = log_probs.detach()
         return statistics.step(self.optimizer.step(statistics.loss)), seen
 
@@ -341,6 +373,20 @@ class Learner:
             return scored.batch.behaviour_log_probs
         assert scored.start is not None, "the importance weight needs the policy before the round"
         return scored.start
+
+    def _weights_bounded(self, scored: ScoredBatch) -> Tensor | None:
+        """The tokens whose importance weight is bounded, (B, S); None without such weights."""
+        loss, cap = self.config.loss, self.config.importance_cap
+        if cap is None:
+            return None
+        return weights_bounded(
+            self._old_log_probs(scored),
+            scored.batch.behaviour_log_probs,
+            scored.loss_mask,
+            cap,
+            level=loss.importance_level,
+            floor=loss.importance_floor,
+        )
 
     def _with_selected(self, scored: ScoredBatch) -> ScoredBatch:
         """The rows of a gradient step with the tokens that the loss treats differently. A loss that

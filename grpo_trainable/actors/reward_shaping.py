@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from grpo_trainable.algo import kl_penalty, length_deviation, overlong_penalty
+from grpo_trainable.algo import kl_penalty, length_deviation, overlong_penalty, weighted_parts
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.rollout import RolloutGroup
 
 
 def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """The rewards of a group, (G,), less what its settings take off them: the KL to the reference,
-    `kl_coefficient` times, and what is too long, or of another length than was wanted."""
-    rewards, rollout, task = group.rewards, config.rollout, config.task
+    """The rewards of a group, (G,), or its weighted parts, less what its settings take off them:
+    the KL to the reference, `kl_coefficient` times, and what is too long, or of another length than
+    was wanted."""
+    rewards, rollout, task = _rewards(config, group), config.rollout, config.task
     lengths = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
         assert group.reference_log_probs is not None, "the round begins with the reference's pass"
@@ -27,3 +29,16 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
         assert task.length_target is not None, "checked with the config"
         rewards = rewards - task.length_penalty * length_deviation(lengths, task.length_target)
     return rewards
+
+
+def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
+    weights = config.task.part_weights
+    if not weights:
+        return group.rewards
+    assert group.reward_parts is not None, "the generator keeps the parts that the config names"
+    return weighted_parts(
+        group.reward_parts,
+        torch.tensor(list(weights.values())),
+        normalize=config.task.normalize_parts,
+        eps=config.loss.advantage_eps,
+    )

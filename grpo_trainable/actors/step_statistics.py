@@ -18,7 +18,7 @@ class StepStatistics:
     def __init__(self) -> None:
         self.loss = 0.0
         self._entropy = 0.0
-        self._tokens = self._clipped = self._bounded = 0
+        self._tokens = self._clipped = self._bounded = self._weights_bounded = 0
         self._ratio_max: list[Tensor] = []
         self._ratio_counts = np.zeros(len(RATIO_EDGES) - 1, dtype=np.int64)
 
@@ -31,13 +31,19 @@ class StepStatistics:
         log_probs: Tensor,
         old_log_probs: Tensor,
         mask: Tensor,
+        weights_bounded: Tensor | None,
     ) -> None:
-        """Adds a microbatch: `loss` is its share of the step's, all others are (B, S)."""
+        """Adds a microbatch: `loss` is its share of the step's, all others are (B, S).
+
+        `weights_bounded`: the tokens whose importance weight was bounded; None without weights.
+        """
         self.loss += float(loss)
         self._entropy += float(masked_sum(entropy, mask))
         self._tokens += int(mask.sum())
         self._clipped += int((clipped & mask).sum())
         self._bounded += int(bounded_tokens(log_probs, old_log_probs, mask).sum())
+        if weights_bounded is not None:
+            self._weights_bounded += int(weights_bounded.sum())
         ratio = token_ratio(log_probs, old_log_probs, mask)
         self._ratio_max.append(ratio.max())
         self._ratio_counts += _count_ratios(ratio[mask])
@@ -50,6 +56,7 @@ class StepStatistics:
             grad_norm=taken.grad_norm,
             entropy_nats=self._entropy / tokens,
             clip_fraction=self._clipped / tokens,
+            weights_bounded_fraction=self._weights_bounded / tokens,
             ratio_max=float(torch.stack(self._ratio_max).max()),  # NaN if one is
             bounded_tokens=self._bounded,
             ratio_counts=tuple(self._ratio_counts.tolist()),

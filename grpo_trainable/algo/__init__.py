@@ -2,6 +2,7 @@
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
+from grpo_trainable.algo.distillation import teacher_advantages
 from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl, steered_coefficient
 from grpo_trainable.algo.losses import (
     LOSSES,
@@ -28,8 +29,14 @@ from grpo_trainable.algo.ratios import (
     response_ratio,
     sequence_ratio,
     token_ratio,
+    weights_bounded,
 )
-from grpo_trainable.algo.rewards import kl_penalty, length_deviation, overlong_penalty
+from grpo_trainable.algo.rewards import (
+    kl_penalty,
+    length_deviation,
+    overlong_penalty,
+    weighted_parts,
+)
 from grpo_trainable.algo.selection import SELECTIONS, Selection
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
 
@@ -70,6 +77,9 @@ __all__ = [
     "sequence_kl",
     "sequence_ratio",
     "steered_coefficient",
+    "teacher_advantages",
     "token_ratio",
+    "weighted_parts",
+    "weights_bounded",
     "zero_off_mask",
 ]

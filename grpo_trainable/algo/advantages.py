@@ -45,6 +45,11 @@ def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
     return rewards
 
 
+def zero(rewards: Tensor, *, eps: float) -> Tensor:
+    """0 for every response: only a teacher counts (`distillation`). `eps` has no use here."""
+    return torch.zeros_like(rewards)
+
+
 def group_std(rewards: Tensor, *, eps: float) -> Tensor:
     """(r − mean) / (sample std + eps) within each group (GRPO, DeepSeekMath arXiv 2402.03300)."""
     return _whitened(rewards, eps)
@@ -108,6 +113,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "batch": batch,
     "group_mean_batch_std": group_mean_batch_std,
     "maxrl": maxrl,
+    "zero": zero,
 }
 
 

@@ -68,12 +68,34 @@ def importance_weight(
     """
     if level not in IMPORTANCE_LEVELS or rule not in IMPORTANCE_RULES:
         raise ValueError(f"unknown level {level!r} or rule {rule!r} of importance weights")
-    ratio_of = token_ratio if level == "token" else response_ratio
-    weight = ratio_of(start_log_probs, behaviour_log_probs, mask).expand(mask.shape)
+    weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
     if rule == "truncate":
         return weight.clamp(max=cap)
-    within = (weight <= cap) & (weight >= (floor or 0.0))
-    return weight.masked_fill(~within, 0)
+    return weight.masked_fill(_out_of_range(weight, cap, floor), 0)
+
+
+def weights_bounded(
+    start_log_probs: Tensor,
+    behaviour_log_probs: Tensor,
+    mask: Tensor,
+    cap: float,
+    *,
+    level: str = "token",
+    floor: float | None = None,
+) -> Tensor:
+    """Tokens whose importance weight `importance_weight` cuts to the cap or sets to 0, bool (B, S),
+    False off the mask. Both rules act on the same tokens, but that only `mask` has a `floor`."""
+    weight = _unbounded_weight(start_log_probs, behaviour_log_probs, mask, level)
+    return _out_of_range(weight, cap, floor) & mask.bool()
+
+
+def _unbounded_weight(start: Tensor, behaviour: Tensor, mask: Tensor, level: str) -> Tensor:
+    ratio_of = token_ratio if level == "token" else response_ratio
+    return ratio_of(start, behaviour, mask).expand(mask.shape)
+
+
+def _out_of_range(weight: Tensor, cap: float, floor: float | None) -> Tensor:
+    return (weight > cap) | (weight < (floor or 0.0))
 
 
 def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:

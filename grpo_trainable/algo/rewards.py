@@ -1,4 +1,4 @@
-"""What is taken off the reward of a response before rewards become advantages.
+"""What becomes of the reward of a response before rewards become advantages.
 
 Shapes: G responses of up to R tokens. The rewards themselves are never changed.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from grpo_trainable.algo.advantages import group_std
 from grpo_trainable.algo.kl import k1
 
 
@@ -37,3 +38,16 @@ def length_deviation(lengths: Tensor, target: int) -> Tensor:
     prompt names the target, another one in each.
     """
     return (lengths - target).abs()
+
+
+def weighted_parts(parts: Tensor, weights: Tensor, *, normalize: bool, eps: float) -> Tensor:
+    """Σ_k w_k·r_k of each response of a group, (G,); `parts` (G, K), `weights` (K,).
+
+    With `normalize` each part is (r_k − mean) / (sample std + `eps`) of the group before it is
+    weighted, so that a part counts by its weight and not by how much it varies; equal values give
+    exactly 0. With the advantage `batch` over it that is GDPO (arXiv 2601.05242, equations 4
+    to 7).
+    """
+    if normalize:
+        parts = group_std(parts.T, eps=eps).T
+    return parts @ weights

@@ -87,6 +87,9 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         )
 
 
+# The parts that every reward has.
+PARTS = ("format", "answer")
+
 # Advantages that compare the responses of a group.
 _COMPARE_A_GROUP = ("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl")
 
@@ -99,6 +102,11 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         alone and advantage in _COMPARE_A_GROUP,
         "rollout.group_size",
         f"must be >= 2 with loss.advantage={advantage}: it compares the responses of a group",
+    )
+    yield (
+        alone and config.task.normalize_parts,
+        "rollout.group_size",
+        "must be >= 2 with task.normalize_parts=true: each part is compared within its group",
     )
     yield (
         alone and advantage == "batch" and config.rollout.prompts == 1,
@@ -114,6 +122,11 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         loss != "no_baseline" and not is_reference(loss) and advantage == "none",
         "loss.advantage",
         f"needs loss.type=no_baseline or a loss of your own, got {loss}",
+    )
+    yield (
+        advantage == "zero" and config.loss.teacher is None,
+        "loss.advantage",
+        "needs loss.teacher: without one there would be nothing to learn",
     )
 
 
@@ -237,6 +250,11 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         task.length_penalty > 0 and task.length_target is None,
         "task.length_target",
         f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
+    )
+    yield (
+        not task.has_custom_reward and not set(task.part_weights) <= set(PARTS),
+        "task.reward_weights",
+        f"the reward of task.name={task.name} has the parts {' and '.join(PARTS)}",
     )
     yield (
         task.name == "reasoning_gym" and task.dataset is None,

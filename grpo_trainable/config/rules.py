@@ -74,6 +74,7 @@ _SCORED_APART = Condition(
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
 _CLIPPED = ("grpo_clip", "dapo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
+_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
     keys=("model.chat_template",),
@@ -86,6 +87,15 @@ _KL_MONITOR = Condition(
     keys=("loss.kl_monitor",),
     needs="loss.kl_monitor=true, which measures the KL",
     holds=bool,
+)
+
+_DIVIDED = Condition(
+    keys=("loss.advantage", "task.normalize_parts"),
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, or "
+    "task.normalize_parts=true",
+    holds=lambda advantage, normalized: (
+        advantage in _DIVIDING or is_reference(advantage) or normalized
+    ),
 )
 
 
@@ -133,6 +143,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             ),
         ),
     ),
+    "task.normalize_parts": (_given("task.reward_weights"),),
     "task.length_target": (
         Condition(
             keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
@@ -140,9 +151,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     ),
     "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
     "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
-    "loss.advantage_eps": (
-        _is_or_users("loss.advantage", "group_std", "batch", "group_mean_batch_std", "maxrl"),
-    ),
+    "loss.advantage_eps": (_DIVIDED,),
     "loss.clip": (_is_or_users("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),),
     "loss.clip_high": (_is_or_users("loss.type", *_CLIPPED, "cispo"),),
     "loss.dual_clip": (_is("loss.type", "grpo_clip", "dapo"),),
@@ -152,6 +161,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "loss.cov_fraction": (_is("loss.type", "clip_cov", "kl_cov"),),
     "loss.cov_band": (_is("loss.type", "clip_cov"),),
     "loss.cov_kl_coef": (_is("loss.type", "kl_cov"),),
+    "loss.teacher_coef": (_given("loss.teacher"),),
     "loss.importance_level": (_IMPORTANCE,),
     "loss.importance_rule": (_IMPORTANCE,),
     "loss.importance_floor": (_IMPORTANCE, _is("loss.importance_rule", "mask")),
@@ -195,11 +205,11 @@ ALWAYS_READ = frozenset(
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
-        *("task.name", "task.reward", "task.length_penalty"),
+        *("task.name", "task.reward", "task.reward_weights", "task.length_penalty"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
         *("rollout.temperature", "rollout.overlong"),
-        *("loss.type", "loss.advantage", "loss.aggregation"),
+        *("loss.type", "loss.advantage", "loss.aggregation", "loss.teacher"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
         *("optim.microbatch_tokens", "optim.schedule", "optim.max_skipped_steps"),

@@ -34,6 +34,8 @@ from grpo_trainable.engines import ENGINES
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
 
+MAX_WEIGHT = 1e6  # of a part of the reward
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Settings):
@@ -196,6 +198,17 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
 }
 
 
+def _are_weights(text: str) -> bool:
+    try:
+        weights = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(weights, dict) or not weights:
+        return False
+    # True is a number to Python; NaN and infinity are to JSON.
+    return all(type(w) in (int, float) and abs(w) <= MAX_WEIGHT for w in weights.values())
+
+
 @dataclass(frozen=True, kw_only=True)
 class CommonTaskSettings(Settings):
     """The settings that every task has."""
@@ -221,6 +234,17 @@ class CommonTaskSettings(Settings):
         minimum=0,
         maximum=1,
     )
+    reward_weights: str | None = text(
+        None,
+        "Parts of the reward and their weights as JSON: their weighted sum is what is trained on; "
+        "every reward has the parts format and answer; none: the reward itself.",
+        expected='a JSON object of numbers, such as {"answer": 1, "format": 0.5}',
+        valid=_are_weights,
+    )
+    normalize_parts: bool = flag(
+        False,
+        "Whether each part is normalised within its group, as by group_std, before it is weighted.",
+    )
     length_penalty: float = number(
         0.0,
         "α: what each token that a response is longer or shorter than length_target takes off its "
@@ -243,6 +267,12 @@ class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTa
     # What is given for the settings that a user's task declares: (name, value). The task's class
     # says which there are and what they accept, and only a process that runs the task loads it.
     own: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """Part of the reward -> its weight; empty where the reward itself is trained on."""
+        weights = json.loads(self.reward_weights or "{}")
+        return {part: float(weight) for part, weight in weights.items()}
 
     @property
     def is_custom(self) -> bool:
@@ -338,9 +368,10 @@ class LossSettings(Settings):
     advantage: str = choice_or_reference(
         (
             *("group_std", "none", "group_mean", "rloo", "batch"),
-            *("group_mean_batch_std", "maxrl"),
+            *("group_mean_batch_std", "maxrl", "zero"),
         ),
-        "How rewards become advantages, or a function of your own; none: the reward itself.",
+        "How rewards become advantages, or a function of your own; none: the reward itself; zero: "
+        "not at all, so that only a teacher counts.",
         what="function",
     )
     advantage_eps: float = number(
@@ -403,6 +434,13 @@ class LossSettings(Settings):
         "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
         minimum=0,
     )
+    teacher: str | None = path_or_hub_id(
+        None,
+        "The teacher, a policy with the same tokenizer: its directory, or that of a Hugging Face "
+        "model, or the name of one on the hub; its log-prob of each token, less the sampler's, is "
+        "added to the advantage.",
+    )
+    teacher_coef: float = number(1.0, "The weight of that.", above=0)
     kl_coef: float = number(0.0, "β, the weight of the KL to the reference.", minimum=0)
     kl_in: str = choice(
         ("loss", "reward"),
@@ -701,6 +739,6 @@ RETIRED: dict[str, Any] = {
 # Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
 # only what training makes of that.
 OF_TRAINING = (
-    *("task.length_penalty", "task.length_target"),
+    *("task.length_penalty", "task.length_target", "task.normalize_parts"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
 )

@@ -15,6 +15,7 @@ from grpo_trainable.config.schema import (
     CHECKS,
     DEFAULTS,
     CommonTaskSettings,
+    ModelSettings,
     TaskSettings,
     TrialSettings,
 )
@@ -180,6 +181,14 @@ class GRPOConfig(TrialSettings):
         """Who keeps the frozen reference: learner or generator; None where nothing asks for it."""
         asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
         return self.resources.reference if asked else None
+
+    @property
+    def teacher(self) -> ModelSettings | None:
+        """The policy that `loss.teacher` names, held in the precision of the policy in training."""
+        if self.loss.teacher is None:
+            return None
+        dtype, head_fp32 = self.model.dtype, self.model.head_fp32
+        return ModelSettings(path=self.loss.teacher, dtype=dtype, head_fp32=head_fp32)
 
     @property
     def max_age(self) -> int:

@@ -128,6 +128,11 @@ class Tokenizer:
         """
         return token_bytes(self._backend, self.vocab_size)
 
+    def is_part_of(self, other: Tokenizer) -> bool:
+        """Whether every token of this one is the same token, by the same id, of the other."""
+        own, others = (t._backend.get_vocab(with_added_tokens=True) for t in (self, other))
+        return own.items() <= others.items()
+
     @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Spelling -> id of the tokens that are only ever added by id."""

@@ -379,7 +379,10 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """What `Pipeline._work` holds, without settings that only training reads."""
     return {
         section: {
-            name: value for name, value in values.items() if f"{section}.{name}" not in OF_TRAINING
+            # A key that an older version did not have was none.
+            name: value
+            for name, value in values.items()
+            if value is not None and f"{section}.{name}" not in OF_TRAINING
         }
         if isinstance(values, dict)
         else values

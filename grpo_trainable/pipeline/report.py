@@ -147,6 +147,8 @@ def update_metrics(
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:
         row["kl/sampler_mismatch_nats"] = updated.sampler_mismatch_nats
+    if updated.teacher_nats is not None:
+        row["kl/teacher_nats"] = updated.teacher_nats
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
         row[f"kl/{other}_k3_nats"] = drift.k3
@@ -158,6 +160,7 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     return {
         "loss/policy": _mean([step.loss for step in steps]),
         "loss/clip_fraction": _mean([step.clip_fraction for step in steps]),
+        "loss/weights_bounded_fraction": _mean([step.weights_bounded_fraction for step in steps]),
         "loss/ratio_max": max(step.ratio_max for step in steps),
         "loss/bounded_tokens": float(sum(step.bounded_tokens for step in steps)),
         "policy/entropy_nats": _mean([step.entropy_nats for step in steps]),

@@ -247,6 +247,7 @@ class VirtualLearner:
             grad_norm=1.0,
             entropy_nats=2.0,
             clip_fraction=0.0,
+            weights_bounded_fraction=0.0,
             ratio_max=1.0,
             bounded_tokens=0,
             ratio_counts=(0, len(groups), 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from grpo_trainable.tasks.messages import Prompt
@@ -38,6 +38,13 @@ class Score:
     # What the response answers, in a form in which equal answers are equal texts, so that a vote
     # can be taken; None where it gives no answer, or where the task has none.
     answer: str | None = None
+    # What `task.reward_weights` may name besides the format and the answer.
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def all_parts(self) -> dict[str, float]:
+        """Every part of the reward by its name."""
+        return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,8 @@ class RewardError:
 def as_score(result: Any) -> Score:
     """The score that a user's reward returned: a `Score`, a number, or a mapping with `reward`.
 
-    Unless given, the format reward is 1, the answer reward is the reward, and there is no answer.
+    Unless given, the format reward is 1, the answer reward is the reward, and there are neither an
+    answer nor parts.
 
     Raises:
         TypeError, ValueError, OverflowError: it is anything else, or no finite float32.
@@ -68,7 +76,14 @@ def as_score(result: Any) -> Score:
         answer_reward=_finite("answer_reward", scores.get("answer_reward", reward)),
         verified=verified,
         answer=_answer(scores.get("answer")),
+        parts=_parts(scores.get("parts") or {}),
     )
+
+
+def _parts(given: Any) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"parts must be a dict of numbers, got {type(given).__name__}")
+    return {str(name): _finite(f"part {name}", value) for name, value in given.items()}
 
 
 def _finite(name: str, value: Any) -> float:

@@ -1,9 +1,9 @@
-"""What is taken off rewards for the length of a response."""
+"""What becomes of rewards before advantages: weighted parts, and what length takes off them."""
 
 import pytest
 import torch
 
-from grpo_trainable.algo import length_deviation, overlong_penalty
+from grpo_trainable.algo import ADVANTAGES, length_deviation, overlong_penalty, weighted_parts
 
 
 def test_the_penalty_grows_over_the_last_tokens():
@@ -16,6 +16,44 @@ def test_the_penalty_grows_over_the_last_tokens():
 def test_the_buffer_may_be_one_token_or_all(buffer, expected):
     penalty = overlong_penalty(torch.tensor([1, 9, 10]), longest=10, buffer=buffer)
     assert penalty.tolist() == pytest.approx(expected)
+
+
+def test_parts_are_summed_by_their_weights():
+    # 1 · 0 + 0.5 · 1 + 2 · 0 = 0.5 and 1 · 1 + 0.5 · 1 + 2 · 4 = 9.5.
+    parts = torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 4.0]])
+    weights = torch.tensor([1.0, 0.5, 2.0])
+    raw = weighted_parts(parts, weights, normalize=False, eps=1e-8)
+    assert raw.tolist() == [0.5, 9.5]
+    # Of two different values each is √½ from the mean, in standard deviations; equal ones are 0:
+    # (1 + 2) · √½ = 2.1213203.
+    normalized = weighted_parts(parts, weights, normalize=True, eps=1e-8)
+    assert normalized.tolist() == pytest.approx([-2.1213203, 2.1213203])
+
+
+def test_gdpo_tells_apart_what_the_sum_of_the_parts_does_not():
+    # Two groups of two responses and two parts of 0 or 1: the second response is better by one
+    # part in the first group, by both in the second.
+    groups = torch.tensor([[[0.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]])
+    weights = torch.ones(2)
+    summed = torch.stack([weighted_parts(g, weights, normalize=False, eps=1e-8) for g in groups])
+    assert (
+        ADVANTAGES["group_std"](summed, eps=1e-8).tolist()
+        == [pytest.approx([-0.7071068, 0.7071068])] * 2
+    )
+    # ∓√½ and ∓2√½; over the batch their mean is 0 and their variance (½ + ½ + 2 + 2)/3 = 5/3.
+    combined = torch.stack([weighted_parts(g, weights, normalize=True, eps=1e-8) for g in groups])
+    assert ADVANTAGES["batch"](combined, eps=1e-8).tolist() == [
+        pytest.approx([-0.5477226, 0.5477226]),
+        pytest.approx([-1.0954451, 1.0954451]),
+    ]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+def test_a_part_that_is_the_same_for_all_counts_nothing_when_normalised(value):
+    parts = torch.tensor([[0.0, value], [1.0, value], [1.0, value]])
+    both = weighted_parts(parts, torch.tensor([1.0, 3.0]), normalize=True, eps=1e-8)
+    alone = weighted_parts(parts[:, :1], torch.tensor([1.0]), normalize=True, eps=1e-8)
+    assert both.equal(alone)
 
 
 def test_a_response_may_be_too_long_or_too_short():

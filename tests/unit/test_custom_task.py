@@ -110,8 +110,8 @@ def test_every_setting_of_a_trial_is_written_out_with_its_paths_absolute(sums, t
         (
             {"zzz": 3},
             "task.zzz: unknown key; valid: task.name, task.reward, task.reward_deadline_s, "
-            "task.max_error_rate, task.length_penalty, task.length_target, task.strict, "
-            "task.largest, task.sign, task.words",
+            "task.max_error_rate, task.reward_weights, task.normalize_parts, task.length_penalty, "
+            "task.length_target, task.strict, task.largest, task.sign, task.words",
         ),
         ({"match": "word"}, None),
     ],

@@ -71,6 +71,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
             grad_norm=math.nan if skipped else 1.0,
             entropy_nats=2.0,
             clip_fraction=0.25,
+            weights_bounded_fraction=0.0,
             ratio_max=1.5,
             bounded_tokens=0,
             ratio_counts=(),

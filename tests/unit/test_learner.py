@@ -16,7 +16,13 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import ScoredBatch
-from grpo_trainable.algo import ADVANTAGES, KL_ESTIMATORS, LOSSES, compute_objective
+from grpo_trainable.algo import (
+    ADVANTAGES,
+    KL_ESTIMATORS,
+    LOSSES,
+    compute_objective,
+    weights_bounded,
+)
 from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
@@ -491,6 +497,9 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
     assert step.loss == pytest.approx(float(expected), rel=1e-4)
     assert step.clip_fraction == pytest.approx(float((clipped & mask).sum() / mask.sum()), abs=0.01)
     assert step.ratio_max == pytest.approx(float((policy - old)[mask].exp().max()), rel=1e-4)
+    bounded = mask * 0.0 if cap is None else weights_bounded(policy, behaviour, mask, cap)
+    expected_share = float(bounded.sum() / mask.sum())
+    assert step.weights_bounded_fraction == pytest.approx(expected_share, abs=0.01)
     if loss_type != "reinforce_with_baseline":
         assert (step.clip_fraction > 0) == (cap is None)
 

@@ -23,6 +23,7 @@ from grpo_trainable.algo import (
     compute_objective,
     importance_weight,
     loss_denominator,
+    weights_bounded,
 )
 from grpo_trainable.config import ConfigError, GRPOConfig, LossSettings
 
@@ -267,6 +268,14 @@ def test_importance_weights_of_known_ratios():
     assert weights(**sequence, **masked, floor=0.5) == pytest.approx([4.8, 0, 4.8, 4.8])
     low = importance_weight(start, behaviour, mask, 4.0, **sequence, **masked)
     assert low.tolist() == [[0] * 3, pytest.approx([0.4] * 3)]
+
+    def bounded(cap: float, **named: Any) -> list:
+        return weights_bounded(start, behaviour, mask, cap, **named).int().tolist()
+
+    assert bounded(5.0) == [[0, 0, 1], [0, 0, 0]]
+    assert bounded(5.0, floor=0.5) == [[1, 0, 1], [1, 0, 0]]
+    assert bounded(5.0, level="sequence") == [[0] * 3] * 2
+    assert bounded(4.0, level="sequence", floor=0.5) == [[1] * 3, [1, 0, 0]]
     with pytest.raises(ValueError, match="unknown level"):
         importance_weight(start, behaviour, mask, 5.0, level="prompt")
 
@@ -484,11 +493,11 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
             assert takes_a_step(config, rewards), loss
     assert all(line.startswith(("loss.type=", "loss.advantage=")) for line in refused.values())
     raw = loss_type == "no_baseline"
-    assert refused.keys() == (set(ADVANTAGES) - {"none"} if raw else {"none"})
+    assert refused.keys() == (set(ADVANTAGES) - {"none"} if raw else {"none", "zero"})
 
 
 @pytest.mark.parametrize(
-    "advantage", [name for name in ADVANTAGES if name not in ("none", "batch")]
+    "advantage", [name for name in ADVANTAGES if name not in ("none", "batch", "zero")]
 )
 def test_a_group_of_one_is_refused_where_responses_are_compared(advantage):
     with pytest.raises(ConfigError, match=r"rollout\.group_size=1: must be >= 2 with"):

@@ -40,3 +40,17 @@ def test_a_reward_may_say_what_the_response_answers():
     assert as_score({"reward": 1.0, "answer": None}).answer is None
     assert as_score(Score(1.0, 1.0, 1.0, answer="x")).answer == "x"
     assert as_score({"reward": 0.0, "answer": "half \ud800 a pair"}).answer == "half ? a pair"
+
+
+def test_a_reward_may_have_parts():
+    score = as_score({"reward": 2, "format_reward": 0.5, "parts": {"length": -3, "style": 1}})
+    assert score.parts == {"length": -3.0, "style": 1.0}
+    assert score.all_parts == {"format": 0.5, "answer": 2.0, "length": -3.0, "style": 1.0}
+    assert as_score(score) == score
+    assert as_score(1).all_parts == {"format": 1.0, "answer": 1.0}
+
+
+@pytest.mark.parametrize("parts", [[1.0], {"length": "long"}, {"length": float("nan")}], ids=repr)
+def test_parts_that_are_no_numbers_are_refused(parts):
+    with pytest.raises((TypeError, ValueError), match="part"):
+        as_score({"reward": 1.0, "parts": parts})

@@ -147,6 +147,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         f"task.train_file, task.eval_file, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
+    "task.normalize_parts": (
+        True,
+        {},
+        "task.reward_weights=none",
+        "a task.reward_weights",
+        {"task.reward_weights": '{"answer": 1}'},
+    ),
     "task.length_target": (
         20,
         {},
@@ -167,8 +174,9 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "loss.advantage_eps": (
         1e-6,
         {"loss.advantage": "rloo"},
-        "loss.advantage=rloo",
-        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own",
+        "loss.advantage=rloo and task.normalize_parts=false",
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
+        "or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
     ),
     "loss.clip": (
@@ -236,6 +244,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         )
         for name, value in (("kl_in", "reward"), ("kl_target", 6.0))
     },
+    "loss.teacher_coef": (
+        0.5,
+        {},
+        "loss.teacher=none",
+        "a loss.teacher",
+        {"loss.teacher": "my_policy"},
+    ),
     "loss.kl_gain": (
         0.5,
         {"loss.kl_coef": 0.1},

@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from ray.tune.search.variant_generator import generate_variants
 
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.algo import ADVANTAGES, AGGREGATIONS
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig
+from grpo_trainable.metrics import NAMES
 from search_spaces import SPACES
+from search_spaces.columns import DERIVED
 from tuning.grid import param_space
 
 SPACE = SPACES["async_vs_sync"]
@@ -54,6 +57,39 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
         (2, "recency"),
         *((capacity, s) for capacity in (4, 8) for s in ("fifo", "uniform", "mixed")),
     }
+
+
+def test_the_spaces_of_the_objective_have_the_arms_that_their_questions_need():
+    losses = {(t.loss.type, t.loss.dual_clip) for t in SPACES["losses"].trials({}, [0])}
+    built_in = {(name, None) for name in CHECKS["loss.type"].choices} - {("no_baseline", None)}
+    assert losses == built_in | {("grpo_clip", 3.0)}
+    advantages = [t.loss.advantage for t in SPACES["baselines"].trials({}, [0])]
+    assert {*advantages, "zero"} == ADVANTAGES.keys()
+    assert len(advantages) == len(ADVANTAGES) - 1
+    lengths = [t.loss.aggregation for t in SPACES["length_norm"].trials({}, [0])]
+    assert lengths == list(AGGREGATIONS)
+    stds = [t.loss.advantage for t in SPACES["std_norm"].trials({}, [0])]
+    assert stds == ["group_std", "group_mean", "group_mean_batch_std"]
+    rates = [t.optim.lr for t in SPACES["learning_rate"].trials({}, [0])]
+    assert rates[0] == GRPOConfig().optim.lr
+    assert {max(rates) / min(rates)} == {50.0}
+
+
+def test_the_atlas_crosses_at_least_14_objectives_with_three_lags():
+    trials = SPACES["objectives_by_lag"].trials({}, [0])
+    by_objective: dict[str, set[int]] = {}
+    for trial in trials:
+        by_objective.setdefault(repr(trial.loss), set()).add(trial.lag)
+    assert len(by_objective) >= 14
+    assert all(lags == {0, 4, 8} for lags in by_objective.values())
+    # Nothing but the objective and the lag differs.
+    rest = {repr({**t.to_dict(), "arm": "", "lag": 0, "loss": {}}) for t in trials}
+    assert len(rest) == 1
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_column_shows_a_metric_that_there_is(name):
+    assert {column.metric for column in SPACES[name].columns} <= {*NAMES, *DERIVED}
 
 
 def test_the_transport_space_leaves_out_what_this_machine_has_not():

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,8 @@ from grpo_trainable.models.store import SHIPPED_POLICY
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
+from search_spaces.algorithms import ALGORITHMS
+from search_spaces.presets import PRESETS
 from tuning import plan as plan_module
 from tuning.mutations import pbt_bounds, within_bounds
 from tuning.plan import Options, Plan
@@ -459,11 +462,14 @@ def test_a_file_in_the_place_of_the_storage_is_refused(command, tmp_path):
         refused(command(*SPACE, *dry), "--storage", "cannot write")
 
 
-def test_list_prints_every_space_on_a_line(command):
+def test_list_prints_every_space_and_every_preset_on_a_line(command):
     status, out, _ = command("--list")
 
+    spaces, presets = out.split("\nwith --preset:\n")
     assert status == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(SPACES)
+    assert [line.split()[0] for line in spaces.splitlines()] == list(SPACES)
+    assert [line.split()[0] for line in presets.splitlines()] == list(PRESETS)
+    assert "GRPO (https://arxiv.org/abs/2402.03300)\n" in presets
 
 
 @pytest.mark.slow
@@ -548,11 +554,30 @@ def test_help_lists_the_presets(capsys):
     with pytest.raises(SystemExit):
         tune.main(["--help"])
 
-    assert {"course_keyword,", "course_math,"} <= set(capsys.readouterr().out.split())
+    words = {word.rstrip(",") for word in capsys.readouterr().out.split()}
+    assert words >= PRESETS.keys()
 
 
 def test_an_unknown_preset_is_refused_by_name(command):
     refused(command("--preset", "course_mth"), "course_mth", "did you mean course_math?")
+    refused(command("--preset", "drgrpo"), "drgrpo", "did you mean dr_grpo?")
+
+
+def test_a_preset_with_a_lag_is_one_asynchronous_trial(command):
+    _, out, _ = command("--preset", "areal", "--dry-run", "json")
+
+    trial = json.loads(out)
+    assert (trial["arm"], trial["placement"], trial["lag"]) == ("async", "disaggregated", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_dry_run_shows_the_settings_of_a_preset(command, name):
+    status, out, _ = command("--preset", name, "--dry-run")
+
+    chosen, _ = out.split("left at its default in every trial:")
+    assert status == 0
+    assert {f"{key}=" for key in ALGORITHMS[name].settings} <= set(re.findall(r"[\w.]+=", chosen))
 
 
 @pytest.mark.slow
@@ -751,6 +776,8 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         "reward": None,
         "reward_deadline_s": 10.0,
         "max_error_rate": 0.1,
+        "reward_weights": None,
+        "normalize_parts": False,
         "length_penalty": 0.0,
         "length_target": None,
         "strict": True,

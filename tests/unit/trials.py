@@ -120,6 +120,7 @@ def gradient_steps(round_: int) -> dict[str, list[Any]]:
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
     return {
+        "weights_bounded_fraction": [0.0, 0.5],
         "round": [round_] * 2,
         "step": [1, 2],
         "version": [2 * round_ - 2, 2 * round_ - 1],

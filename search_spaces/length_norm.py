@@ -1,0 +1,17 @@
+"""By what is the loss of a response divided?"""
+
+from __future__ import annotations
+
+from search_spaces.async_vs_sync import fresh
+from search_spaces.base import SearchSpace
+from search_spaces.columns import DRIFT, LEARNING, LENGTH, SPEED
+
+LENGTH_NORM = SearchSpace(
+    name="length_norm",
+    question="does dividing by the length of a response change how long responses become?",
+    arms={
+        aggregation: {**fresh(1), "loss.aggregation": aggregation}
+        for aggregation in ("sequence_mean", "token_mean", "constant")
+    },
+    columns=(*LENGTH, *LEARNING, *DRIFT, SPEED),
+)
