@@ -77,7 +77,7 @@ class Pipeline:
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.evaluation: Evaluation | None = None
         self._recorder = Recorder()
-        self._collector = Collector(config, self.gate, self._recorder)
+        self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
@@ -349,7 +349,7 @@ class Pipeline:
     def _work(self) -> dict[str, Any]:
         """The settings that decide which prompts a round trains on and how they are sampled."""
         config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "pools", "buffer_capacity",
                 "buffer_sampling", "buffer")  # fmt: skip
         return {
             "batches_per_round": self.config.batches_per_round,
