@@ -77,9 +77,7 @@ class Prompts:
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)
 
-    def request(
-        self, stream: str, prompt_index: int, example_index: int | None = None
-    ) -> Request:
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         """`example_index`: which example the prompt is, where that does not follow from its index.
 
         Raises:

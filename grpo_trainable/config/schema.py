@@ -356,7 +356,7 @@ class PoolSettings(Settings):
     hard_below: float = number(0.2, "The pass rate below which a prompt is hard.")
     memory: float = number(
         0.5,
-        "The weight of earlier groups in the pass rate of a prompt; 0: the latest group alone counts.",
+        "The weight of earlier groups in the pass rate of a prompt; 0: only the latest counts.",
         minimum=0,
         below=1,
     )

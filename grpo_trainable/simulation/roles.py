@@ -37,9 +37,7 @@ class VirtualRequests:
         self.train_size = 24  # examples, where difficulty pools are used
         self.examples: dict[int, int] = {}  # that prompts of training were, by prompt index
 
-    def request(
-        self, stream: str, prompt_index: int, example_index: int | None = None
-    ) -> Request:
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         config = self.config
         limit = self.limit if stream == "train" else config.eval.prompts
         assert 0 <= prompt_index < limit, (stream, prompt_index)

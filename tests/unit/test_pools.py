@@ -261,9 +261,7 @@ def test_pools_turned_on_for_a_restored_trial_begin_with_new_prompts() -> None:
     config = config_of(rounds=4)
     first = virtual_trial(config)
     first.run(2)
-    second = virtual_trial(
-        GRPOConfig.from_dict({**config.to_dict(), "pools": {"enabled": True}})
-    )
+    second = virtual_trial(GRPOConfig.from_dict({**config.to_dict(), "pools": {"enabled": True}}))
     second.learners.load_state(first.learners.state())
     second.pipeline.load_state(first.pipeline.state(), first.pipeline.buffer.groups())
     rows = [report.metrics for report in second.run(2)]
