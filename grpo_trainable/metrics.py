@@ -29,8 +29,14 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# Metrics that a round lacks in which there is nothing to measure.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats"})
+# Of difficulty pools: how many examples each holds, and how many of a round were drawn from it.
+POOL_METRICS = (
+    *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
+    *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
+)
+
+# Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
+SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats", *POOL_METRICS})
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -43,6 +49,7 @@ RLLIB_NAMES = {
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
+        "reward/drawn_mean",
         *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
         *(f"time/{stage}_s" for stage in (*STAGES, *IDLE_SIDES)),
         *("time/checkpoint_s", "time/step_s", "time/wall_clock_s", "time/warm_up_s"),
@@ -58,7 +65,8 @@ NAMES = frozenset(
         *("loss/kl_coef", "loss/weights_bounded_fraction"),
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
-        "group/zero_advantage_fraction",
+        *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
+        *POOL_METRICS,
         *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
         *(
             "count/requested",
@@ -69,7 +77,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        *("count/skipped_rounds", "count/unverified"),
+        *("count/skipped_rounds", "count/short_batches", "count/unverified"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),

@@ -48,6 +48,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
+    example_index: int | None = None  # in the stream, of the example that the prompt is; None: that
+    #                                   of `prompt_index`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,12 @@ class RolloutGroup:
     # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
     reward_parts: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
+    example_index: int | None = None  # as in the request
+
+    @property
+    def example(self) -> int:
+        """The index of the example that the prompt is."""
+        return self.prompt_index if self.example_index is None else self.example_index
 
     @property
     def oldest_round(self) -> int:
@@ -85,6 +93,11 @@ class RolloutGroup:
     @property
     def num_tokens(self) -> int:
         return int(self.response_mask.sum())
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ, so that the responses can be told apart."""
+        return bool((self.rewards != self.rewards[0]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Between actors a group travels as numpy arrays: pickling its tensors one by one took a

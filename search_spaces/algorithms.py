@@ -31,9 +31,10 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.type": "dapo",
                 "loss.aggregation": "token_mean",
                 "rollout.overlong": "penalty",
+                "rollout.zero_advantage": "resample",
             },
             paper="2503.14476",
-            differs="Without its dynamic sampling; one gradient step a round, in the paper 16.",
+            differs="One gradient step a round, in the paper 16.",
         ),
         Preset(
             name="cispo",
@@ -190,9 +191,10 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "token_mean",
                 "loss.clip_high": 0.272,
                 "loss.importance_cap": 2,
+                "rollout.zero_advantage": "resample",
             },
             paper="2512.13961",
-            differs="Without its active sampling.",
+            differs="Its active sampling is dynamic sampling here.",
         ),
         Preset(
             name="areal",

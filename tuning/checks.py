@@ -86,7 +86,10 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
         until = time.monotonic() + MAX_LENGTHS_S
-        of_streams = {"eval": trial.eval.prompts, "train": _prompts(trial)}
+        train = _prompts(trial)
+        if trial.pools.enabled:  # any of them may be drawn
+            train = prompts.train_size or train
+        of_streams = {"eval": trial.eval.prompts, "train": train}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
@@ -114,8 +117,8 @@ def check_code(trial: GRPOConfig) -> None:
 
 
 def _prompts(trial: GRPOConfig) -> int:
-    """Prompts that a trial trains on."""
-    return trial.rounds * trial.prompts_per_round
+    """Prompts that a trial may draw."""
+    return trial.most_prompts
 
 
 def _transport(trial: GRPOConfig) -> Hashable:

@@ -24,7 +24,9 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _engine,
         _advantage,
         _importance,
+        _signal,
         _rollout,
+        _pools,
         _evaluation,
         _steps,
         _replay,
@@ -140,6 +142,30 @@ def _importance(config: GRPOConfig) -> Iterator[Rule]:
     )
 
 
+def _signal(config: GRPOConfig) -> Iterator[Rule]:
+    rollout, advantage = config.rollout, config.loss.advantage
+    left_out = rollout.zero_advantage != "keep"
+    compares = advantage in _COMPARE_A_GROUP or is_reference(advantage)
+
+    yield (
+        left_out and not compares,
+        "rollout.zero_advantage",
+        f"must be keep with loss.advantage={advantage}, by which groups of equal rewards teach "
+        f"something; needs one of {', '.join(_COMPARE_A_GROUP)} or a function of your own",
+    )
+    yield (
+        left_out and rollout.group_size == 1,
+        "rollout.zero_advantage",
+        "must be keep with rollout.group_size=1: one reward alone is always equal to itself",
+    )
+    yield (
+        config.redraws > 0 and config.most_drawn == rollout.prompts,
+        "rollout.oversample",
+        "leaves no prompt to draw in place of one of "
+        f"rollout.prompts={rollout.prompts}; raise it, or set rollout.zero_advantage=filter",
+    )
+
+
 def _rollout(config: GRPOConfig) -> Iterator[Rule]:
     rollout = config.rollout
 
@@ -168,6 +194,21 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
             if config.unit_prompts == 1
             else "or rollout.unit_prompts to none, which shares a round out"
         ),
+    )
+
+
+def _pools(config: GRPOConfig) -> Iterator[Rule]:
+    pools = config.pools
+
+    yield (
+        pools.easy + pools.mid + pools.hard == 0,
+        "pools.mid",
+        "the shares of all pools are 0, so no prompt could be drawn",
+    )
+    yield (
+        pools.hard_below > pools.easy_above,
+        "pools.hard_below",
+        f"must be <= pools.easy_above={pools.easy_above:g}",
     )
 
 

@@ -335,6 +335,21 @@ class RolloutSettings(Settings):
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )
+    zero_advantage: str = choice(
+        ("keep", "filter", "resample"),
+        "What becomes of a group whose rewards are all equal, which teaches nothing: it stays in "
+        "its rollout batch, it is left out, or other prompts are drawn in its place.",
+    )
+    oversample: float = number(
+        4.0,
+        "How many times as many prompts as a rollout batch has may be drawn for it in all.",
+        minimum=1,
+    )
+    redraws: int = integer(
+        8,
+        "How many times in a row prompts may be drawn in place of those that were left out.",
+        minimum=1,
+    )
     overlong: str = choice(
         ("score", "filter", "penalty"),
         "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
@@ -348,6 +363,32 @@ class RolloutSettings(Settings):
     )
     overlong_penalty: float = number(
         1.0, "What a response of max_new_tokens loses of its reward.", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSettings(Settings):
+    """Which prompts are drawn: passes over all of them, or by how often the policy solves each."""
+
+    SECTION: ClassVar[str] = "pools"
+
+    enabled: bool = flag(
+        False,
+        "Whether prompts are drawn from pools, easy, mid and hard ones, by the share of right "
+        "responses so far, in place of passes over all prompts.",
+    )
+    easy: float = number(0.1, "The share of prompts drawn from the easy ones.", minimum=0)
+    mid: float = number(
+        0.8, "The share drawn from those between, to which new prompts belong.", minimum=0
+    )
+    hard: float = number(0.1, "The share drawn from the hard ones.", minimum=0)
+    easy_above: float = number(0.8, "The pass rate above which a prompt is easy.")
+    hard_below: float = number(0.2, "The pass rate below which a prompt is hard.")
+    memory: float = number(
+        0.5,
+        "The weight of earlier groups in the pass rate of a prompt; 0: only the latest counts.",
+        minimum=0,
+        below=1,
     )
 
 
@@ -698,6 +739,7 @@ class TrialSettings(Settings):
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
     rollout: RolloutSettings = RolloutSettings()
+    pools: PoolSettings = PoolSettings()
     loss: LossSettings = LossSettings()
     optim: OptimSettings = OptimSettings()
     eval: EvalSettings = EvalSettings()
@@ -730,11 +772,7 @@ CHECKS: dict[str, Check] = {
 
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
-RETIRED: dict[str, Any] = {
-    "rollout.zero_advantage": "keep",
-    "rollout.oversample": 1.0,
-    "resources.num_learners": 1,
-}
+RETIRED: dict[str, Any] = {"resources.num_learners": 1}
 
 # Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
 # only what training makes of that.

@@ -21,6 +21,7 @@ class HeldOutChunk:
 
     stream: ClassVar[str] = "eval"
     stage: ClassVar[str] = "eval"
+    examples: ClassVar[None] = None
 
     prompt_indices: tuple[int, ...]
 

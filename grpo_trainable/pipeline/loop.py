@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, without_retired
+from grpo_trainable.config import OF_TRAINING, GRPOConfig, is_unremarkable, without_retired
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.metrics import rollout_metrics
@@ -77,7 +77,7 @@ class Pipeline:
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.evaluation: Evaluation | None = None
         self._recorder = Recorder()
-        self._collector = Collector(config, self.gate, self._recorder)
+        self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
@@ -365,7 +365,7 @@ class Pipeline:
     def _work(self) -> dict[str, Any]:
         """The settings that decide which prompts a round trains on and how they are sampled."""
         config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "pools", "buffer_capacity",
                 "buffer_sampling", "buffer")  # fmt: skip
         return {
             "batches_per_round": self.config.batches_per_round,
@@ -376,13 +376,17 @@ class Pipeline:
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """What `Pipeline._work` holds, without settings that only training reads."""
+    """What `Pipeline._work` holds, without settings that only training reads and those that have
+    their default, which the state of an earlier version may lack."""
+
+    def says_something(key: str, value: Any) -> bool:
+        return key not in OF_TRAINING and not is_unremarkable(key, value)
+
     return {
         section: {
-            # A key that an older version did not have was none.
             name: value
             for name, value in values.items()
-            if value is not None and f"{section}.{name}" not in OF_TRAINING
+            if says_something(f"{section}.{name}", value)
         }
         if isinstance(values, dict)
         else values

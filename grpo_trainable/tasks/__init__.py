@@ -9,6 +9,7 @@ from grpo_trainable.tasks.base import (
     Task,
     as_score,
     eval_size,
+    train_size,
 )
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -48,6 +49,7 @@ __all__ = [
     "as_score",
     "as_text",
     "eval_size",
+    "train_size",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "question_only_reward_fn",

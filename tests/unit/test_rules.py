@@ -162,6 +162,33 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {"task.length_penalty": 0.01},
     ),
     **{
+        f"rollout.{name}": (
+            value,
+            {"rollout.zero_advantage": "filter"},
+            "rollout.zero_advantage=filter",
+            "rollout.zero_advantage=resample",
+            {"rollout.zero_advantage": "resample"},
+        )
+        for name, value in (("oversample", 2.5), ("redraws", 3))
+    },
+    **{
+        f"pools.{name}": (
+            value,
+            {},
+            "pools.enabled=false",
+            "pools.enabled=true",
+            {"pools.enabled": True},
+        )
+        for name, value in (
+            ("easy", 0.5),
+            ("mid", 0.5),
+            ("hard", 0.5),
+            ("easy_above", 0.9),
+            ("hard_below", 0.1),
+            ("memory", 0.25),
+        )
+    },
+    **{
         f"rollout.overlong_{name}": (
             value,
             {"rollout.overlong": "filter"},
