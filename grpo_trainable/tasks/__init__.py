@@ -49,10 +49,10 @@ __all__ = [
     "as_score",
     "as_text",
     "eval_size",
-    "train_size",
     "keyword_inclusion_reward_fn",
     "keyword_prompt",
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "split_of",
+    "train_size",
 ]
