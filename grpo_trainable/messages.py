@@ -132,21 +132,15 @@ class Updated:
     def step_columns(self) -> dict[str, list[Any]]:
         """Columns with an entry for each gradient step. `version` and KL are of the policy before
         the step; KL is measured on what the step trains on, None if not monitored."""
-        steps, names = self.steps, ("loss", "grad_norm", "entropy_nats", "clip_fraction")
+        steps = self.steps
+        names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "weights_bounded_fraction")
         taken = [not step.skipped for step in steps]
         columns: dict[str, list[Any]] = {
             "round": [self.round] * len(steps),
             "step": list(range(1, len(steps) + 1)),
             "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
         }
-        for name in (
-            *names,
-            "weights_bounded_fraction",
-            "ratio_max",
-            "bounded_tokens",
-            "lr",
-            "skipped",
-        ):
+        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
             columns[name] = [getattr(step, name) for step in steps]
         for other in KL_TO:
             drifts = [step.kl.get(other) for step in steps]

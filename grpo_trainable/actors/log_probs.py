@@ -87,7 +87,8 @@ class ScoredBatch:
 
 
 class Reference:
-    """The policy as built from the config, before any training; never trained."""
+    """A policy that is never trained and scores what was sampled: the one that the config starts
+    from, or one that is given."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Reference:
         device: torch.device,
         policy: Policy | None = None,
     ) -> None:
-        """`policy`: the policy before any training, where it is on the device already."""
+        """`policy`: on the device; None: the one that the config starts from is built."""
         if policy is None:
             policy = build_policy(config.model, config.seed)[0].to(device)
         self.model = policy.requires_grad_(False)

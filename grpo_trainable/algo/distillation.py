@@ -12,9 +12,9 @@ def teacher_advantages(
 ) -> Tensor:
     """log π_T − log b of each token, (B, S), in nats; 0 off the mask, where both may hold anything.
 
-    π_T is the teacher and b the policy that sampled. As an advantage, with which the policy
-    gradient is −KL(b ‖ π_T) of the next token's, in the contexts that were sampled: each token
-    answers for itself alone, a discount of 0. On-policy distillation, Lu and Thinking Machines
+    π_T is the teacher and b the policy that sampled. As the advantages of a policy gradient they
+    lower KL(π ‖ π_T) of the next token in the contexts that were sampled; each token answers for
+    itself alone, a discount of 0. On-policy distillation, Lu and Thinking Machines
     Lab 2025, https://thinkingmachines.ai/blog/on-policy-distillation/; the reverse KL on the
     student's own samples is also the case λ = 1 of GKD (arXiv 2306.13649).
     """
