@@ -29,8 +29,13 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# Metrics that a round lacks in which there is nothing to measure.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats"})
+# Metrics that a round lacks in which there is nothing to measure, and those of a critic, which only
+# some trials have.
+CRITIC = (
+    *("critic/loss", "critic/clip_fraction", "critic/grad_norm"),
+    *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
+)
+SOMETIMES = frozenset(("kl/sampler_mismatch_nats", *CRITIC))
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -56,6 +61,7 @@ NAMES = frozenset(
         "kl/sampler_mismatch_nats",
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
         "loss/kl_coef",
+        *CRITIC,
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         "group/zero_advantage_fraction",
@@ -69,7 +75,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        *("count/skipped_rounds", "count/unverified"),
+        *("count/skipped_rounds", "count/unverified", "count/completions"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),

@@ -31,7 +31,15 @@ from grpo_trainable.algo.ratios import (
 )
 from grpo_trainable.algo.rewards import kl_penalty, length_deviation, overlong_penalty
 from grpo_trainable.algo.selection import SELECTIONS, Selection
+from grpo_trainable.algo.token_advantages import (
+    at_the_end,
+    discounted_returns,
+    gae,
+    vine,
+    whitened_tokens,
+)
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
+from grpo_trainable.algo.value_loss import explained_variance, value_loss
 
 __all__ = [
     "ADVANTAGES",
@@ -46,6 +54,7 @@ __all__ = [
     "Selection",
     "TokenLoss",
     "aggregate",
+    "at_the_end",
     "bounded_log_ratio",
     "bounded_tokens",
     "compute_group_normalized_rewards",
@@ -53,6 +62,9 @@ __all__ = [
     "compute_naive_policy_gradient_loss",
     "compute_objective",
     "compute_policy_gradient_loss",
+    "discounted_returns",
+    "explained_variance",
+    "gae",
     "grpo_microbatch_train_step",
     "importance_weight",
     "k1",
@@ -71,5 +83,8 @@ __all__ = [
     "sequence_ratio",
     "steered_coefficient",
     "token_ratio",
+    "value_loss",
+    "vine",
+    "whitened_tokens",
     "zero_off_mask",
 ]

@@ -23,6 +23,7 @@ from grpo_trainable.config.schema import (
     LossSettings,
     OptimSettings,
     TaskSettings,
+    VineSettings,
     fresh_wanted,
 )
 from grpo_trainable.config.trial import GRPOConfig, defaults_with, threads
@@ -55,6 +56,7 @@ __all__ = [
     "LossSettings",
     "OptimSettings",
     "TaskSettings",
+    "VineSettings",
     "checks_of",
     "choice",
     "choice_or_path",

@@ -23,6 +23,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _transport,
         _engine,
         _advantage,
+        _token_advantage,
         _importance,
         _rollout,
         _evaluation,
@@ -115,6 +116,45 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         "loss.advantage",
         f"needs loss.type=no_baseline or a loss of your own, got {loss}",
     )
+
+
+# Losses whose ratio, or whose choice of a weight, is that of a whole response.
+_OF_RESPONSES = ("gspo", "gmpo", "topr")
+
+
+def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
+    advantage, loss = config.loss.advantage, config.loss.type
+    of_tokens = advantage in ("gae", "vine")
+    vine = advantage == "vine"
+    unvalued = "loss.advantage=vine values states by the task's reward alone"
+
+    yield (
+        loss == "ppo" and not of_tokens,
+        "loss.type",
+        f"needs loss.advantage=gae or vine, got {advantage}, with which grpo_clip is the same",
+    )
+    yield (
+        of_tokens and loss in _OF_RESPONSES,
+        "loss.type",
+        f"takes a response as a whole, and loss.advantage={advantage} tells its tokens apart; "
+        "valid: ppo, dapo, cispo, sapo, and others with a ratio for each token",
+    )
+    yield (
+        vine and config.in_mid_batch,
+        "weight_update",
+        "must be between_batches with loss.advantage=vine: values are those of one policy",
+    )
+    yield (
+        vine and config.loss.kl_coef > 0 and config.loss.kl_in == "reward",
+        "loss.kl_in",
+        f"must be loss: {unvalued}",
+    )
+    yield (
+        vine and config.rollout.overlong == "penalty",
+        "rollout.overlong",
+        f"must be score or filter: {unvalued}",
+    )
+    yield vine and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {unvalued}"
 
 
 def _importance(config: GRPOConfig) -> Iterator[Rule]:

@@ -31,6 +31,7 @@ class Counts:
     skipped_rounds: int = 0  # with nothing to train on
     sampled_responses: int = 0  # of training groups
     sampled_tokens: int = 0
+    completions: int = 0  # responses sampled to value states
 
     @property
     def dropped(self) -> int:
@@ -42,7 +43,7 @@ class Counts:
         )
 
     def metrics(self) -> dict[str, float]:
-        names = ("requested", "redispatched", "trained", "dropped", "reward_errors",
+        names = ("requested", "redispatched", "trained", "dropped", "reward_errors", "completions",
                  "unverified", "checkpoint_failures", "skipped_rounds", "dropped_stale",
                  "dropped_reward", "dropped_lost", "dropped_zero_advantage")  # fmt: skip
         return {f"count/{name}": float(getattr(self, name)) for name in names}
@@ -143,9 +144,27 @@ def update_metrics(
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:
         row["kl/sampler_mismatch_nats"] = updated.sampler_mismatch_nats
+    row |= _critic_metrics(updated)
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
         row[f"kl/{other}_k3_nats"] = drift.k3
+    return row
+
+
+def _critic_metrics(updated: Updated) -> dict[str, float]:
+    """Figures of a critic; means over the round's gradient steps where they are of a step."""
+    figures, steps = updated.critic, [step.critic for step in updated.steps if step.critic]
+    if figures is None or not steps:
+        return {}
+    row = {
+        "critic/loss": _mean([step.loss for step in steps]),
+        "critic/clip_fraction": _mean([step.clip_fraction for step in steps]),
+        "critic/grad_norm": _mean([step.grad_norm for step in steps]),
+        "critic/value_mean": figures.value_mean,
+        "critic/return_mean": figures.return_mean,
+    }
+    if figures.explained_variance is not None:
+        row["critic/explained_variance"] = figures.explained_variance
     return row
 
 

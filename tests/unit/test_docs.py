@@ -43,7 +43,7 @@ def test_algorithms_page_has_every_value_of_every_choice(key, value):
     sorted(
         set(
             re.findall(
-                r"`((?:objective|losses|trust_regions|selection|advantages|rewards|aggregation|kl|ratios)"
+                r"`((?:objective|losses|trust_regions|selection|advantages|token_advantages|value_loss|rewards|aggregation|kl|ratios)"
                 r"\.\w+)`",
                 ALGORITHMS,
             )
