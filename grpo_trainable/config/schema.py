@@ -648,7 +648,7 @@ class ResourceSettings(Settings):
     learner_cpus: float = number(0.95, "CPUs of the learner.", minimum=0.01)
     learner_gpus: float = gpus(0.0, "GPUs of the learner.")
     worker_cpus: float = number(
-        1.0,
+        0.95,
         "CPUs that a colocated worker trains with; the shipped policy trains slower on two "
         "threads than on one.",
         minimum=0.01,

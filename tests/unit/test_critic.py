@@ -68,13 +68,13 @@ def test_the_critic_learns_what_responses_earn(policy_path: str, body: str) -> N
         before = pair.weights()
     groups = pair.rollouts()
     explained, losses = [], []
-    for _ in range(12):
+    for _ in range(24):
         updated = pair.learner.update([groups])
         explained.append(updated.critic.explained_variance)
         losses.append(updated.steps[0].critic.loss)
     assert explained[0] == 0.0
     assert losses[-1] < losses[0] / 2
-    assert updated.critic.value_mean == pytest.approx(updated.critic.return_mean, abs=0.1)
+    assert updated.critic.value_mean == pytest.approx(updated.critic.return_mean, abs=0.2)
     if body == "own":
         assert explained[-1] > 0.5
         assert equal(pair.weights(), before)
