@@ -11,7 +11,8 @@ VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
-.PHONY: bench bench-trials bench-faults bench-off-policy bench-objectives bench-real-model
+.PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives
+.PHONY: bench-real-model
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -65,6 +66,14 @@ bench-trials: $(READY)
 	$(BIN)/python benchmarks/sync_share.py
 	$(BIN)/python benchmarks/disturbed.py
 	$(BIN)/python benchmarks/a_a.py
+
+# Advantages of tokens: PPO with a critic on the keyword task with three seeds, and how far from the
+# truth the advantages of a critic and those by completions are. Half an hour.
+bench-tokens: $(READY)
+	$(BIN)/python benchmarks/learning.py --arms colocated_k1 --set loss.type=ppo \
+		--set loss.advantage=gae --set loss.aggregation=token_mean \
+		--out benchmarks/results/learning_ppo.json
+	$(BIN)/python benchmarks/token_advantages.py $(ARGS)
 
 # Everything that can break, broken: an hour and a half.
 bench-faults: $(READY)

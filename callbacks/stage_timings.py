@@ -42,7 +42,7 @@ def stage_totals(trial: Any) -> dict[str, float]:
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
         for name in (*STAGES, *IDLE_SIDES):
-            totals[name] = totals.get(name, 0.0) + row[f"time/{name}_s"]
+            totals[name] = totals.get(name, 0.0) + row.get(f"time/{name}_s", 0.0)
         totals["device_hours"] = row["cost/device_hours"]  # since the trial began
     return totals
 

@@ -161,6 +161,10 @@ class _Trial:
         self.row_tokens = self.prompt_tokens + rollout.max_new_tokens
 
     @property
+    def own_critic(self) -> bool:
+        return self.config.has_critic and self.config.critic.body == "own"
+
+    @property
     def weights_bytes(self) -> int:
         """N b"""
         return self.size.parameters * self.body
@@ -184,7 +188,15 @@ class _Trial:
             Part(what="reference", bytes=self.weights_bytes if reference else 0),
             Part(what="teacher", bytes=teacher),
             Part(what="published snapshot", bytes=self.size.parameters * travel),
+            Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
         ]
+
+    def critic_bytes(self, beside: int) -> int:
+        """A body that the critic has for itself, with gradients, moments and what is held `beside`
+        it; its head is a vector."""
+        if not self.own_critic:
+            return 0
+        return self.weights_bytes + beside + 3 * self.trained * FLOAT
 
     def sampling_weights(self) -> list[Part]:
         """The generator's own copy, and the reference where the generator has it."""
@@ -219,7 +231,9 @@ class _Trial:
         hidden = 2 * responses * size.hidden * FLOAT
         tokens = rows * (self.row_tokens - 1)
         return [
-            Part(what="activations", bytes=tokens * self.activation_bytes()),
+            Part(
+                what="activations", bytes=tokens * self.activation_bytes() * (1 + self.own_critic)
+            ),
             Part(what="head", bytes=probabilities * FLOAT + matrices + hidden),
         ]
 

@@ -43,6 +43,15 @@ class Deposited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Completions of the states of one group, to see what these are worth."""
+
+    states: list[tuple[int, int]]  # (response of the group, how many of its tokens)
+    texts: list[str]  # whole responses, `samples` for each state, in their order
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """Responses that `Generator.score` has yet to score."""
 
@@ -50,6 +59,7 @@ class Sampled:
     groups: list[RolloutGroup]
     loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
+    completions: list[Completions] = field(default_factory=list)  # by group; none: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,7 @@ class Scored:
     unverified: int  # responses that count as wrong because they could not be judged
     loaded: list[Loaded]  # as in `Sampled`
     spans: list[Span]
+    completions: int = 0  # responses that were sampled and scored to value states
 
 
 # ---- Answers of a learner ----------------------------------------------------------------------
@@ -81,6 +92,24 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CriticStep:
+    """What one optimizer step saw of a critic. Means run over the response tokens."""
+
+    loss: float
+    clip_fraction: float
+    grad_norm: float  # before it was limited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticFigures:
+    """What a critic said, before the round, of the states that the round trains on."""
+
+    value_mean: float
+    return_mean: float  # of the rewards that followed them, discounted
+    explained_variance: float | None  # of these; None where all are equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GradientStep:
     """What one optimizer step saw. Sums and means run over all of its response tokens."""
 
@@ -95,6 +124,7 @@ class GradientStep:
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
     kl: dict[str, Drift]  # of the policy before the step, on its rows; empty if not monitored
+    critic: CriticStep | None = None  # None without a critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +156,7 @@ class Updated:
     # KL of a response from the sampler to the teacher, in nats; None without one
     teacher_nats: float | None = None
     kl_coefficient: float  # β in this round
+    critic: CriticFigures | None = None  # None without a critic
     at: float
     spans: list[Span]
 
@@ -142,6 +173,9 @@ class Updated:
         }
         for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
             columns[name] = [getattr(step, name) for step in steps]
+        for name in ("loss", "clip_fraction", "grad_norm"):
+            of_critic = [step.critic and getattr(step.critic, name) for step in steps]
+            columns[f"critic_{name}"] = of_critic
         for other in KL_TO:
             drifts = [step.kl.get(other) for step in steps]
             columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]

@@ -34,9 +34,13 @@ POOL_METRICS = (
     *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
     *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
 )
+CRITIC = (
+    *("critic/loss", "critic/clip_fraction", "critic/grad_norm"),
+    *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
+)
 
 # Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats", *POOL_METRICS})
+SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats", *POOL_METRICS, *CRITIC})
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -63,6 +67,7 @@ NAMES = frozenset(
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
         *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
         *("loss/kl_coef", "loss/weights_bounded_fraction"),
+        *CRITIC,
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
@@ -77,7 +82,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        *("count/skipped_rounds", "count/short_batches", "count/unverified"),
+        *("count/skipped_rounds", "count/short_batches", "count/unverified", "count/completions"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,21 +35,36 @@ class SamplingLimits:
     stop_strings: tuple[str, ...] = ()  # they stay in the text of the response
 
 
+class StateOf(NamedTuple):
+    """A state within a response, which completions are sampled from to see what it is worth."""
+
+    response: int  # of its group; 0 where it is the prompt itself
+    tokens: int  # of the response, which are the last of the prompt_ids of its request
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to sample `group_size` responses for: asked for and counted as one.
 
     (stream, prompt_index) names the prompt and, with the seed, every random draw of its responses:
-    asked for again, it gives the same tokens under the same weights.
+    asked for again, it gives the same tokens under the same weights. With a `state` that is part of
+    the key, and `limits` are those of the tokens that are still to come.
     """
 
-    stream: str  # "train" or "eval"
+    stream: str  # "train", "eval" or, with a state, "vine"
     prompt_index: int
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
     example_index: int | None = None  # in the stream, of the example that the prompt is; None: that
     #                                   of `prompt_index`
+    state: StateOf | None = None
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The tokens of the response that the prompt ends with; none without a state."""
+        count = 0 if self.state is None else self.state.tokens
+        return self.prompt_ids[len(self.prompt_ids) - count :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +87,9 @@ class RolloutGroup:
     #                                            the learner makes the pass of the reference
     # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
     reward_parts: Tensor | None = None
+    # (G, R) float32, what the state before a token is worth, from completions that were sampled
+    # there; NaN where none were; None where nobody asks for it.
+    state_values: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
     example_index: int | None = None  # as in the request
 
@@ -178,8 +196,9 @@ class PolicyWeights:
 def collate(
     groups: Sequence[RolloutGroup], advantages: Sequence[Tensor], pad_id: int
 ) -> TrainBatch:
-    """The groups' responses as rows, right-padded, shifted once; `advantages` one (G,) a group.
+    """The groups' responses as rows, right-padded, shifted once.
 
+    `advantages`: one tensor a group, (G,) for its responses or (G, R) for their tokens.
     A row is its prompt followed by its response up to the last token of the mask. Position s
     predicts token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
     """
@@ -198,7 +217,10 @@ def collate(
         mask = group.response_mask[g, :length]
         response_mask[b, here] = mask
         behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
-        row_advantages[b, here] = advantages[place.group][g].to(torch.float32) * mask
+        advantage = advantages[place.group][g]  # of the response, or of each of its tokens
+        if advantage.ndim:
+            advantage = advantage[:length]
+        row_advantages[b, here] = advantage.to(torch.float32) * mask
     return TrainBatch(
         input_ids=input_ids,
         target_ids=target_ids,

@@ -22,6 +22,7 @@ class Stage:
 # light scheme: they differ from each other, and from the colours of the arms.
 STAGES: dict[str, Stage] = {
     "rollout": Stage(terminal="blue", figure="#77AADD"),
+    "vine": Stage(terminal="bright_blue", figure="#99DDFF"),
     "reward": Stage(terminal="cyan", figure="#FFAABB"),
     "optimize": Stage(terminal="yellow", figure="#EE8866"),
     "reference": Stage(terminal="magenta", figure="#EEDD88"),

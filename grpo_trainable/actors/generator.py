@@ -15,17 +15,20 @@ from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, make_scorer
+from grpo_trainable.actors.state_values import Completer, state_values
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_load, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
-from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored
+from grpo_trainable.messages import Completions, Deposited, Loaded, Sampled, Scored
 from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
 from grpo_trainable.timers import Span, StageClock, now
 from grpo_trainable.weight_transfer import WeightReceiver
+
+Scores = list[Score | RewardError]  # of the responses of a group, then of its completions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,9 @@ class Generator:
         here = config.reference_role == "generator"
         device = self._context.device
         self._reference = Reference(config, self._tokenizer, device) if here else None
+        self._completer = None
+        if config.loss.advantage == "vine":
+            self._completer = Completer(config.vine, self._tokenizer.decode, self._complete)
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._scorer = make_scorer(config, task)
@@ -144,16 +150,19 @@ class Generator:
         with self._context.call():
             with self._context.clock("eval" if stream == "eval" else "rollout"):
                 groups = self._sample(requests, self.between_tokens)
+            completions = self._completions(requests, groups)
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
             scores = None
             if isinstance(self._scorer, InlineScorer):
                 with self._context.clock(_scoring_stage(stream)):
-                    scores = self._scores(stream, groups)
+                    scores = self._scores(stream, groups, completions)
             loaded, self._loaded = self._loaded, []
             spans = self._context.clock.take()
-        sampled = Sampled(stream=stream, groups=groups, loaded=loaded, spans=spans)
+        sampled = Sampled(
+            stream=stream, groups=groups, loaded=loaded, spans=spans, completions=completions
+        )
         return sampled if scores is None else _scored(sampled, scores, self._parts)
 
     def score(self, sampled: Sampled) -> Scored:
@@ -161,7 +170,7 @@ class Generator:
         The answer to `generate` has already told which weights were loaded."""
         start = now()
         with self._context.clock.concurrent():
-            scores = self._scores(sampled.stream, sampled.groups)
+            scores = self._scores(sampled.stream, sampled.groups, sampled.completions)
         spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
         return _scored(replace(sampled, loaded=[], spans=spans), scores, self._parts)
 
@@ -177,6 +186,19 @@ class Generator:
                 self._reference.annotate(groups)
             self._context.clock.synchronize()
         self._context.clock.reset()
+
+    def _completions(
+        self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
+    ) -> list[Completions]:
+        """Of the states of each group; none where nobody asks for their values."""
+        if self._completer is None or requests[0].stream == "eval":
+            return []
+        with self._context.clock("vine"):
+            return self._completer.completions(groups, requests[0].limits)
+
+    def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
+        """Samples completions with the weights that have sampled the responses."""
+        return self._sample(requests, advance)
 
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
@@ -211,19 +233,28 @@ class Generator:
         self._receiver.close()
 
     def _scores(
-        self, stream: str, groups: Sequence[RolloutGroup]
-    ) -> list[list[Score | RewardError]]:
-        """A score of every response, by group."""
-        requests = [
-            ScoreRequest(
-                self._tokenizer.decode(ids[mask].tolist()),
-                self._prompts.ground_truth(stream, group.example),
-            )
+        self,
+        stream: str,
+        groups: Sequence[RolloutGroup],
+        completions: Sequence[Completions],
+    ) -> list[Scores]:
+        """A score of every response, and of every completion after them, by group."""
+        texts = [
+            [
+                self._tokenizer.decode(ids[mask].tolist())
+                for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
+            ]
             for group in groups
-            for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
+        ]
+        for of_group, completed in zip(texts, completions, strict=False):
+            of_group += completed.texts
+        requests = [
+            ScoreRequest(text, self._prompts.ground_truth(stream, group.example))
+            for group, of_group in zip(groups, texts, strict=True)
+            for text in of_group
         ]
         answers = map(self._with_every_part, self._scorer.score(requests))
-        return [[next(answers) for _ in group.response_ids] for group in groups]
+        return [[next(answers) for _ in of_group] for of_group in texts]
 
     def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
         """The score, if it has the parts that `task.reward_weights` names."""
@@ -243,10 +274,9 @@ def _scoring_stage(stream: str) -> str:
     return "eval" if stream == "eval" else "reward"
 
 
-def _scored(
-    sampled: Sampled, scores: list[list[Score | RewardError]], parts: Sequence[str] = ()
-) -> Scored:
-    """The groups with their rewards and these parts of them, those without a failed one."""
+def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -> Scored:
+    """The groups with their rewards, these parts of them and the values of their states, those
+    without a failed score. `scores`: as `Generator._scores` gives them."""
     scored = Scored(
         groups=[],
         format_rewards=[],
@@ -254,15 +284,21 @@ def _scored(
         unscored=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
+        completions=sum(len(completed.texts) for completed in sampled.completions),
         loaded=sampled.loaded,
         spans=sampled.spans,
     )
-    for group, row in zip(sampled.groups, scores, strict=True):
+    completions = sampled.completions or [None] * len(scores)
+    for group, completed, row in zip(sampled.groups, completions, scores, strict=True):
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))
             scored.unscored.append((group.prompt_index, error.message))
             continue
+        if completed is not None:
+            beside = [score.reward for score in valid[len(group.response_ids) :]]
+            group = replace(group, state_values=state_values(group, completed, beside))
+        valid = valid[: len(group.response_ids)]
         rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
         scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
         scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))

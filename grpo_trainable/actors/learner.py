@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.advantages import Estimated, advantage_estimator, critic_figures
+from grpo_trainable.actors.critic import PREFIX, Critic, CriticStatistics
 from grpo_trainable.actors.kl_coefficient import KLCoefficient
 from grpo_trainable.actors.kl_monitor import KLMonitor, unseen_by_the_first_step
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
@@ -19,14 +21,9 @@ from grpo_trainable.actors.minibatches import microbatches, step_rows
 from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
-from grpo_trainable.actors.reward_shaping import shaped_rewards
 from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.actors.teacher import build_teacher
-from grpo_trainable.actors.user_functions import (
-    advantage_function,
-    configured_loss,
-    configured_selection,
-)
+from grpo_trainable.actors.user_functions import configured_loss, configured_selection
 from grpo_trainable.algo import (
     compute_objective,
     loss_denominator,
@@ -36,6 +33,7 @@ from grpo_trainable.algo import (
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
+    CriticFigures,
     Drift,
     GradientStep,
     LearnerState,
@@ -45,7 +43,14 @@ from grpo_trainable.messages import (
 )
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.store import build_trained_policy
-from grpo_trainable.rollout import LiveWeights, RolloutGroup, TrainBatch, as_rows, collate
+from grpo_trainable.rollout import (
+    LiveWeights,
+    RolloutGroup,
+    TrainBatch,
+    as_rows,
+    by_group,
+    collate,
+)
 from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
 from grpo_trainable.weight_transfer import StagingSender, WeightSender
@@ -69,10 +74,13 @@ class _Trained:
     teacher_nats: float | None = None
     kl: dict[str, Drift] = field(default_factory=dict)
     responses: ResponseFigures = field(default_factory=_no_responses)
+    critic: CriticFigures | None = None
 
 
 class Learner:
     """Takes k gradient steps a round and publishes snapshots of the policy.
+
+    With `loss.advantage=gae` it trains a critic as well, which is never published.
 
     It keeps the reference only while something asks for it (`loss.kl_coef` or `loss.kl_monitor`)
     and the generators do not (`resources.reference`).
@@ -114,10 +122,8 @@ class Learner:
         device = self._context.device
         self.reference = Reference(config, tokenizer, device, untrained) if here else None
         self._teacher = build_teacher(config, tokenizer, device)
-        self._advantage = partial(
-            advantage_function(config.loss.advantage, config.rollout.group_size),
-            eps=config.loss.advantage_eps,
-        )
+        self._critic = Critic(config, self.policy, device) if config.has_critic else None
+        self._advantages = advantage_estimator(config, self.values)
         self._objective = partial(
             compute_objective,
             loss=configured_loss(config.loss, self._context.device),
@@ -132,7 +138,8 @@ class Learner:
         )
         self._kl_coefficient = KLCoefficient(config.loss)
         self._select = configured_selection(config.loss)
-        self.optimizer = PolicyOptimizer(self._parameters, config)
+        critic = {} if self._critic is None else self._critic.parameters
+        self.optimizer = PolicyOptimizer(self._parameters, config, critic)
         self.round = 0
 
     @property
@@ -152,8 +159,8 @@ class Learner:
                 self.reference.log_probs(batch)
             if self._teacher is not None:
                 self._teacher.log_probs(batch)
-            log_probs, _ = self._log_probs.with_entropy(self.policy, batch)
-            log_probs.sum().backward()
+            log_probs, _, values = self._forward(batch)
+            (log_probs.sum() if values is None else log_probs.sum() + values.sum()).backward()
             self.optimizer.warm_up()
             self._context.clock.synchronize()
         self._context.clock.reset()
@@ -208,6 +215,7 @@ class Learner:
             kl=trained.kl,
             kl_coefficient=kl_coefficient,
             responses=trained.responses,
+            critic=trained.critic,
             at=now(),
             spans=spans,
         )
@@ -218,10 +226,10 @@ class Learner:
             with clock("reference"):
                 rollout_batches = [self.reference.annotate(groups) for groups in rollout_batches]
         with clock("optimize"):
-            advantages = [self._advantages(groups) for groups in rollout_batches]
+            estimates = [self._estimate(groups) for groups in rollout_batches]
             batches = [
-                self._collate(groups, values)
-                for groups, values in zip(rollout_batches, advantages, strict=True)
+                self._collate(groups, estimated.advantages)
+                for groups, estimated in zip(rollout_batches, estimates, strict=True)
             ]
             plan = list(step_rows(self.config, self.round, batches))
         teacher_nats = None
@@ -230,7 +238,7 @@ class Learner:
                 batches, teacher_nats = self._taught(self._teacher, batches)
         # Before the first gradient step: with k > 1 the later steps reuse the answers.
         with clock("reference"):
-            scored = self._scored(rollout_batches, batches, plan)
+            scored = self._scored(rollout_batches, batches, estimates, plan)
             nll = _mean_nll(scored)
         monitor = KLMonitor(scored) if self.config.loss.kl_monitor else None
         with clock("optimize"):
@@ -254,17 +262,20 @@ class Learner:
             teacher_nats=teacher_nats,
             kl=kl,
             responses=ResponseFigures(
-                advantages=torch.cat([values.flatten() for values in advantages]).numpy(),
+                advantages=torch.cat(
+                    [
+                        estimated.of_responses(groups)
+                        for groups, estimated in zip(rollout_batches, estimates, strict=True)
+                    ]
+                ).numpy(),
                 policy_log_probs=_response_sums(policy),
                 reference_log_probs=_response_sums([batch.reference for batch in scored]),
             ),
+            critic=critic_figures(rollout_batches, estimates),
         )
 
-    def _advantages(self, groups: Sequence[RolloutGroup]) -> Tensor:
-        """(groups, G)"""
-        coefficient = self._kl_coefficient.in_reward
-        rewards = [shaped_rewards(self.config, group, coefficient) for group in groups]
-        return self._advantage(torch.stack(rewards))
+    def _estimate(self, groups: Sequence[RolloutGroup]) -> Estimated:
+        return self._advantages(groups, self._kl_coefficient.in_reward)
 
     def _taught(
         self, teacher: Reference, batches: Sequence[TrainBatch]
@@ -281,13 +292,20 @@ class Learner:
             responses += int(mask.any(dim=1).sum())
         return taught, nats / max(responses, 1)
 
-    def _collate(self, groups: Sequence[RolloutGroup], advantages: Tensor) -> TrainBatch:
-        return collate(groups, list(advantages), self._pad_id).to(self._context.device)
+    def values(self, groups: Sequence[RolloutGroup]) -> list[Tensor]:
+        """What the critic says of the states, (G, R) for each group."""
+        assert self._critic is not None, "only gae asks for values"
+        batch = self._collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
+        return by_group(groups, self._critic.values(batch).cpu())
+
+    def _collate(self, groups: Sequence[RolloutGroup], advantages: Sequence[Tensor]) -> TrainBatch:
+        return collate(groups, advantages, self._pad_id).to(self._context.device)
 
     def _scored(
         self,
         rollout_batches: Sequence[Sequence[RolloutGroup]],
         batches: Sequence[TrainBatch],
+        estimates: Sequence[Estimated],
         plan: Sequence[tuple[int, Tensor]],
     ) -> list[ScoredBatch]:
         """The batches under the reference, and under the policy before the round as far as that is
@@ -299,8 +317,9 @@ class Learner:
                 reference=self._reference_log_probs(groups, batch),
                 counted=self._counted(groups, batch),
                 fresh=self._fresh(groups) if self.config.loss.kl_monitor else None,
+                **self._critic_targets(groups, estimated),
             )
-            for groups, batch in zip(rollout_batches, batches, strict=True)
+            for groups, batch, estimated in zip(rollout_batches, batches, estimates, strict=True)
         ]
         needed: Sequence[int] = ()
         if self.config.importance_cap is not None:
@@ -311,6 +330,16 @@ class Learner:
             start = self._log_probs.without_gradient(self.policy, batches[b])
             scored[b] = replace(scored[b], start=start)
         return scored
+
+    def _critic_targets(
+        self, groups: Sequence[RolloutGroup], estimated: Estimated
+    ) -> dict[str, Tensor]:
+        """Values and returns of a rollout batch, (B, S); nothing without a critic."""
+        if estimated.critic is None:
+            return {}
+        targets = {"values": estimated.critic.values, "returns": estimated.critic.returns}
+        device = self._context.device
+        return {name: as_rows(groups, rows).to(device) for name, rows in targets.items()}
 
     def _counted(self, groups: Sequence[RolloutGroup], batch: TrainBatch) -> Tensor | None:
         """The response tokens that the loss counts, (B, S); None for all."""
@@ -343,12 +372,13 @@ class Learner:
             config.loss.aggregation, scored.loss_mask, config.rollout.max_new_tokens
         )
         scored = self._with_selected(scored)
+        tokens = loss_denominator("token_mean", scored.loss_mask, config.rollout.max_new_tokens)
         seen = torch.zeros_like(batch.behaviour_log_probs)
-        statistics = StepStatistics()
+        statistics, of_critic = StepStatistics(), CriticStatistics()
         for rows in microbatches(batch, config.optim):
             micro = scored.rows(rows)
             mask, behaviour = micro.loss_mask, micro.batch.behaviour_log_probs
-            log_probs, entropy = self._log_probs.with_entropy(self.policy, micro.batch)
+            log_probs, entropy, values = self._forward(micro.batch)
             old = self._old_log_probs(micro)
             loss, clipped = self._objective(
                 log_probs,
@@ -361,11 +391,29 @@ class Learner:
                 denominator=denominator,
                 selected=micro.selected,
             )
-            loss.backward()
             bounded = self._weights_bounded(micro)
             statistics.add(loss, clipped, entropy, log_probs, old, mask, bounded)
+            if self._critic is not None and values is not None:
+                value_loss, clipped = self._critic.loss(values, micro, tokens)
+                of_critic.add(value_loss, clipped, mask)
+                loss = loss + self._critic.weight * value_loss
+            loss.backward()
             seen[rows, : mask.shape[1]] = log_probs.detach()
-        return statistics.step(self.optimizer.step(statistics.loss)), seen
+        taken = self.optimizer.step(statistics.loss + of_critic.loss)
+        step = statistics.step(taken)
+        if self._critic is not None:
+            step = replace(step, critic=of_critic.step(taken))
+        return step, seen
+
+    def _forward(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probs, entropy and values, (B, S) each; None without a critic."""
+        if self._critic is None:
+            return *self._log_probs.with_entropy(self.policy, batch), None
+        states = self._critic.states(batch)
+        values = self._critic.of_states(states, batch)
+        if self._critic.shares_body:
+            return *self._log_probs.of_states(self.policy, states, batch), values
+        return *self._log_probs.with_entropy(self.policy, batch), values
 
     def _old_log_probs(self, scored: ScoredBatch) -> Tensor:
         """(B, S), of the policy that the ratio is taken to."""
@@ -449,7 +497,7 @@ class Learner:
                 name: parameter.detach().cpu().clone()
                 for name, parameter in self._parameters.items()
             },
-            optimizer=self.optimizer.state(),
+            optimizer=self.optimizer.state() | (self._critic.state() if self._critic else {}),
             counters={
                 **self.optimizer.counters(),
                 **self._kl_coefficient.counters(),
@@ -472,9 +520,17 @@ class Learner:
                 f"has {self._reference_checksum}; use the policy that the run started from"
             )
         copy_parameters(self._parameters, state.policy, source="checkpoint")
-        self.optimizer.load_state(state.optimizer, state.counters)
+        self.optimizer.load_state(self._load_critic(state.optimizer), state.counters)
         self._kl_coefficient.load_counters(state.counters)
         self.round = state.counters["round"]
+
+    def _load_critic(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Puts the critic where `stored` was taken; returns what the optimizer goes on from."""
+        if self._critic is not None and self._critic.load_state(stored):
+            return stored
+        of_policy = {name: v for name, v in stored.items() if not name.startswith(PREFIX)}
+        anew = {name: v for name, v in self.optimizer.state().items() if name.startswith(PREFIX)}
+        return of_policy | anew
 
     def progress(self) -> int:
         """A count that changes with each microbatch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.policy import Policy
-from grpo_trainable.models.scoring import response_log_probs
+from grpo_trainable.models.scoring import response_states, state_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
@@ -27,9 +27,14 @@ class LogProbs:
 
     def with_entropy(self, model: Policy, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
-        return response_log_probs(
+        states = response_states(model, batch.input_ids, batch.response_mask)
+        return self.of_states(model, states, batch)
+
+    def of_states(self, model: Policy, states: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """The same from the `response_states` of the batch, (T, D)."""
+        return state_log_probs(
             model,
-            batch.input_ids,
+            states,
             batch.target_ids,
             batch.response_mask,
             temperature=self._config.rollout.temperature,
@@ -62,22 +67,23 @@ class ScoredBatch:
     selected: Tensor | None = None
     # The tokens that the policy before the round sampled itself, bool (B, S); None until asked for.
     fresh: Tensor | None = None
+    # What a critic is trained on: its values before the round, and what was earned instead, (B, S);
+    # None without a critic.
+    values: Tensor | None = None
+    returns: Tensor | None = None
 
     def rows(self, index: Tensor) -> ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        reference, start, counted, selected, fresh = (
-            None if values is None else values[index, :width]
-            for values in (self.reference, self.start, self.counted, self.selected, self.fresh)
-        )
+        others = {item.name: getattr(self, item.name) for item in fields(self)}
+        del others["batch"]
         return ScoredBatch(
             batch=batch,
-            reference=reference,
-            start=start,
-            counted=counted,
-            selected=selected,
-            fresh=fresh,
+            **{
+                name: None if values is None else values[index, :width]
+                for name, values in others.items()
+            },
         )
 
     @property

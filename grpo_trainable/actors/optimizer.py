@@ -1,9 +1,10 @@
-"""AdamW over the policy: its learning rate, the gradient's norm, steps that are not finite."""
+"""AdamW over the policy, and a critic beside it: learning rates, the norms of the gradients, steps
+that are not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +15,32 @@ from grpo_trainable.config import GRPOConfig
 
 
 class StepTaken(NamedTuple):
-    grad_norm: float  # before it was limited
+    grad_norm: float  # of the policy, before it was limited
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
+    critic_grad_norm: float  # 0 without a critic
 
 
 class PolicyOptimizer:
     """Takes gradient steps, and skips those whose loss or gradient is not finite."""
 
-    def __init__(self, parameters: dict[str, Tensor], config: GRPOConfig) -> None:
-        """`parameters`: those of the policy that are trained, each once, by name."""
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        config: GRPOConfig,
+        critic: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`parameters`: those of the policy that are trained, each once, by name. `critic`: those
+        that a critic has beside them, which have their own learning rate and their own limit of the
+        gradient's norm."""
         self._config = config
-        self._masters = MasterWeights(parameters)
+        self._masters = MasterWeights({**parameters, **(critic or {})})
         self._parameters = self._masters.parameters
-        self._adamw = _adamw(self._parameters.values(), config)
+        self._policy = [self._parameters[name] for name in parameters]
+        self._critic = [self._parameters[name] for name in critic or ()]
+        self._adamw = _adamw(self._policy, config)
+        if self._critic:
+            self._adamw.add_param_group({"params": self._critic})
         self.steps = 0  # steps taken: the version of the policy
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -36,7 +49,10 @@ class PolicyOptimizer:
     def learning_rate(self) -> float:
         """The learning rate of the next step, a pure function of the steps taken: a scheduler would
         be a state to lose."""
-        lr, done = self._config.optim.lr, self.steps / (self._config.rounds * self._config.k)
+        return self._scheduled(self._config.optim.lr)
+
+    def _scheduled(self, lr: float) -> float:
+        done = self.steps / (self._config.rounds * self._config.k)
         match self._config.optim.schedule:
             case "linear":
                 return lr * (1 - min(1.0, done))
@@ -51,12 +67,11 @@ class PolicyOptimizer:
             RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
         """
         lr = self.learning_rate
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
-        grad_norm = float(
-            torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.optim.grad_clip)
-        )
-        skip = not (math.isfinite(loss) and math.isfinite(grad_norm))
+        rates = (lr, self._scheduled(self._config.critic_lr))
+        for group, rate in zip(self._adamw.param_groups, rates, strict=False):
+            group["lr"] = rate
+        grad_norm, critic_norm = self._limited(self._policy), self._limited(self._critic)
+        skip = not all(map(math.isfinite, (loss, grad_norm, critic_norm)))
         if skip:
             self.skipped += 1
             self._skipped_in_a_row += 1
@@ -67,7 +82,13 @@ class PolicyOptimizer:
             self._skipped_in_a_row = 0
         self._adamw.zero_grad()
         self._give_up_when_stuck()
-        return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip)
+        return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip, critic_grad_norm=critic_norm)
+
+    def _limited(self, parameters: Sequence[Tensor]) -> float:
+        """Limits the norm of the gradient of these, and returns what it was; 0 for none."""
+        if not parameters:
+            return 0.0
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip))
 
     def _give_up_when_stuck(self) -> None:
         allowed = self._config.optim.max_skipped_steps
@@ -86,10 +107,10 @@ class PolicyOptimizer:
         a large policy nor moments for it are made. Those of the policy are still allocated by its
         first step.
         """
-        parameters = self._parameters.values()
-        torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
+        self._limited(self._policy)
+        self._limited(self._critic)
         self._adamw.zero_grad()
-        number = torch.nn.Parameter(torch.zeros(1, device=next(iter(parameters)).device))
+        number = torch.nn.Parameter(torch.zeros(1, device=self._policy[0].device))
         number.grad = torch.ones_like(number)
         _adamw([number], self._config).step()
 

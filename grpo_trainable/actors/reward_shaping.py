@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo_trainable.algo import kl_penalty, length_deviation, overlong_penalty, weighted_parts
+from grpo_trainable.algo import (
+    at_the_end,
+    k1,
+    kl_penalty,
+    length_deviation,
+    overlong_penalty,
+    weighted_parts,
+)
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.rollout import RolloutGroup
 
@@ -42,3 +49,14 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
         normalize=config.task.normalize_parts,
         eps=config.loss.advantage_eps,
     )
+
+
+def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
+    """The same for each token, (G, R): each answers for its own KL, the last for all else."""
+    rewards = at_the_end(shaped_rewards(config, group, 0.0), group.response_mask)
+    if kl_coefficient > 0:
+        assert group.reference_log_probs is not None, "the round begins with the reference's pass"
+        rewards = rewards - kl_coefficient * k1(
+            group.behaviour_log_probs, group.reference_log_probs, group.response_mask
+        )
+    return rewards

@@ -63,7 +63,8 @@ def try_functions(loss: str, advantage: str, group_size: int) -> None:
     from grpo_trainable.actors.user_functions import advantage_function, loss_function
 
     loss_function(loss, torch.device("cpu"))
-    advantage_function(advantage, group_size)
+    if is_reference(advantage):
+        advantage_function(advantage, group_size)
 
 
 if __name__ == "__main__":

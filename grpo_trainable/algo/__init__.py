@@ -38,7 +38,15 @@ from grpo_trainable.algo.rewards import (
     weighted_parts,
 )
 from grpo_trainable.algo.selection import SELECTIONS, Selection
+from grpo_trainable.algo.token_advantages import (
+    at_the_end,
+    discounted_returns,
+    gae,
+    vine,
+    whitened_tokens,
+)
 from grpo_trainable.algo.train_step import grpo_microbatch_train_step
+from grpo_trainable.algo.value_loss import explained_variance, value_loss
 
 __all__ = [
     "ADVANTAGES",
@@ -53,6 +61,7 @@ __all__ = [
     "Selection",
     "TokenLoss",
     "aggregate",
+    "at_the_end",
     "bounded_log_ratio",
     "bounded_tokens",
     "compute_group_normalized_rewards",
@@ -60,6 +69,9 @@ __all__ = [
     "compute_naive_policy_gradient_loss",
     "compute_objective",
     "compute_policy_gradient_loss",
+    "discounted_returns",
+    "explained_variance",
+    "gae",
     "grpo_microbatch_train_step",
     "importance_weight",
     "k1",
@@ -79,7 +91,10 @@ __all__ = [
     "steered_coefficient",
     "teacher_advantages",
     "token_ratio",
+    "value_loss",
+    "vine",
     "weighted_parts",
     "weights_bounded",
+    "whitened_tokens",
     "zero_off_mask",
 ]

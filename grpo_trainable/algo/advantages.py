@@ -28,7 +28,7 @@ def _deviations(rewards: Tensor) -> Tensor:
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
 
-def _whitened(rewards: Tensor, eps: float) -> Tensor:
+def whitened(rewards: Tensor, eps: float) -> Tensor:
     """(r − mean) / (sample std + eps), row by row, (N, G)."""
     if rewards.shape[-1] < 2:
         raise ValueError(
@@ -52,7 +52,7 @@ def zero(rewards: Tensor, *, eps: float) -> Tensor:
 
 def group_std(rewards: Tensor, *, eps: float) -> Tensor:
     """(r − mean) / (sample std + eps) within each group (GRPO, DeepSeekMath arXiv 2402.03300)."""
-    return _whitened(rewards, eps)
+    return whitened(rewards, eps)
 
 
 def group_mean(rewards: Tensor, *, eps: float) -> Tensor:
@@ -75,7 +75,7 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)
-    return _whitened(rewards.reshape(1, -1), eps).view_as(rewards)
+    return whitened(rewards.reshape(1, -1), eps).view_as(rewards)
 
 
 def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
@@ -85,7 +85,7 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     The paper whitens over tokens, so that long responses weigh more; here a response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    return _whitened(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
+    return whitened(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:

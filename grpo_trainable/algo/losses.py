@@ -68,7 +68,8 @@ def grpo_clip(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28).
+    """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28;
+    PPO 1707.06347, equation 7: 0.2, 0.2).
 
     With `dual_clip` c the loss of a token with A < 0 is at most −cA, and constant where ρ > c (dual
     clip PPO, arXiv 1912.09729: 3).
@@ -122,6 +123,8 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "grpo_clip": grpo_clip,
     # DAPO has the same formula; a clip_high above clip_low is what makes the difference.
     "dapo": grpo_clip,
+    # PPO is where it comes from; its advantages are those of tokens.
+    "ppo": grpo_clip,
     "cispo": cispo,
     "gspo": gspo,
     "gmpo": gmpo,

@@ -24,6 +24,7 @@ from grpo_trainable.config.schema import (
     ModelSettings,
     OptimSettings,
     TaskSettings,
+    VineSettings,
     fresh_wanted,
 )
 from grpo_trainable.config.trial import GRPOConfig, defaults_with, threads
@@ -57,6 +58,7 @@ __all__ = [
     "ModelSettings",
     "OptimSettings",
     "TaskSettings",
+    "VineSettings",
     "checks_of",
     "choice",
     "choice_or_path",

@@ -23,6 +23,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _transport,
         _engine,
         _advantage,
+        _token_advantage,
         _importance,
         _signal,
         _rollout,
@@ -129,6 +130,50 @@ def _advantage(config: GRPOConfig) -> Iterator[Rule]:
         advantage == "zero" and config.loss.teacher is None,
         "loss.advantage",
         "needs loss.teacher: without one there would be nothing to learn",
+    )
+
+
+# Losses whose ratio, or whose choice of a weight, is that of a whole response.
+_OF_RESPONSES = ("gspo", "gmpo", "topr")
+
+
+def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
+    advantage, loss = config.loss.advantage, config.loss.type
+    of_tokens = advantage in ("gae", "vine")
+    vine = advantage == "vine"
+    unvalued = "loss.advantage=vine values states by the task's reward alone"
+
+    yield (
+        loss == "ppo" and not of_tokens,
+        "loss.type",
+        f"needs loss.advantage=gae or vine, got {advantage}, with which grpo_clip is the same",
+    )
+    yield (
+        of_tokens and loss in _OF_RESPONSES,
+        "loss.type",
+        f"takes a response as a whole, and loss.advantage={advantage} tells its tokens apart; "
+        "valid: ppo, dapo, cispo, sapo, and others with a ratio for each token",
+    )
+    yield (
+        vine and config.in_mid_batch,
+        "weight_update",
+        "must be between_batches with loss.advantage=vine: values are those of one policy",
+    )
+    yield (
+        vine and config.loss.kl_coef > 0 and config.loss.kl_in == "reward",
+        "loss.kl_in",
+        f"must be loss: {unvalued}",
+    )
+    yield (
+        vine and config.rollout.overlong == "penalty",
+        "rollout.overlong",
+        f"must be score or filter: {unvalued}",
+    )
+    yield vine and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {unvalued}"
+    yield (
+        vine and bool(config.task.part_weights),
+        "task.reward_weights",
+        f"must be none: {unvalued}",
     )
 
 

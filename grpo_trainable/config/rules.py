@@ -73,7 +73,9 @@ _SCORED_APART = Condition(
     holds=scored_apart,
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
-_CLIPPED = ("grpo_clip", "dapo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
+_CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
+_GAE = _is("loss.advantage", "gae")
+_VINE = _is("loss.advantage", "vine")
 _DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
@@ -92,11 +94,14 @@ _KL_MONITOR = Condition(
 )
 
 _DIVIDED = Condition(
-    keys=("loss.advantage", "task.normalize_parts"),
-    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, or "
-    "task.normalize_parts=true",
-    holds=lambda advantage, normalized: (
-        advantage in _DIVIDING or is_reference(advantage) or normalized
+    keys=("loss.advantage", "loss.whiten", "task.normalize_parts"),
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, gae or vine with "
+    "loss.whiten=true, or task.normalize_parts=true",
+    holds=lambda advantage, whiten, normalized: (
+        advantage in _DIVIDING
+        or is_reference(advantage)
+        or (advantage in ("gae", "vine") and whiten)
+        or normalized
     ),
 )
 
@@ -160,9 +165,19 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
         f"pools.{name}": (_POOLS,)
         for name in ("easy", "mid", "hard", "easy_above", "hard_below", "memory")
     },
+    "loss.gamma": (_GAE,),
+    "loss.gae_lambda": (_GAE,),
+    "loss.whiten": (_is("loss.advantage", "gae", "vine"),),
+    "critic.body": (_GAE,),
+    "critic.lr": (_GAE,),
+    "critic.coef": (_GAE, _is("critic.body", "shared")),
+    "critic.clip": (_GAE,),
+    "vine.samples": (_VINE,),
+    "vine.states": (_VINE,),
+    "vine.chunk_tokens": (_VINE,),
     "loss.clip": (_is_or_users("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),),
     "loss.clip_high": (_is_or_users("loss.type", *_CLIPPED, "cispo"),),
-    "loss.dual_clip": (_is("loss.type", "grpo_clip", "dapo"),),
+    "loss.dual_clip": (_is("loss.type", "grpo_clip", "dapo", "ppo"),),
     "loss.tau_positive": (_is("loss.type", "sapo"),),
     "loss.tau_negative": (_is("loss.type", "sapo"),),
     "loss.second_moment": (_is("loss.type", "m2po"),),

@@ -400,8 +400,9 @@ class LossSettings(Settings):
 
     type: str = choice_or_reference(
         (
-            *("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "cispo", "gspo"),
-            *("gmpo", "sapo", "topr", "dppo_tv", "dppo_kl", "m2po", "clip_cov", "kl_cov"),
+            *("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "ppo", "cispo"),
+            *("gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
+            *("m2po", "clip_cov", "kl_cov"),
         ),
         "The policy loss of a token, or a function of your own that computes it.",
         what="function",
@@ -409,10 +410,11 @@ class LossSettings(Settings):
     advantage: str = choice_or_reference(
         (
             *("group_std", "none", "group_mean", "rloo", "batch"),
-            *("group_mean_batch_std", "maxrl", "zero"),
+            *("group_mean_batch_std", "maxrl", "zero", "gae", "vine"),
         ),
         "How rewards become advantages, or a function of your own; none: the reward itself; zero: "
-        "not at all, so that only a teacher counts.",
+        "not at all, so that only a teacher counts; gae: of tokens, by a critic; vine: of tokens, "
+        "by completions of the response.",
         what="function",
     )
     advantage_eps: float = number(
@@ -420,6 +422,24 @@ class LossSettings(Settings):
         "What is added to the standard deviation, or with maxrl to the mean, that rewards are "
         "divided by; a function of your own is given it.",
         above=0,
+    )
+    gamma: float = number(
+        1.0,
+        "γ: what a reward counts a token earlier than it is earned.",
+        minimum=0,
+        maximum=1,
+    )
+    gae_lambda: float = number(
+        1.0,
+        "λ of generalised advantage estimation: 1 trusts the rewards alone, 0 the critic's value "
+        "of the next state.",
+        minimum=0,
+        maximum=1,
+    )
+    whiten: bool = flag(
+        True,
+        "Whether the advantages of all tokens of a rollout batch are brought to mean 0 and "
+        "standard deviation 1.",
     )
     aggregation: str = choice(
         ("sequence_mean", "token_mean", "constant"),
@@ -521,6 +541,54 @@ class LossSettings(Settings):
     )
     importance_floor: float | None = number(
         None, "A weight below it is 0; none: no weight is too small.", above=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings(Settings):
+    """How the critic of `loss.advantage=gae` is made and trained."""
+
+    SECTION: ClassVar[str] = "critic"
+
+    body: str = choice(
+        ("own", "shared"),
+        "What the critic computes values from: a copy of the starting policy that it trains for "
+        "itself, or the hidden states of the policy in training.",
+    )
+    lr: float | None = number(
+        None,
+        "The learning rate of what only the critic uses; none: 5 times optim.lr.",
+        minimum=0,
+    )
+    coef: float = number(
+        0.5,
+        "The weight of the value loss, which trains the body of the policy too.",
+        above=0,
+    )
+    clip: float = number(
+        0.2,
+        "How far a value may move from the one before the round until its loss stops pulling; 0: "
+        "as far as it likes.",
+        minimum=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VineSettings(Settings):
+    """How `loss.advantage=vine` values the states of a response."""
+
+    SECTION: ClassVar[str] = "vine"
+
+    samples: int = integer(
+        4, "K, the completions that are sampled from each state to value it.", minimum=1
+    )
+    states: str = choice(
+        ("chunks", "sentences"),
+        "Which states are valued beside the prompt: one every chunk_tokens tokens, or the ends of "
+        "sentences and lines that are at least as far apart.",
+    )
+    chunk_tokens: int = integer(
+        16, "Tokens between two states, which share an advantage.", minimum=1
     )
 
 
@@ -741,6 +809,8 @@ class TrialSettings(Settings):
     rollout: RolloutSettings = RolloutSettings()
     pools: PoolSettings = PoolSettings()
     loss: LossSettings = LossSettings()
+    critic: CriticSettings = CriticSettings()
+    vine: VineSettings = VineSettings()
     optim: OptimSettings = OptimSettings()
     eval: EvalSettings = EvalSettings()
     buffer: BufferSettings = BufferSettings()

@@ -27,6 +27,7 @@ from grpo_trainable.plugins import is_reference
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
 IMPORTANCE_CAP = 2.0  # where sampler and learner may disagree; as in Yao et al. 2025
+CRITIC_LR = 5.0  # times the policy's
 # Low and high, each from the paper of the loss (docs/algorithms.md).
 CLIPS = {
     "gspo": (3e-4, 4e-4),
@@ -188,9 +189,10 @@ class GRPOConfig(TrialSettings):
 
     @property
     def most_rows(self) -> int:
-        """Responses that a call of a generator samples at most: a chunk of training, or all to one
-        held-out prompt."""
-        return max(self.chunk_responses, self.eval.samples)
+        """Responses that a call of a generator samples at most: a chunk of training, completions of
+        a state of each of its responses, or all to one held-out prompt."""
+        completions = self.vine.samples if self.loss.advantage == "vine" else 1
+        return max(self.chunk_responses * completions, self.eval.samples)
 
     @property
     def chunks_at_once(self) -> int:
@@ -241,6 +243,17 @@ class GRPOConfig(TrialSettings):
         """How far below 1 the ratio may go."""
         assert self.loss.clip is not None, "settled when constructed"
         return self.loss.clip
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the learner trains a critic."""
+        return self.loss.advantage == "gae"
+
+    @property
+    def critic_lr(self) -> float:
+        """The learning rate of what only the critic uses."""
+        given = self.critic.lr
+        return CRITIC_LR * self.optim.lr if given is None else given
 
     @property
     def importance_cap(self) -> float | None:

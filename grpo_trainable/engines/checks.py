@@ -169,5 +169,13 @@ def _end(request: Request, ids: Tensor, stops: StopStrings | None) -> int | None
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
     by_id = next((t for t, index in enumerate(ids.tolist()) if index in end_ids), None)
-    by_string = None if stops is None else stops.first_completed(ids, start)
+    by_string = None if stops is None else _first_completed(request, ids, stops, start)
     return min((t for t in (by_id, by_string) if t is not None), default=None)
+
+
+def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
+    """Which of the tokens, from number `start` on, is the first to complete a stop string, which
+    may begin in what the prompt has of the response."""
+    answered = torch.tensor(request.answered, dtype=ids.dtype)
+    found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))
+    return None if found is None else found - len(answered)

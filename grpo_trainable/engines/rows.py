@@ -39,11 +39,13 @@ class Rows:
         self._stops = stops
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = [
-            uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens)
+            uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens, r.state)
             for r in requests
             for response in range(r.group_size)
         ]
 
+        # The tokens of each row's response that its prompt ends with.
+        self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id, device=device)
         self._mask = torch.zeros(shape, dtype=torch.bool, device=device)
@@ -80,7 +82,8 @@ class Rows:
     def _find_strings(self, t: int, stops: StopStrings, tokens: Tensor, ended: Tensor) -> None:
         """Marks the rows of which token t completes a stop string as `ended` (A,)."""
         for row in (stops.may_complete[tokens] & ~ended).nonzero()[:, 0].tolist():
-            response = self._ids[self._rows[row], : t + 1].tolist()
+            which = self._rows[row]
+            response = self._answered[which] + self._ids[which, : t + 1].tolist()
             ended[row] = stops.completed(response)
 
     def drop_finished(self) -> Tensor | None:

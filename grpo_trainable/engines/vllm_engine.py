@@ -174,7 +174,9 @@ class VLLMEngine:
             ignore_eos=True,  # `end_ids` are all that end it
             logprobs=0,  # of the sampled token alone
             # One request a response: with n > 1 vLLM seeds them by seed + i, which collide.
-            seed=response_seed(self._seed, request.stream, request.prompt_index, row.response),
+            seed=response_seed(
+                self._seed, request.stream, request.prompt_index, row.response, request.state
+            ),
             detokenize=False,
             skip_special_tokens=False,
             output_kind=RequestOutputKind.DELTA,
@@ -206,7 +208,11 @@ class VLLMEngine:
 def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
     """Whether the last token of a row completes a stop string where that counts."""
     early = len(row.ids) < limits.min_new_tokens
-    return not early and bool(stops.may_complete[row.ids[-1]]) and stops.completed(row.ids)
+    return (
+        not early
+        and bool(stops.may_complete[row.ids[-1]])
+        and stops.completed([*row.request.answered, *row.ids])
+    )
 
 
 def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:

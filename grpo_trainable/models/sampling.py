@@ -8,32 +8,46 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 64
-STREAMS = {"train": 0, "eval": 1}
+STREAMS = {"train": 0, "eval": 1, "vine": 2}
 
 
-def uniforms(seed: int, stream: str, prompt_index: int, response: int, count: int) -> np.ndarray:
+def uniforms(
+    seed: int,
+    stream: str,
+    prompt_index: int,
+    response: int,
+    count: int,
+    state: tuple[int, int] | None = None,
+) -> np.ndarray:
     """The (count,) float32 draws in [0, 1) of one response: token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response), so a draw
-    depends on nothing else: not on the batch, the number of generators or what was sampled before.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response), and a `state`,
+    (response of the group, tokens of it), is where its counter begins, so a draw depends on nothing
+    else: not on the batch, the number of generators or what was sampled before.
     """
-    bits = _philox(seed, stream, prompt_index, response).random_raw(count)
+    bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # With 24 bits every value is exact in float32 and below 1.
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 
-def response_seed(seed: int, stream: str, prompt_index: int, response: int) -> int:
+def response_seed(
+    seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None = None
+) -> int:
     """A seed of 63 bits, by the same key, for an engine that makes the draws of a response."""
-    return int(_philox(seed, stream, prompt_index, response).random_raw()) >> 1
+    return int(_philox(seed, stream, prompt_index, response, state).random_raw()) >> 1
 
 
-def _philox(seed: int, stream: str, prompt_index: int, response: int) -> np.random.Philox:
+def _philox(
+    seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None
+) -> np.random.Philox:
     if not 0 <= prompt_index < 1 << 44 or not 0 <= response < 1 << 16:
         raise ValueError(
             f"prompt_index={prompt_index}, response={response}: outside the key's 44 + 16 bits"
         )
     key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
-    return np.random.Philox(key=np.array([seed, key], dtype=np.uint64))
+    # The lowest of its four words counts the draws.
+    counter = np.array([0, *((0, 0) if state is None else state), 0], dtype=np.uint64)
+    return np.random.Philox(counter=counter, key=np.array([seed, key], dtype=np.uint64))
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -141,7 +141,34 @@ def response_log_probs(
     impossible among a row's first `min_new_tokens` - 1 sampled tokens. Only positions on the mask
     run through the head. The entropy carries no gradient.
     """
-    hidden_TD, weight_VD = model.head_operands(model.hidden_states(input_ids)[response_mask])
+    return state_log_probs(
+        model,
+        response_states(model, input_ids, response_mask),
+        target_ids,
+        response_mask,
+        temperature=temperature,
+        min_new_tokens=min_new_tokens,
+        end_ids=end_ids,
+    )
+
+
+def response_states(model: Policy, input_ids: Tensor, response_mask: Tensor) -> Tensor:
+    """Hidden states (T, D) of the positions that predict a response token, row by row."""
+    return model.hidden_states(input_ids)[response_mask]
+
+
+def state_log_probs(
+    model: Policy,
+    hidden_TD: Tensor,
+    target_ids: Tensor,
+    response_mask: Tensor,
+    *,
+    temperature: float,
+    min_new_tokens: int,
+    end_ids: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """What `response_log_probs` gives, from the `response_states` of the input."""
+    hidden_TD, weight_VD = model.head_operands(hidden_TD)
     early_T = None
     if min_new_tokens > 1:
         sampled_before = response_mask.cumsum(dim=1) - 1

@@ -103,7 +103,8 @@ class Collector:
         counts = self.counts
         counts.reward_errors += scored.reward_errors
         counts.unverified += scored.unverified
-        counts.scored_responses += prompts * group_size
+        counts.completions += scored.completions
+        counts.scored_responses += prompts * group_size + scored.completions
         told = f"reward: the reward function failed on {counts.reward_errors} of "
         told += plural(counts.scored_responses, "response")
         least = max(JUDGED_PROMPTS, self._config.prompts_per_round) * group_size

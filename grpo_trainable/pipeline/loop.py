@@ -372,6 +372,8 @@ class Pipeline:
             "units_per_batch": len(self.config.chunks),
             "groups_bring_reference": self.config.reference_role == "generator",
             **{key: config[key] for key in keys},
+            # Groups bring the values of their states; other trials have no such key.
+            **({"vine": config["vine"]} if self.config.loss.advantage == "vine" else {}),
         }
 
 

@@ -32,6 +32,7 @@ class Counts:
     short_batches: int = 0  # that resampling could not fill
     sampled_responses: int = 0  # of training groups
     sampled_tokens: int = 0
+    completions: int = 0  # responses sampled to value states
 
     @property
     def dropped(self) -> int:
@@ -43,7 +44,7 @@ class Counts:
         )
 
     def metrics(self) -> dict[str, float]:
-        names = ("requested", "redispatched", "trained", "dropped", "reward_errors",
+        names = ("requested", "redispatched", "trained", "dropped", "reward_errors", "completions",
                  "unverified", "checkpoint_failures", "skipped_rounds", "short_batches",
                  "dropped_stale", "dropped_reward", "dropped_lost",
                  "dropped_zero_advantage")  # fmt: skip
@@ -151,9 +152,27 @@ def update_metrics(
         row["kl/sampler_mismatch_nats"] = updated.sampler_mismatch_nats
     if updated.teacher_nats is not None:
         row["kl/teacher_nats"] = updated.teacher_nats
+    row |= _critic_metrics(updated)
     for other, drift in updated.kl.items():
         row[f"kl/{other}_nats"] = drift.k1
         row[f"kl/{other}_k3_nats"] = drift.k3
+    return row
+
+
+def _critic_metrics(updated: Updated) -> dict[str, float]:
+    """Figures of a critic; means over the round's gradient steps where they are of a step."""
+    figures, steps = updated.critic, [step.critic for step in updated.steps if step.critic]
+    if figures is None or not steps:
+        return {}
+    row = {
+        "critic/loss": _mean([step.loss for step in steps]),
+        "critic/clip_fraction": _mean([step.clip_fraction for step in steps]),
+        "critic/grad_norm": _mean([step.grad_norm for step in steps]),
+        "critic/value_mean": figures.value_mean,
+        "critic/return_mean": figures.return_mean,
+    }
+    if figures.explained_variance is not None:
+        row["critic/explained_variance"] = figures.explained_variance
     return row
 
 

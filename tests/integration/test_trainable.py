@@ -54,6 +54,22 @@ ARMS = {
         buffer_sampling="mixed",
         buffer={"sample_batches": 2},
     ),
+    "critic": trial_config(
+        arm="critic",
+        placement="colocated",
+        k=2,
+        loss={"type": "ppo", "advantage": "gae"},
+        critic={"body": "own"},
+    ),
+    "vine": trial_config(
+        arm="vine",
+        placement="colocated",
+        buffer_capacity=2,
+        buffer_sampling="mixed",
+        buffer={"sample_batches": 2},
+        loss={"type": "ppo", "advantage": "vine"},
+        vine={"samples": 2, "chunk_tokens": 5},
+    ),
     "two-generators": trial_config(
         arm="two-generators", resources={"num_generators": 2, "generator_cpus": 0.95}
     ),
@@ -80,6 +96,10 @@ def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict
                     ("buffer_capacity", 1),
                     ("buffer_sampling", "recency"),
                     ("buffer", {}),
+                    ("k", 1),
+                    ("loss", {}),
+                    ("critic", {}),
+                    ("vine", {}),
                 )
             },
             **{
@@ -184,7 +204,7 @@ def test_seconds_of_a_synchronous_round_add_up(results: dict[str, tune.Result], 
         assert row["time/other_s"] >= 0
 
 
-@pytest.mark.parametrize("arm", ["colocated", "sync", "replay"])
+@pytest.mark.parametrize("arm", ["colocated", "sync", "replay", "critic", "vine"])
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, tune.Result], trainable: Any, arm: str, tmp_path: Path
 ) -> None:
@@ -198,6 +218,18 @@ def test_resumed_synchronous_run_equals_uninterrupted_run(
     assert again.policy.keys() == last.policy.keys()
     assert all(again.policy[name].equal(last.policy[name]) for name in last.policy)
     assert all(again.optimizer[name].equal(last.optimizer[name]) for name in last.optimizer)
+
+
+def test_a_trial_with_a_critic_reports_it_and_others_do_not(
+    results: dict[str, tune.Result],
+) -> None:
+    for arm in ARMS:
+        for row in rows(results[arm]):
+            assert ("critic/loss" in row) == (arm == "critic")
+            assert (row["count/completions"] > 0) == (arm == "vine")
+            assert (row["time/vine_s"] > 0) == (arm == "vine")
+    assert rows(results["critic"])[0]["critic/value_mean"] == 0
+    assert all(row["critic/grad_norm"] > 0 for row in rows(results["critic"]))
 
 
 def test_replay_uses_groups_again_within_their_age(results: dict[str, tune.Result]) -> None:

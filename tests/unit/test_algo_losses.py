@@ -43,7 +43,7 @@ def batch_of(seed: int, rows: int = 4, length: int = 6):
 # ---- Formulas --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["grpo_clip", "dapo"])
+@pytest.mark.parametrize("name", ["grpo_clip", "dapo", "ppo"])
 def test_clipped_losses_of_known_ratios(name):
     loss, _ = LOSSES[name](NEW, OLD, ADVANTAGES, FULL, **CLIP)
     expected = [[-1.5, -3.0, -3.75, -3.84], [2.4, 3.0, 3.75, 6.0]]

@@ -483,10 +483,18 @@ def test_trials_without_kl_are_not_judged(tmp_path):
 
 
 def test_shares_by_hand():
-    seconds = {"rollout": 3.0, "reward": 0.5, "optimize": 1.0, "reference": 0.25, "other": 0.25}
+    seconds = {
+        "rollout": 3.0,
+        "vine": 0.0,
+        "reward": 0.5,
+        "optimize": 1.0,
+        "reference": 0.25,
+        "other": 0.25,
+    }
     fractions = stage_fractions(row(1, **{f"time/{k}_s": v for k, v in seconds.items()}))
     assert fractions == {
         "time/rollout_fraction": 0.6,
+        "time/vine_fraction": 0.0,
         "time/reward_fraction": 0.1,
         "time/optimize_fraction": 0.2,
         "time/reference_fraction": 0.05,

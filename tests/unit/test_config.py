@@ -122,6 +122,9 @@ DEFAULTS = {
         "type": "grpo_clip",
         "advantage": "group_std",
         "advantage_eps": 1e-8,
+        "gamma": 1.0,
+        "gae_lambda": 1.0,
+        "whiten": True,
         "aggregation": "sequence_mean",
         "clip": 0.2,
         "clip_high": None,
@@ -145,6 +148,8 @@ DEFAULTS = {
         "importance_rule": "truncate",
         "importance_floor": None,
     },
+    "critic": {"body": "own", "lr": None, "coef": 0.5, "clip": 0.2},
+    "vine": {"samples": 4, "states": "chunks", "chunk_tokens": 16},
     "optim": {
         "lr": 2e-4,
         "betas": [0.9, 0.95],
@@ -292,8 +297,11 @@ def test_any_input_gives_a_config_or_one_line(data, other):
         ({"optim": {"lrr": 1}}, "optim.lrr: unknown key; did you mean optim.lr?"),
         ({"placment": 1}, "placment: unknown key; did you mean placement?"),
         ({"optimizer": {}}, "optimizer: unknown key; did you mean optim?"),
-        ({"lr": 1}, "lr: unknown key; did you mean optim.lr?"),
-        ({"rollout": {"lr": 1}}, "rollout.lr: unknown key; did you mean optim.lr?"),
+        ({"lr": 1}, "lr: unknown key; did you mean critic.lr or optim.lr?"),
+        (
+            {"rollout": {"lr": 1}},
+            "rollout.lr: unknown key; did you mean critic.lr or optim.lr?",
+        ),
         (
             {"temperature": 1},
             "temperature: unknown key; did you mean rollout.temperature or eval.temperature?",
@@ -576,6 +584,40 @@ APART = {"placement": "disaggregated"}
             "loss.advantage=none: needs loss.type=no_baseline or a loss of your own, got grpo_clip",
         ),
         (
+            nested(loss__type="ppo"),
+            "loss.type=ppo: needs loss.advantage=gae or vine, got group_std, with which grpo_clip "
+            "is the same",
+        ),
+        *(
+            (
+                nested(loss__type=loss, loss__advantage="gae"),
+                f"loss.type={loss}: takes a response as a whole, and loss.advantage=gae tells its "
+                "tokens apart; valid: ppo, dapo, cispo, sapo, and others with a ratio for each "
+                "token",
+            )
+            for loss in ("gspo", "gmpo", "topr")
+        ),
+        (
+            APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
+            "weight_update=in_flight: must be between_batches with loss.advantage=vine: values are "
+            "those of one policy",
+        ),
+        (
+            nested(loss__advantage="vine", loss__kl_coef=0.1, loss__kl_in="reward"),
+            "loss.kl_in=reward: must be loss: loss.advantage=vine values states by the task's "
+            "reward alone",
+        ),
+        (
+            nested(loss__advantage="vine", rollout__overlong="penalty"),
+            "rollout.overlong=penalty: must be score or filter: loss.advantage=vine values states "
+            "by the task's reward alone",
+        ),
+        (
+            nested(loss__advantage="vine", task__length_penalty=0.1, task__length_target=9),
+            "task.length_penalty=0.1: must be 0: loss.advantage=vine values states by the task's "
+            "reward alone",
+        ),
+        (
             nested(rollout__min_new_tokens=61),
             "rollout.min_new_tokens=61: must be <= rollout.max_new_tokens=60",
         ),
@@ -706,6 +748,16 @@ def test_contradiction_is_refused_by_name(data, text):
         nested(engine="my_engine.py:GreedyEvaluation"),
         APART | nested(engine="vllm", transport="shm", eval__temperature=0, eval__samples=1),
         nested(loss__type="no_baseline", loss__advantage="none", rollout__group_size=1),
+        *(
+            nested(loss__type=loss, loss__advantage=advantage, rollout__group_size=1)
+            for loss in ("ppo", "grpo_clip", "sapo", "reinforce_with_baseline", "m2po")
+            for advantage in ("gae", "vine")
+        ),
+        nested(loss__advantage="gae", loss__kl_coef=0.1, loss__kl_in="reward"),
+        nested(loss__advantage="gae", rollout__overlong="penalty"),
+        nested(loss__advantage="vine", rollout__overlong="filter", loss__kl_coef=0.1),
+        APART | nested(lag=1, weight_update="in_flight", loss__advantage="gae"),
+        APART | nested(lag=1, loss__advantage="vine"),
         nested(loss__advantage="batch", rollout__group_size=1),
         nested(k=8, optim__epochs=2, k_mode="minibatches", rollout__prompts=4),
         nested(k=8, k_mode="fresh_batches"),
@@ -775,9 +827,9 @@ def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
     "data",
     [
         nested(task__name="code"),
-        nested(loss__type="ppo"),
-        nested(loss__advantage="gae"),
-        nested(loss__advantage="vine"),
+        nested(loss__type="vpg"),
+        nested(loss__advantage="td"),
+        nested(critic__body="tower"),
     ],
 )
 def test_a_choice_that_is_not_built_is_no_choice(data):

@@ -34,8 +34,8 @@ def test_algorithms_page_has_every_value_of_every_choice(key, value):
     sorted(
         set(
             re.findall(
-                r"`((?:objective|distillation|losses|trust_regions|selection|advantages|rewards|"
-                r"aggregation|kl|ratios)\.\w+)`",
+                r"`((?:objective|distillation|losses|trust_regions|selection|advantages|"
+                r"token_advantages|value_loss|rewards|aggregation|kl|ratios)\.\w+)`",
                 ALGORITHMS,
             )
         )

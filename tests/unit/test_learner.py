@@ -273,7 +273,7 @@ def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[Trai
 
 
 def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
-    return learner._collate(groups, learner._advantages(groups))
+    return learner._collate(groups, learner._estimate(groups).advantages)
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:

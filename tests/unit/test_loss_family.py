@@ -20,10 +20,14 @@ from grpo_trainable.algo import (
     IMPORTANCE_LEVELS,
     IMPORTANCE_RULES,
     SELECTIONS,
+    at_the_end,
     compute_objective,
+    gae,
     importance_weight,
     loss_denominator,
+    vine,
     weights_bounded,
+    whitened_tokens,
 )
 from grpo_trainable.config import ConfigError, GRPOConfig, LossSettings
 
@@ -217,7 +221,7 @@ def test_kl_cov_holds_back_the_tokens_of_the_largest_covariance():
     assert loss[0].tolist() == pytest.approx([-3.9462, -4.9462, 1, 1.6065, 0], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["grpo_clip", "dapo"])
+@pytest.mark.parametrize("name", ["grpo_clip", "dapo", "ppo"])
 def test_dual_clip_bounds_the_loss_of_a_bad_token(name):
     # A = −3: 3ρ is 6 at ρ = 2 and would be 12 at ρ = 4, where c = 3 holds it at 9.
     new, old = [logs(0.2, 0.4, 0.05)] * 2, [logs(0.1, 0.1, 0.1)] * 2
@@ -454,12 +458,29 @@ RULES = [
 ]
 
 
+def advantages_of(config: GRPOConfig, rewards: Tensor, mask: Tensor) -> Tensor:
+    """(B, S), of responses or of tokens, with every second state valued at a half."""
+    settings = config.loss
+    if settings.advantage in ADVANTAGES:
+        advantages = ADVANTAGES[settings.advantage](rewards, eps=settings.advantage_eps)
+        return advantages.view(-1, 1).expand(mask.shape).double()
+    values, flat = torch.full(mask.shape, 0.5, dtype=torch.float64), rewards.flatten()
+    if settings.advantage == "gae":
+        at_end = at_the_end(flat, mask).double()
+        advantages = gae(at_end, values, mask, gamma=settings.gamma, lam=settings.gae_lambda)
+    else:
+        values[:, 1::2] = torch.nan
+        first = mask.float().argmax(dim=1)
+        values[torch.arange(len(mask)), first] = 0.25
+        advantages = vine(flat.double(), values, mask)
+    return whitened_tokens([advantages], [mask], eps=settings.advantage_eps)[0]
+
+
 def takes_a_step(config: GRPOConfig, rewards: Tensor) -> bool:
     """Whether objective and gradient of these rewards, as the learner computes them, are finite."""
     settings = config.loss
     new, old, _, mask = (tensor[1:] for tensor in random_batch())
-    advantages = ADVANTAGES[settings.advantage](rewards, eps=settings.advantage_eps)
-    advantages = advantages.view(-1, 1).expand(mask.shape).double()
+    advantages = advantages_of(config, rewards, mask)
     clip: dict[str, Any] = {"clip_low": config.clip_low, "clip_high": config.clip_high}
     named: dict[str, Any] = {}
     select = configured_selection(settings)
@@ -483,7 +504,9 @@ def takes_a_step(config: GRPOConfig, rewards: Tensor) -> bool:
 def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
     rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # the second group has no signal
     refused = {}
-    for aggregation, advantage, rule in itertools.product(AGGREGATIONS, ADVANTAGES, RULES):
+    of_tokens = {"gae", "vine"}
+    advantages = (*ADVANTAGES, *of_tokens)
+    for aggregation, advantage, rule in itertools.product(AGGREGATIONS, advantages, RULES):
         loss = {"type": loss_type, "aggregation": aggregation, "advantage": advantage, **rule}
         try:
             config = GRPOConfig.from_dict({"loss": loss})
@@ -492,8 +515,12 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
         else:
             assert takes_a_step(config, rewards), loss
     assert all(line.startswith(("loss.type=", "loss.advantage=")) for line in refused.values())
-    raw = loss_type == "no_baseline"
-    assert refused.keys() == (set(ADVANTAGES) - {"none"} if raw else {"none", "zero"})
+    expected = {
+        "no_baseline": {*advantages} - {"none"},
+        "ppo": set(ADVANTAGES),
+        **{name: {"none", "zero", *of_tokens} for name in ("gspo", "gmpo", "topr")},
+    }
+    assert refused.keys() == expected.get(loss_type, {"none", "zero"})
 
 
 @pytest.mark.parametrize(

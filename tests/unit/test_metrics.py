@@ -78,6 +78,7 @@ def test_stage_seconds_by_hand() -> None:
     ]
     assert stage_seconds(spans) == {
         "time/rollout_s": 3.0,  # of the generator that spent most on it
+        "time/vine_s": 0.0,
         "time/reward_s": 0.5,
         "time/optimize_s": 2.0,
         "time/sync_s": 1.0 + 0.5,  # publish and load follow each other

@@ -14,7 +14,7 @@ REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
 REWARD = {"task.reward": "my:reward"}
 MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
-CLIPPED = "grpo_clip, dapo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
+CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
 SCORED_APART = (
     "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
 )
@@ -201,10 +201,37 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
     "loss.advantage_eps": (
         1e-6,
         {"loss.advantage": "rloo"},
-        "loss.advantage=rloo and task.normalize_parts=false",
+        "loss.advantage=rloo and loss.whiten=true and task.normalize_parts=false",
         "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
-        "or task.normalize_parts=true",
+        "gae or vine with loss.whiten=true, or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
+    ),
+    **{
+        key: (
+            value,
+            {},
+            "loss.advantage=group_std",
+            f"loss.advantage={needs}",
+            {"loss.advantage": advantage},
+        )
+        for key, value, needs, advantage in (
+            ("loss.gamma", 0.9, "gae", "gae"),
+            ("loss.gae_lambda", 0.5, "gae", "gae"),
+            ("loss.whiten", False, "gae or vine", "vine"),
+            ("critic.body", "shared", "gae", "gae"),
+            ("critic.lr", 1e-3, "gae", "gae"),
+            ("critic.clip", 0.5, "gae", "gae"),
+            ("vine.samples", 2, "vine", "vine"),
+            ("vine.states", "sentences", "vine", "vine"),
+            ("vine.chunk_tokens", 8, "vine", "vine"),
+        )
+    },
+    "critic.coef": (
+        0.1,
+        {"loss.advantage": "gae"},
+        "critic.body=own",
+        "critic.body=shared",
+        {"loss.advantage": "gae", "critic.body": "shared"},
     ),
     "loss.clip": (
         0.3,
@@ -224,7 +251,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         3.0,
         {"loss.type": "gspo"},
         "loss.type=gspo",
-        "loss.type=grpo_clip or dapo",
+        "loss.type=grpo_clip, dapo or ppo",
         {"loss.type": "dapo"},
     ),
     **{

@@ -119,6 +119,7 @@ def gradient_steps(round_: int) -> dict[str, list[Any]]:
     """Two a round; the second is 0.5 nats away from the policy that sampled."""
     kl = {f"kl_{other}{kind}_nats": [0.0, 0.5] for other in KL_TO for kind in ("", "_k3")}
     names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "ratio_max", "lr")
+    critic = ("critic_loss", "critic_clip_fraction", "critic_grad_norm")
     return {
         "weights_bounded_fraction": [0.0, 0.5],
         "round": [round_] * 2,
@@ -127,6 +128,7 @@ def gradient_steps(round_: int) -> dict[str, list[Any]]:
         "skipped": [False, False],
         "bounded_tokens": [0, 3],
         **{name: [0.25, 0.75] for name in names},
+        **{name: [None, None] for name in critic},
         **kl,
     }
 
