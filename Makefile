@@ -11,7 +11,7 @@ VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
 .PHONY: tune test test-extras test-vllm check unit docs fresh
-.PHONY: bench bench-trials bench-faults bench-off-policy bench-real-model
+.PHONY: bench bench-trials bench-faults bench-off-policy bench-real-model bench-rllib
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -76,6 +76,11 @@ bench-off-policy: $(READY)
 # also the package that holds the model; it goes on where it was cut short.
 bench-real-model: $(READY) .venv-trl/.ready
 	$(BIN)/python benchmarks/real_model.py $(ARGS)
+
+# GRPO beside PPO of RLlib, at equal samples: most of an hour, nearly all of it PPO.
+bench-rllib: $(READY)
+	$(PIP_INSTALL) -e '.[report,rllib]'
+	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
 
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl

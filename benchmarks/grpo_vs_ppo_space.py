@@ -9,7 +9,9 @@ GRPO_VS_PPO = SearchSpace(
     arms={"grpo": {"placement": "colocated", "rounds": 24, "eval.every": 4}},
     columns=(
         Column(name="training", title="training reward", metric="reward/train_mean", over="late"),
-        Column(name="tokens", title="tokens", metric="num_env_steps_sampled_lifetime", over="last"),
+        Column(
+            name="length", title="tokens a response", metric="response/length_mean", over="mean"
+        ),
         SPEED,
     ),
 )
