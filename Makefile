@@ -12,7 +12,7 @@ READY_VLLM := .venv-vllm/.ready
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
 .PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives
-.PHONY: bench-real-model
+.PHONY: bench-real-model bench-rllib
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -94,6 +94,11 @@ bench-objectives: $(READY)
 # also the package that holds the model; it goes on where it was cut short.
 bench-real-model: $(READY) .venv-trl/.ready
 	$(BIN)/python benchmarks/real_model.py $(ARGS)
+
+# GRPO beside PPO of RLlib, at equal samples: most of an hour, nearly all of it PPO.
+bench-rllib: $(READY)
+	$(PIP_INSTALL) -e '.[report,rllib]'
+	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
 
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl

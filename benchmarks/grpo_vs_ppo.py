@@ -3,12 +3,13 @@
     python benchmarks/grpo_vs_ppo.py                               three seeds of each
     python benchmarks/grpo_vs_ppo.py --samples 192 --seeds 1       to see that it works
 
-GRPO runs as the arm of `grpo_vs_ppo_space.py`. PPO is RLlib's, on `TokenEnv` with our
-policy and a value head as its module: no KV cache, a token is a step of the environment. Both start
-from the policy that ships, sample at one temperature with one learning rate, use one thread, and
-are measured by the same evaluation on the same held-out prompts. PPO's trials are written beside
-GRPO's, so that one report has both curves. A response of PPO's counts once it is complete: when it
-stops, some are not, which the tokens do count. PPO needs the extra `rllib`.
+GRPO runs as the arms of `grpo_vs_ppo_space.py`: one gradient step on 64 responses, and four, each
+on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as its
+module: no KV cache, a token is a step of the environment. All start from the policy that ships,
+sample at one temperature with one learning rate, use one thread, and are measured by the same
+evaluation on the same held-out prompts. PPO's trials are written beside GRPO's, so that one report
+has all curves. A response of PPO's counts once it is complete: when it stops, some are not, which
+the tokens do count. PPO needs the extra `rllib`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> None:
     for trial in trials:
         print(show(trial))
     report = write_report(directory)
-    print(f"both curves: {report}")
+    print(f"all curves: {report}")
     settings = {"ppo": PPO_SETTINGS, "samples": args.samples}
     write(args.out, {**provenance(args), "workload": settings, "trials": trials})
 
@@ -149,44 +150,44 @@ def build_ppo(seed: int) -> PPO:
 def train_ppo(algo: PPO, seed: int, samples: int) -> list[dict[str, Any]]:
     """A row for each iteration, under the names of docs/metrics.md, until `samples` responses are
     complete."""
-    first = evaluated = held_out(algo, seed)
-    evaluated_at = evaluated_round = 0
-    seconds, cpu_s, done, rows = 0.0, 0.0, 0.0, []
-    while done < samples:
+    measured, evaluated_at = {0: held_out(algo, seed)}, 0
+    rows: list[dict[str, Any]] = []
+    seconds = cpu_s = 0.0
+    while not rows or not rows[-1]["done"]:
         start, cpu_start = time.perf_counter(), time.process_time()
         result = algo.train()
         seconds += time.perf_counter() - start
         cpu_s += time.process_time() - cpu_start
-        runners = result["env_runners"]
-        done = float(runners["num_episodes_lifetime"])
-        round_ = int(result["training_iteration"])
-        if done >= samples or done >= evaluated_at + EVERY:
-            evaluated, evaluated_round = held_out(algo, seed), round_
-            evaluated_at = int(done // EVERY) * EVERY
-        rows.append(
-            {
-                "training_iteration": round_,
-                "reward/train_mean": float(runners["episode_return_mean"]),
-                "reward/eval_first": first,
-                "reward/eval_mean": evaluated,
-                "eval/round": float(evaluated_round),
-                "response/length_mean": float(runners["episode_len_mean"]),
-                "count/trained": done / OURS.rollout.group_size,
-                "count/requested": done / OURS.rollout.group_size,
-                "time/wall_clock_s": seconds,
-                "cpu_s": cpu_s,
-                "env_runners/num_episodes_lifetime": done,
-                "num_env_steps_sampled_lifetime": float(runners["num_env_steps_sampled_lifetime"]),
-                "timestamp": time.time(),
-                "done": done >= samples,
-            }
-        )
+        row = {**ppo_row(result), "time/wall_clock_s": seconds, "cpu_s": cpu_s}
+        row["done"] = samples_of(row) >= samples
+        if row["done"] or samples_of(row) >= evaluated_at + EVERY:
+            evaluated_at = int(samples_of(row) // EVERY) * EVERY
+            measured[row["training_iteration"]] = held_out(algo, seed)
+        latest = max(measured)
+        row |= {"reward/eval_first": measured[0], "reward/eval_mean": measured[latest]}
+        rows.append({**row, "eval/round": float(latest), "timestamp": time.time()})
         print(
-            f"PPO seed {seed}: {done:.0f} responses, {seconds:.0f} s ({cpu_s:.0f} of a CPU), "
-            f"training reward {rows[-1]['reward/train_mean']:.3f}, held out {evaluated:.3f}",
+            f"PPO seed {seed}: {samples_of(row):.0f} responses, {seconds:.0f} s ({cpu_s:.0f} of a "
+            f"CPU), training reward {row['reward/train_mean']:.3f}, held out "
+            f"{measured[latest]:.3f}",
             flush=True,
         )
     return rows
+
+
+def ppo_row(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What an iteration of RLlib's says, under our names; groups stand for as many responses."""
+    runners = result["env_runners"]
+    responses = float(runners["num_episodes_lifetime"])
+    return {
+        "training_iteration": int(result["training_iteration"]),
+        "reward/train_mean": float(runners["episode_return_mean"]),
+        "response/length_mean": float(runners["episode_len_mean"]),
+        "count/trained": responses / OURS.rollout.group_size,
+        "count/requested": responses / OURS.rollout.group_size,
+        "env_runners/num_episodes_lifetime": responses,
+        "num_env_steps_sampled_lifetime": float(runners["num_env_steps_sampled_lifetime"]),
+    }
 
 
 def held_out(algo: PPO, seed: int) -> float:

@@ -21,9 +21,9 @@ class HeldOutChunk:
 
     stream: ClassVar[str] = "eval"
     stage: ClassVar[str] = "eval"
-    examples: ClassVar[None] = None
 
     prompt_indices: tuple[int, ...]
+    examples: None = None  # the prompts are those of their indices
 
 
 @dataclass(kw_only=True)

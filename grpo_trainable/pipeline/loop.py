@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, is_unremarkable, without_retired
+from grpo_trainable.config import (
+    OF_TRAINING,
+    GRPOConfig,
+    flatten,
+    is_unremarkable,
+    without_retired,
+)
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.metrics import rollout_metrics
@@ -378,19 +384,10 @@ class Pipeline:
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """What `Pipeline._work` holds, without settings that only training reads and those that have
-    their default, which the state of an earlier version may lack."""
-
-    def says_something(key: str, value: Any) -> bool:
-        return key not in OF_TRAINING and not is_unremarkable(key, value)
-
+    """What `Pipeline._work` holds, dotted, without settings that only training reads and those that
+    have their default, which the state of an earlier version may lack."""
     return {
-        section: {
-            name: value
-            for name, value in values.items()
-            if says_something(f"{section}.{name}", value)
-        }
-        if isinstance(values, dict)
-        else values
-        for section, values in without_retired(work).items()
+        key: value
+        for key, value in flatten(without_retired(work)).items()
+        if key not in OF_TRAINING and not is_unremarkable(key, value)
     }

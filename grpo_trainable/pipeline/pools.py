@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 
-# Ends the key of a draw from the pools: no other draw has it.
+# Ends the key of a draw from the pools, which is longer than that of any other draw: numpy fills
+# shorter keys up with zeros.
 POOLS = 3
 
-Pool = Literal["easy", "mid", "hard"]
-NAMES: tuple[Pool, ...] = ("easy", "mid", "hard")
+NAMES = ("easy", "mid", "hard")
 
 
 class Draw(NamedTuple):
     """The example that was drawn for a prompt, and the pool that it was in."""
 
     example: int
-    pool: Pool
+    pool: str
 
 
 class DifficultyPools:
@@ -52,7 +52,7 @@ class DifficultyPools:
         return [self._drawn[index].example for index in prompt_indices]
 
     def _draw(self, prompt_index: int) -> Draw:
-        rng = np.random.default_rng((self._seed, prompt_index, POOLS))
+        rng = np.random.default_rng((self._seed, prompt_index, 0, 0, 0, POOLS))
         members = {pool: examples for pool in NAMES if len(examples := self._members(pool))}
         shares = np.array([self._shares[pool] for pool in members])
         if not shares.any():  # all that have a share are empty
@@ -64,10 +64,10 @@ class DifficultyPools:
         return Draw(example, pool)
 
     @property
-    def _shares(self) -> dict[Pool, float]:
+    def _shares(self) -> dict[str, float]:
         return {pool: getattr(self._settings, pool) for pool in NAMES}
 
-    def _members(self, pool: Pool) -> np.ndarray:
+    def _members(self, pool: str) -> np.ndarray:
         """The examples of a pool, ascending."""
         easy = self._rates > self._settings.easy_above
         hard = self._rates < self._settings.hard_below

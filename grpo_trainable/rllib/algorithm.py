@@ -57,8 +57,8 @@ class GRPOAlgorithmConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class or GRPO)
         self._is_online = False  # no EnvRunners of RLlib's, so nothing looks for their state
         self.grpo: dict[str, Any] = {}  # nested as in `GRPOConfig.from_dict`
-        ours = GRPOConfig()
-        self.lr, self.grad_clip, self.seed = ours.optim.lr, ours.optim.grad_clip, ours.seed
+        # None: the default of the trial, which its task may have a say in.
+        self.lr = self.grad_clip = self.seed = None
 
     def training(self, *, grpo: Any = NotProvided, **settings: Any) -> Any:
         """RLlib's `lr` and `grad_clip`; and `grpo`, nested settings of a trial (docs/config.md),

@@ -84,7 +84,7 @@ def trial_data(config: Any) -> dict[str, Any]:
     data: dict[str, Any] = {
         "rounds": rounds,
         **_actors(config, given.get("lag", 0)),
-        **{ours: getattr(config, theirs) for theirs, ours in SAME.items()},
+        **{ours: value for theirs, ours in SAME.items() if (value := config[theirs]) is not None},
         "eval.every": config.evaluation_interval or rounds,
         **given,
     }

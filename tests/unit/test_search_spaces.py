@@ -61,8 +61,9 @@ def test_the_off_policy_spaces_have_the_arms_that_their_questions_need():
 
 def test_the_spaces_of_the_objective_have_the_arms_that_their_questions_need():
     losses = {(t.loss.type, t.loss.dual_clip) for t in SPACES["losses"].trials({}, [0])}
-    built_in = {(name, None) for name in CHECKS["loss.type"].choices} - {("no_baseline", None)}
-    assert losses == built_in | {("grpo_clip", 3.0)}
+    # no_baseline takes no advantage, and ppo only those of tokens.
+    built_in = {*CHECKS["loss.type"].choices} - {"no_baseline", "ppo"}
+    assert losses == {*((name, None) for name in built_in), ("grpo_clip", 3.0)}
     advantages = [t.loss.advantage for t in SPACES["baselines"].trials({}, [0])]
     assert {*advantages, "zero"} == ADVANTAGES.keys()
     assert len(advantages) == len(ADVANTAGES) - 1

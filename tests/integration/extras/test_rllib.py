@@ -115,8 +115,13 @@ def test_rllibs_settings_are_those_of_a_trial() -> None:
 def test_a_config_that_says_nothing_is_the_default_trial_without_an_end() -> None:
     config = GRPOAlgorithmConfig()
     config.validate()
-    expected = GRPOConfig.from_dict({"rounds": ENDLESS, "eval": {"every": ENDLESS}})
-    assert GRPOConfig.from_dict(trial_data(config)) == expected
+    endless = {"rounds": ENDLESS, "eval": {"every": ENDLESS}}
+    assert GRPOConfig.from_dict(trial_data(config)) == GRPOConfig.from_dict(endless)
+    # A task keeps its own defaults, such as its learning rate.
+    math = {"task": {"name": "math"}}
+    expected = GRPOConfig.from_dict({**endless, **math})
+    assert expected.optim.lr != GRPOConfig().optim.lr
+    assert GRPOConfig.from_dict(trial_data(config.training(grpo=math))) == expected
 
 
 def unread() -> dict[str, AlgorithmConfig]:
