@@ -25,8 +25,8 @@ from torch import Tensor
 from grpo_trainable.atomic import replacing
 from grpo_trainable.rollout import RolloutGroup
 
-FORMAT_VERSION = 3
-READABLE = (2, FORMAT_VERSION)  # in 2 the pipeline numbered its chunks (pipeline/ledger.py)
+FORMAT_VERSION = 4
+READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
 WORLD_SIZE = 1  # learners that write
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
@@ -179,7 +179,7 @@ def _verified(directory: Path) -> dict[str, bytes]:
     if version not in READABLE:
         raise CheckpointError(
             f"{directory / MANIFEST}: format version {version}, this program reads "
-            f"{' and '.join(map(str, READABLE))}"
+            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
         )
     if manifest.get("world_size") != WORLD_SIZE:
         raise CheckpointError(

@@ -43,6 +43,7 @@ RLLIB_NAMES = {
 NAMES = frozenset(
     (
         *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
+        "reward/drawn_mean",
         *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
         *(f"time/{stage}_s" for stage in (*STAGES, *IDLE_SIDES)),
         *("time/checkpoint_s", "time/step_s", "time/wall_clock_s", "time/warm_up_s"),
@@ -58,7 +59,7 @@ NAMES = frozenset(
         "loss/kl_coef",
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
-        "group/zero_advantage_fraction",
+        *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
         *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
         *(
             "count/requested",
@@ -69,7 +70,7 @@ NAMES = frozenset(
         ),
         *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
-        *("count/skipped_rounds", "count/unverified"),
+        *("count/skipped_rounds", "count/short_batches", "count/unverified"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),

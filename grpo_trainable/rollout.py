@@ -84,6 +84,11 @@ class RolloutGroup:
     def num_tokens(self) -> int:
         return int(self.response_mask.sum())
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether the rewards differ, so that the responses can be told apart."""
+        return bool((self.rewards != self.rewards[0]).any())
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Between actors a group travels as numpy arrays: pickling its tensors one by one took a
         # tenth of a round.

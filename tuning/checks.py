@@ -113,8 +113,8 @@ def check_code(trial: GRPOConfig) -> None:
 
 
 def _prompts(trial: GRPOConfig) -> int:
-    """Prompts that a trial trains on."""
-    return trial.rounds * trial.prompts_per_round
+    """Prompts that a trial may draw."""
+    return trial.most_prompts
 
 
 def _transport(trial: GRPOConfig) -> Hashable:

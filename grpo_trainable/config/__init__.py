@@ -15,7 +15,7 @@ from grpo_trainable.config.plain import (
     unknown_key,
     without_retired,
 )
-from grpo_trainable.config.rules import of_other_placement, unmet
+from grpo_trainable.config.rules import is_unremarkable, of_other_placement, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
     OF_TRAINING,
@@ -65,6 +65,7 @@ __all__ = [
     "flatten",
     "fresh_wanted",
     "integer",
+    "is_unremarkable",
     "make_absolute",
     "number",
     "of_other_placement",

@@ -24,6 +24,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _engine,
         _advantage,
         _importance,
+        _signal,
         _rollout,
         _evaluation,
         _steps,
@@ -124,6 +125,30 @@ def _importance(config: GRPOConfig) -> Iterator[Rule]:
         cap is not None and floor is not None and floor >= cap,
         "loss.importance_floor",
         f"must be below loss.importance_cap={cap}",
+    )
+
+
+def _signal(config: GRPOConfig) -> Iterator[Rule]:
+    rollout, advantage = config.rollout, config.loss.advantage
+    left_out = rollout.zero_advantage != "keep"
+    compares = advantage in _COMPARE_A_GROUP or is_reference(advantage)
+
+    yield (
+        left_out and not compares,
+        "rollout.zero_advantage",
+        f"must be keep with loss.advantage={advantage}, by which groups of equal rewards teach "
+        f"something; needs one of {', '.join(_COMPARE_A_GROUP)} or a function of your own",
+    )
+    yield (
+        left_out and rollout.group_size == 1,
+        "rollout.zero_advantage",
+        "must be keep with rollout.group_size=1: one reward alone is always equal to itself",
+    )
+    yield (
+        config.redraws > 0 and config.most_drawn == rollout.prompts,
+        "rollout.oversample",
+        "leaves no prompt to draw in place of one of "
+        f"rollout.prompts={rollout.prompts}; raise it, or set rollout.zero_advantage=filter",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from grpo_trainable.config.schema import TASK_SETTINGS, scored_apart
+from grpo_trainable.config.schema import CHECKS, TASK_SETTINGS, scored_apart
 from grpo_trainable.config.values import checks_of
 from grpo_trainable.plugins import is_reference
 
@@ -80,6 +80,7 @@ _CHAT = Condition(
     needs="model.chat_template=on or a file",
     holds=lambda template: template != "off",
 )
+_RESAMPLED = _is("rollout.zero_advantage", "resample")
 _KL = Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0)
 _IMPORTANCE = Condition(keys=("loss.importance_cap",), needs="loss.importance_cap > 0", holds=bool)
 _KL_MONITOR = Condition(
@@ -138,6 +139,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
         ),
     ),
+    "rollout.oversample": (_RESAMPLED,),
+    "rollout.redraws": (_RESAMPLED,),
     "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
     "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
     "loss.advantage_eps": (
@@ -187,6 +190,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
 HARMLESS: dict[str, Any] = {
     "loss.clip": 0.2,
     "model.head_fp32": False,
+    "rollout.oversample": 1.0,
     "resources.worker_cpus": 1.9,
 }
 
@@ -198,7 +202,7 @@ ALWAYS_READ = frozenset(
         *("task.name", "task.reward", "task.length_penalty"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
-        *("rollout.temperature", "rollout.overlong"),
+        *("rollout.temperature", "rollout.zero_advantage", "rollout.overlong"),
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
@@ -214,6 +218,12 @@ ALWAYS_READ = frozenset(
 def unmet(key: str, settings: Settings) -> list[Condition]:
     """What keeps `key` from being read; empty where it is read."""
     return [c for c in READ_WITH.get(key, ()) if not c.met_by(settings)]
+
+
+def is_unremarkable(key: str, value: Any) -> bool:
+    """Whether a key has its default, or another value that it may have where it is not read."""
+    harmless = key in HARMLESS and value == HARMLESS[key]
+    return harmless or (key in CHECKS and value == CHECKS[key].default)
 
 
 def of_other_placement(key: str, placement: str) -> bool:

@@ -305,6 +305,21 @@ class RolloutSettings(Settings):
     temperature: float = number(
         0.8, "The temperature of sampling, under which the learner scores tokens too.", above=0
     )
+    zero_advantage: str = choice(
+        ("keep", "filter", "resample"),
+        "What becomes of a group whose rewards are all equal, which teaches nothing: it stays in "
+        "its rollout batch, it is left out, or other prompts are drawn in its place.",
+    )
+    oversample: float = number(
+        4.0,
+        "How many times as many prompts as a rollout batch has may be drawn for it in all.",
+        minimum=1,
+    )
+    redraws: int = integer(
+        8,
+        "How many times in a row prompts may be drawn in place of those that were left out.",
+        minimum=1,
+    )
     overlong: str = choice(
         ("score", "filter", "penalty"),
         "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
@@ -692,11 +707,7 @@ CHECKS: dict[str, Check] = {
 
 # Keys of earlier versions with the one value they could have: files of their experiments spell them
 # out. Such a key is read with this value and is otherwise unknown.
-RETIRED: dict[str, Any] = {
-    "rollout.zero_advantage": "keep",
-    "rollout.oversample": 1.0,
-    "resources.num_learners": 1,
-}
+RETIRED: dict[str, Any] = {"resources.num_learners": 1}
 
 # Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
 # only what training makes of that.

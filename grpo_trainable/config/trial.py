@@ -123,6 +123,25 @@ class GRPOConfig(TrialSettings):
         return self.rollout.prompts * self.batches_per_round
 
     @property
+    def redraws(self) -> int:
+        """How many times in a row a rollout batch draws prompts in place of those left out."""
+        return self.rollout.redraws if self.rollout.zero_advantage == "resample" else 0
+
+    @property
+    def most_drawn(self) -> int:
+        """Prompts that are drawn for a rollout batch at most."""
+        rollout = self.rollout
+        if not self.redraws:
+            return rollout.prompts
+        factor = min(rollout.oversample, 1 + self.redraws)
+        return math.floor(round(factor * rollout.prompts, 9))  # 1.1 · 10 is 11
+
+    @property
+    def most_prompts(self) -> int:
+        """Prompts that a trial draws at most."""
+        return self.rounds * self.batches_per_round * self.most_drawn
+
+    @property
     def batches_per_round(self) -> int:
         """Rollout batches that a round trains on for the first time."""
         return self.k if self.k_mode == "fresh_batches" else 1
@@ -141,6 +160,15 @@ class GRPOConfig(TrialSettings):
         generators = self.resources.num_generators
         parts = min(generators // math.gcd(generators, self.batches_per_round), prompts)
         return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
+
+    def redraw_sizes(self, prompts: int) -> list[int]:
+        """Sizes of the chunks in which so many prompts are drawn in place of others: as many for
+        each generator, of at most `unit_prompts`."""
+        given, largest = self.rollout.unit_prompts, self.unit_prompts
+        if given is not None:
+            return [min(given, prompts - first) for first in range(0, prompts, given)]
+        parts = max(-(-prompts // largest), min(self.resources.num_generators, prompts))
+        return [prompts * (i + 1) // parts - prompts * i // parts for i in range(parts)]
 
     @property
     def responses_per_round(self) -> int:

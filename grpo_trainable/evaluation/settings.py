@@ -34,6 +34,7 @@ OF_TRAINING = (
     *("arm", "placement", "rounds", "k", "k_mode", "lag", "weight_update"),
     *("buffer_capacity", "buffer_sampling", "transport"),
     *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size", "rollout.temperature"),
+    *("rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
     *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),
     *("resources.num_generators", "resources.reference", "resources.deadline_s"),

@@ -9,7 +9,9 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Scored
-from grpo_trainable.pipeline.ledger import BatchId, Chunk, Ledger, ledger_of_format_2
+from grpo_trainable.pipeline.draws import Draws
+from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
+from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.report import Counts, Recorder
 from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.replay_buffer import ReplayBuffer
@@ -38,6 +40,8 @@ class Collector:
         self._recorder = recorder
         # Mean (format, answer) rewards of the groups in the buffer, by prompt index.
         self._partial_rewards: dict[int, tuple[float, float]] = {}
+        self._draws = Draws(config.rollout.prompts)
+        self._drawn_row: dict[str, float] = {}  # metrics of what the round has drawn
 
     # ---- Sampling ----------------------------------------------------------------------------
 
@@ -59,16 +63,25 @@ class Collector:
             ActorFailed: more rewards have failed than the task allows.
         """
         groups, counts = scored.groups, self.counts
-        self.ledger.settle(chunk, [group.prompt_index for group in groups])
+        accepted = [group for group in groups if self._is_accepted(group)]
+        self.ledger.settle(chunk, [group.prompt_index for group in accepted])
         self._count_rewards(scored, len(chunk.prompt_indices))
-        self.buffer.add(groups)
+        self.buffer.add(accepted)
+        self._draws.scored(groups)
+        counts.dropped_zero_advantage += len(groups) - len(accepted)
         counts.dropped_reward += len(scored.unscored)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
         counts.sampled_tokens += sum(group.num_tokens for group in groups)
         rewards = zip(groups, scored.format_rewards, scored.answer_rewards, strict=True)
         self._partial_rewards |= {
-            group.prompt_index: (format_, answer) for group, format_, answer in rewards
+            group.prompt_index: (format_, answer)
+            for group, format_, answer in rewards
+            if self._is_accepted(group)
         }
+
+    def _is_accepted(self, group: RolloutGroup) -> bool:
+        """Whether a scored group is trained on."""
+        return self._config.rollout.zero_advantage == "keep" or group.has_signal
 
     def _count_rewards(self, scored: Scored, prompts: int) -> None:
         group_size = self._config.rollout.group_size
@@ -89,6 +102,10 @@ class Collector:
         time. Batches without any group are left out, and that may be all of them: only the error
         rate ends a trial."""
         batch_ids = self.ledger.batches_of(round_)
+        filled = [self.ledger.batch(batch_id) for batch_id in batch_ids]
+        self._drawn_row = self._draws.take_metrics(filled)
+        if self._config.redraws:
+            self._note_short(filled)
         drawn = [self._draw(batch_id) for batch_id in batch_ids]
         batches = [groups for groups in drawn if groups]
         if len(batches) < len(batch_ids):
@@ -98,15 +115,31 @@ class Collector:
     def _draw(self, batch_id: BatchId) -> list[RolloutGroup]:
         count = self._config.buffer.sample_batches * self._config.rollout.prompts
         rng = np.random.default_rng((self._config.seed, *batch_id, 0, REPLAY))
-        fresh, older = self.ledger.accepted(batch_id), self.ledger.accepted_before(batch_id)
+        fresh = self.ledger.batch(batch_id).accepted
+        older = self.ledger.accepted_before(batch_id)
         drawn = self.buffer.draw(fresh, older, count, self._gate, rng)
         self.counts.dropped_stale += drawn.stale
         self.counts.trained += drawn.first_used
         return drawn.groups
 
+    def _note_short(self, batches: Sequence[FilledBatch]) -> None:
+        """Says which rollout batches of a round resampling could not fill."""
+        rollout = self._config.rollout
+        short = [batch for batch in batches if len(batch.accepted) < rollout.prompts]
+        if not short:
+            return
+        self.counts.short_batches += len(short)
+        groups = sum(len(batch.accepted) for batch in short)
+        drawn = sum(len(batch.drawn) for batch in short)
+        self._recorder.note(
+            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were drawn, "
+            "and the rewards of the others were all equal or failed "
+            f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
+        )
+
     def _note_missing(self, batches: int, planned: int) -> None:
         """`batches`: how many of the round's rollout batches have a group to train on."""
-        why = "had no group left to train on (rewards failed, or groups were stale)"
+        why = "had no group left to train on (rewards failed or were equal, or groups were stale)"
         if batches:
             note = f"{planned - batches} of {planned} rollout batches {why} and were left out"
         else:
@@ -135,6 +168,7 @@ class Collector:
             "count/waiting": float(self.buffer.waiting),
             "count/in_flight": float(self.ledger.in_flight),
             "buffer/size": float(len(self.buffer)),
+            **self._drawn_row,
         }
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -145,6 +179,7 @@ class Collector:
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
             "partial_rewards": [[i, *pair] for i, pair in sorted(self._partial_rewards.items())],
+            "drawn_rewards": self._draws.state(),
         }
 
     def load_state(
@@ -157,14 +192,21 @@ class Collector:
         self._partial_rewards = {
             index: (format_, answer) for index, format_, answer in state["partial_rewards"]
         }
-        ledger = state["ledger"] if "ledger" in state else ledger_of_format_2(state, self._config)
+        ledger = ledger_state(state, self._config)
         if same_work:
             self.ledger.load_state(ledger)
             self.buffer.add(groups)
+            self._load_draws(state, groups)
         else:
             first_round, next_prompt = state["learner_round"], ledger["next_prompt"]
             self.ledger = Ledger(self._config, first_round=first_round, next_prompt=next_prompt)
             self._drop_waiting()
+
+    def _load_draws(self, state: Mapping[str, Any], groups: Sequence[RolloutGroup]) -> None:
+        if "drawn_rewards" in state:
+            self._draws.load_state(state["drawn_rewards"])
+        else:  # a checkpoint of format 3 or older: nothing was left out
+            self._draws.scored([group for group in groups if not group.uses])
 
     def _drop_waiting(self) -> None:
         counts = self.counts

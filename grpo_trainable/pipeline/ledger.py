@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from grpo_trainable.config import GRPOConfig
@@ -18,53 +19,95 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Prompts of one rollout batch that one call of a generator samples."""
+    """Prompts that one call of a generator samples to train on."""
 
     stream: ClassVar[str] = "train"
     stage: ClassVar[str] = "rollout"
 
-    batch: BatchId
-    prompt_indices: tuple[int, ...]  # ascending
+    prompt_indices: tuple[int, ...]  # consecutive
 
 
-@dataclass(kw_only=True)
-class _Batch:
-    """One rollout batch. Chunks are the prompt indices of a `Chunk`."""
+@dataclass(frozen=True, slots=True)
+class BatchRule:
+    """How many prompts of the stream a rollout batch takes.
 
-    to_ask: list[int]  # sizes of the chunks of new prompts that it still needs
-    in_flight: list[tuple[int, ...]] = field(default_factory=list)
-    lost: list[tuple[int, ...]] = field(default_factory=list)  # to be asked for once more
-    accepted: list[int] = field(default_factory=list)  # prompt indices, ascending
+    A batch draws `size` prompts, then as many as were left out of these, then as many as were left
+    out of those, and so on: at most `redraws` times, and at most `most` prompts in all. Without
+    redraws it has `size` prompts, whatever becomes of them.
+    """
 
-    @property
-    def complete(self) -> bool:
-        return not (self.to_ask or self.in_flight or self.lost)
+    size: int
+    most: int
+    redraws: int
+
+    def end(self, start: int, left_out: Sequence[int]) -> int:
+        """The prompt index after the last one of a batch that begins at `start`, where the prompts
+        `left_out`, ascending, are left out and all others accepted.
+
+        With T(0) = size and R(T) the prompts left out among the first T, the batch has T(redraws)
+        prompts, where T(n + 1) = min(size + R(T(n)), most). One more prompt that is left out, or a
+        later start, never makes it end earlier. So what is still unknown may be taken for accepted.
+        """
+        first, end = bisect_left(left_out, start), start + self.size
+        for _ in range(self.redraws):
+            missing = bisect_left(left_out, end) - first
+            further = start + min(self.size + missing, self.most)
+            if further == end:
+                break
+            end = further
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class FilledBatch:
+    """A rollout batch that takes no further prompt."""
+
+    drawn: range  # prompt indices
+    accepted: list[int]  # of these, ascending
 
 
 class Ledger:
-    """Gives each rollout batch its prompts, and remembers which of them it accepted.
+    """Hands out prompts in chunks, and gives each rollout batch those that were accepted.
 
-    Chunks are handed out batch by batch, and prompts in the order of their stream, so a run asks
-    for the same chunks in the same order whoever samples them. A prompt belongs to the batch that
-    it was asked for: nothing else follows from its index. A batch is complete when it needs no
-    further chunk and every chunk of it has been settled.
+    Prompts are handed out in the order of their stream, a round at a time. Batches are filled in
+    the order of the stream as well, each where the one before ends: which batch takes a prompt
+    follows from what was accepted before it in the stream (`BatchRule`), and not from who sampled
+    what when. Prompts that take longer are waited for, never passed over.
+
+    A prompt counts as accepted until it is known to be left out. What turns out to be missing is
+    drawn from the end of the stream. At lag 0 that happens once everything else has come back, so
+    that the same chunks are sampled whatever the timing; with a lag, as soon as it makes a chunk.
     """
 
     def __init__(self, config: GRPOConfig, *, first_round: int = 0, next_prompt: int = 0) -> None:
         """`first_round`: the round of the first batch. `next_prompt`: the index of its first
         prompt."""
-        self._sizes = [chunk.stop - chunk.start for chunk in config.chunks]
-        self._batches_per_round = config.batches_per_round
-        self._batches: dict[BatchId, _Batch] = {}
-        self._next_batch = BatchId(first_round, 0)
+        self._config = config
+        self._rule = BatchRule(config.rollout.prompts, config.most_drawn, config.redraws)
+        sizes = [chunk.stop - chunk.start for chunk in config.chunks]
+        self._sizes_of_a_round = sizes * config.batches_per_round
+        self._filled: dict[BatchId, FilledBatch] = {}
+        self._filling = BatchId(first_round, 0)  # the first batch that is not filled
+        self._start = next_prompt  # the first prompt of that batch
+        self._next_round = first_round  # of which nothing was asked for yet
         self._next_prompt = next_prompt
+        self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
+        # Ascending; those of prompts that are in no filled batch.
+        self._in_flight: list[tuple[int, ...]] = []
+        self._lost: list[tuple[int, ...]] = []  # to be asked for once more
+        self._accepted: list[int] = []
+        self._left_out: list[int] = []
 
     # ---- Asking for prompts ------------------------------------------------------------------
 
     @property
     def next_round(self) -> int:
-        """The round that trains on the next chunk first."""
-        return self._in_turn().round
+        """The last round that can be the first to train on the next chunk."""
+        if self._lost:
+            return self._round_of(self._lost[0][-1])
+        if self._to_ask:
+            return self._round_of(self._next_prompt + self._to_ask[0] - 1)
+        return self._next_round
 
     @property
     def next_prompt(self) -> int:
@@ -72,82 +115,119 @@ class Ledger:
         return self._next_prompt
 
     def take(self) -> Chunk:
-        """The next chunk, which is in flight from now on. Lost ones come first in their batch."""
-        batch_id = self._in_turn()
-        if batch_id == self._next_batch:
-            self._begin_next_batch()
-        batch = self._batches[batch_id]
-        indices = batch.lost.pop(0) if batch.lost else self._new_prompts(batch.to_ask.pop(0))
-        batch.in_flight.append(indices)
-        return Chunk(batch_id, indices)
+        """The next chunk, which is in flight from now on. Lost ones come first."""
+        if self._lost:
+            indices = self._lost.pop(0)
+        else:
+            if not self._to_ask:
+                self._begin_next_round()
+            indices = self._new_prompts(self._to_ask.pop(0))
+        insort(self._in_flight, indices)
+        return Chunk(indices)
 
-    def _in_turn(self) -> BatchId:
-        """The first batch that has a chunk to ask for."""
-        asking = (i for i, batch in self._batches.items() if batch.lost or batch.to_ask)
-        return min(asking, default=self._next_batch)
-
-    def _begin_next_batch(self) -> None:
-        round_, place = self._next_batch
-        self._batches[self._next_batch] = _Batch(to_ask=list(self._sizes))
-        last = place + 1 == self._batches_per_round
-        self._next_batch = BatchId(round_ + 1, 0) if last else BatchId(round_, place + 1)
+    def _begin_next_round(self) -> None:
+        self._to_ask = list(self._sizes_of_a_round)
+        self._next_round += 1
 
     def _new_prompts(self, count: int) -> tuple[int, ...]:
         first = self._next_prompt
         self._next_prompt += count
         return tuple(range(first, self._next_prompt))
 
+    def _round_of(self, prompt_index: int) -> int:
+        """The last round that can be the first to train on a prompt."""
+        return self._after(bisect_right(self._ends(), prompt_index)).round
+
     # ---- Answers ------------------------------------------------------------------------------
 
     def settle(self, chunk: Chunk, accepted: Iterable[int]) -> None:
-        """A chunk came back. Its batch takes the prompts `accepted`; the others are dropped."""
-        batch = self._batches[chunk.batch]
-        batch.in_flight.remove(chunk.prompt_indices)
-        batch.accepted = sorted([*batch.accepted, *accepted])
+        """A chunk came back. The prompts `accepted` are trained on; the others are left out."""
+        self._in_flight.remove(chunk.prompt_indices)
+        taken = set(accepted)
+        for index in chunk.prompt_indices:
+            insort(self._accepted if index in taken else self._left_out, index)
+        self._fill()
+        self._plan_redraws()
 
     def put_back(self, chunk: Chunk) -> None:
         """A chunk was lost with its generator, and is asked for once more."""
-        batch = self._batches[chunk.batch]
-        batch.in_flight.remove(chunk.prompt_indices)
-        batch.lost = sorted([*batch.lost, chunk.prompt_indices])
-
-    def complete(self, round_: int) -> bool:
-        """Whether every batch of a round is complete."""
-        batches = [self._batches.get(batch_id) for batch_id in self.batches_of(round_)]
-        return all(batch is not None and batch.complete for batch in batches)
+        self._in_flight.remove(chunk.prompt_indices)
+        insort(self._lost, chunk.prompt_indices)
 
     @property
     def in_flight(self) -> int:
         """Prompts asked for of which nothing has come back yet, lost ones included."""
-        return sum(
-            len(indices)
-            for batch in self._batches.values()
-            for indices in (*batch.in_flight, *batch.lost)
-        )
+        return sum(len(indices) for indices in (*self._in_flight, *self._lost))
+
+    # ---- Filling batches -----------------------------------------------------------------------
+
+    def _after(self, count: int) -> BatchId:
+        """The batch so many places after the first that is not filled."""
+        a_round = self._config.batches_per_round
+        round_, place = self._filling
+        return BatchId(*divmod(round_ * a_round + place + count, a_round))
+
+    def _ends(self) -> list[int]:
+        """Of each batch that was begun and is not filled: the prompt index after its last one,
+        as far as is known by now."""
+        a_round = self._config.batches_per_round
+        begun = (self._next_round - self._filling.round) * a_round - self._filling.place
+        ends, start = [], self._start
+        for _ in range(begun):
+            start = self._rule.end(start, self._left_out)
+            ends.append(start)
+        return ends
+
+    def _fill(self) -> None:
+        """Fills the next batches as far as their prompts are settled."""
+        waited_for = [indices[0][0] for indices in (self._in_flight, self._lost) if indices]
+        settled = min(waited_for, default=self._next_prompt)  # all prompts before it are
+        for end in self._ends():
+            if end > settled:
+                return
+            accepted = _cut(self._accepted, end)
+            self._filled[self._filling] = FilledBatch(range(self._start, end), accepted)
+            _cut(self._left_out, end)
+            self._start, self._filling = end, self._after(1)
+
+    def _plan_redraws(self) -> None:
+        """Plans the chunks in place of prompts that were left out."""
+        ends = self._ends()
+        if not ends:
+            return
+        missing = ends[-1] - self._next_prompt - sum(self._to_ask)
+        if not (self._in_flight or self._lost or self._to_ask):
+            self._to_ask = self._config.redraw_sizes(missing)
+        elif self._config.lag > 0:
+            largest = self._config.unit_prompts
+            self._to_ask += [largest] * (missing // largest)
 
     # ---- Batches -----------------------------------------------------------------------------
 
     def batches_of(self, round_: int) -> list[BatchId]:
         """The rollout batches that a round trains on first."""
-        return [BatchId(round_, place) for place in range(self._batches_per_round)]
+        return [BatchId(round_, place) for place in range(self._config.batches_per_round)]
 
-    def accepted(self, batch_id: BatchId) -> list[int]:
-        """The prompt indices of a batch, ascending."""
-        return list(self._batches[batch_id].accepted)
+    def complete(self, round_: int) -> bool:
+        """Whether every batch of a round is filled."""
+        return all(batch_id in self._filled for batch_id in self.batches_of(round_))
+
+    def batch(self, batch_id: BatchId) -> FilledBatch:
+        return self._filled[batch_id]
 
     def accepted_before(self, batch_id: BatchId) -> list[int]:
         """The prompt indices of the batches kept that had this place in earlier rounds."""
         return [
             index
-            for (round_, place), batch in self._batches.items()
+            for (round_, place), batch in self._filled.items()
             if round_ < batch_id.round and place == batch_id.place
             for index in batch.accepted
         ]
 
     def close(self, before_round: int) -> list[int]:
         """Forgets the batches of rounds before this one. Returns their prompt indices."""
-        closed = [batch_id for batch_id in self._batches if batch_id.round < before_round]
-        return [index for batch_id in closed for index in self._batches.pop(batch_id).accepted]
+        closed = [batch_id for batch_id in self._filled if batch_id.round < before_round]
+        return [index for batch_id in closed for index in self._filled.pop(batch_id).accepted]
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -155,65 +235,42 @@ class Ledger:
         """Everything, as plain data."""
         return {
             "next_prompt": self._next_prompt,
-            "next_batch": list(self._next_batch),
-            "batches": [
+            "next_round": self._next_round,
+            "filling": list(self._filling),
+            "start": self._start,
+            "to_ask": list(self._to_ask),
+            "in_flight": sorted([*self._in_flight, *self._lost]),
+            "accepted": list(self._accepted),
+            "left_out": list(self._left_out),
+            "filled": [
                 {
                     "id": list(batch_id),
-                    "to_ask": batch.to_ask,
-                    "in_flight": sorted([*batch.in_flight, *batch.lost]),
-                    "accepted": batch.accepted,
+                    "drawn": [batch.drawn.start, batch.drawn.stop],
+                    "accepted": list(batch.accepted),
                 }
-                for batch_id, batch in self._batches.items()
+                for batch_id, batch in self._filled.items()
             ],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from `state`, of equal settings. What was in flight then counts as lost."""
         self._next_prompt = state["next_prompt"]
-        self._next_batch = BatchId(*state["next_batch"])
-        self._batches = {
-            BatchId(*row["id"]): _Batch(
-                to_ask=list(row["to_ask"]),
-                lost=[tuple(indices) for indices in row["in_flight"]],
-                accepted=list(row["accepted"]),
-            )
-            for row in state["batches"]
+        self._next_round = state["next_round"]
+        self._filling = BatchId(*state["filling"])
+        self._start = state["start"]
+        self._to_ask = list(state["to_ask"])
+        self._in_flight = []
+        self._lost = [tuple(indices) for indices in state["in_flight"]]
+        self._accepted = list(state["accepted"])
+        self._left_out = list(state["left_out"])
+        self._filled = {
+            BatchId(*row["id"]): FilledBatch(range(*row["drawn"]), list(row["accepted"]))
+            for row in state["filled"]
         }
 
 
-def ledger_of_format_2(state: Mapping[str, Any], config: GRPOConfig) -> dict[str, Any]:
-    """The ledger's state from a pipeline's state in checkpoints of format 2.
-
-    There chunks were numbered: chunk u was part u % n of rollout batch u // n, where each batch
-    had n chunks, and prompts followed the numbers.
-    """
-    parts = config.chunks
-    in_flight, begun = set(state["in_flight_units"]), state["next_unit"]
-
-    def batch_id(batch: int) -> BatchId:
-        rounds, place = divmod(batch, config.batches_per_round)
-        return BatchId(state["first_round"] + rounds, place)
-
-    def row(batch: int) -> dict[str, Any]:
-        first = state["first_cursor"] + batch * config.rollout.prompts
-        prompts = range(first, first + config.rollout.prompts)
-        chunks = {batch * len(parts) + i: list(prompts[part]) for i, part in enumerate(parts)}
-        return {
-            "id": batch_id(batch),
-            "to_ask": [len(chunk) for u, chunk in chunks.items() if u >= begun],
-            "in_flight": [chunk for u, chunk in chunks.items() if u in in_flight],
-            "accepted": [
-                index
-                for u, chunk in chunks.items()
-                if u < begun and u not in in_flight
-                for index in chunk
-            ],
-        }
-
-    kept = state["learner_round"] - state["first_round"] - (config.buffer_capacity - 1)
-    oldest, next_batch = max(0, kept) * config.batches_per_round, -(-begun // len(parts))
-    return {
-        "next_prompt": state["next_cursor"],
-        "next_batch": batch_id(next_batch),
-        "batches": [row(batch) for batch in range(oldest, next_batch)],
-    }
+def _cut(indices: list[int], end: int) -> list[int]:
+    """Takes those below `end` out of an ascending list."""
+    count = bisect_left(indices, end)
+    taken, indices[:count] = indices[:count], []
+    return taken

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, without_retired
+from grpo_trainable.config import OF_TRAINING, GRPOConfig, is_unremarkable, without_retired
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.metrics import rollout_metrics
@@ -360,10 +360,17 @@ class Pipeline:
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """What `Pipeline._work` holds, without settings that only training reads."""
+    """What `Pipeline._work` holds, without settings that only training reads and those that have
+    their default, which the state of an earlier version may lack."""
+
+    def says_something(key: str, value: Any) -> bool:
+        return key not in OF_TRAINING and not is_unremarkable(key, value)
+
     return {
         section: {
-            name: value for name, value in values.items() if f"{section}.{name}" not in OF_TRAINING
+            name: value
+            for name, value in values.items()
+            if says_something(f"{section}.{name}", value)
         }
         if isinstance(values, dict)
         else values

@@ -29,6 +29,7 @@ class Counts:
     scored_responses: int = 0
     checkpoint_failures: int = 0
     skipped_rounds: int = 0  # with nothing to train on
+    short_batches: int = 0  # that resampling could not fill
     sampled_responses: int = 0  # of training groups
     sampled_tokens: int = 0
 
@@ -43,8 +44,9 @@ class Counts:
 
     def metrics(self) -> dict[str, float]:
         names = ("requested", "redispatched", "trained", "dropped", "reward_errors",
-                 "unverified", "checkpoint_failures", "skipped_rounds", "dropped_stale",
-                 "dropped_reward", "dropped_lost", "dropped_zero_advantage")  # fmt: skip
+                 "unverified", "checkpoint_failures", "skipped_rounds", "short_batches",
+                 "dropped_stale", "dropped_reward", "dropped_lost",
+                 "dropped_zero_advantage")  # fmt: skip
         return {f"count/{name}": float(getattr(self, name)) for name in names}
 
 

@@ -32,7 +32,7 @@ class VirtualRequests:
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
-        self.limit = config.rounds * config.prompts_per_round  # every prompt index is below it
+        self.limit = config.most_prompts  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
 
     def request(self, stream: str, prompt_index: int) -> Request:
@@ -72,10 +72,14 @@ class VirtualGenerator:
         record: list[GeneratorCall],
         reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
         *,
+        equal_rewards: Callable[[int, int], bool] = lambda prompt_index, weights_round: False,
+        slowness: Callable[[int], float] = lambda prompt_index: 1.0,
         takes_deposits: bool = False,
         scores_apart: bool = False,
     ) -> None:
-        """`takes_deposits`: a response has three tokens, each sampled by the weights that are there
+        """`equal_rewards(prompt_index, weights_round)`: whether all responses to a prompt of
+        training earn the same. `slowness(prompt_index)`: how many times as long as others it takes.
+        `takes_deposits`: a response has three tokens, each sampled by the weights that are there
         then. `scores_apart`: responses are scored in calls of their own, as by a user's reward."""
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
@@ -83,9 +87,17 @@ class VirtualGenerator:
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
+        self._equal_rewards = equal_rewards
+        self._slowness = slowness
         self._weights: list[tuple[float, int, int]] = []  # (since when, version, round)
         self._reported = -1  # the version
         self._idle_since: float | None = None
+
+    def slowest(self, requests: Sequence[Request]) -> float:
+        """How many times as long as others a call takes."""
+        if requests[0].stream == "eval":
+            return 1.0
+        return max(self._slowness(request.prompt_index) for request in requests)
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
@@ -164,6 +176,8 @@ class VirtualGenerator:
             # Held-out rewards of many magnitudes: their float sum depends on its order.
             scale = 1.0 if stream == "train" else 10.0 ** rng.randint(-9, 9)
             rewards = [scale * rng.random() for _ in range(request.group_size)]
+            if stream == "train" and self._equal_rewards(request.prompt_index, round_):
+                rewards = [rewards[0]] * len(rewards)
             groups.append(group_of(request.prompt_index, rewards=rewards, weights=weights))
             format_rewards.append(rng.random())
             answer_rewards.append(sum(rewards) / len(rewards))
@@ -299,6 +313,6 @@ class VirtualColocated:
 
     def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
         self.generate, self.load = generator.generate, generator.load
-        self.score = generator.score
+        self.score, self.slowest = generator.score, generator.slowest
         self.update, self.publish = learner.update, learner.publish
         self.state, self.load_state = learner.state, learner.load_state

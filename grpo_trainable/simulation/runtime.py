@@ -148,7 +148,10 @@ class VirtualActor:
         concurrent = method in self._thread_free_at
         free_at = self._thread_free_at[method] if concurrent else self._free_at
         start = max(self._runtime.time + self._runtime.latency, free_at)
-        end = start + self._durations(self.name, stage)
+        seconds = self._durations(self.name, stage)
+        if method == "generate" and hasattr(self._role, "slowest"):
+            seconds *= self._role.slowest(*args)
+        end = start + seconds
         self._worked.append((start, end))
         if self._hangs(stage, n):
             self._hangs_from = min(end, self._hangs_from)

@@ -78,6 +78,8 @@ def virtual_trial(
     latency: float = 0.0,
     max_waits: int = MAX_WAITS,
     reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
+    equal_rewards: Callable[[int, int], bool] = lambda prompt_index, weights_round: False,
+    slowness: Callable[[int], float] = lambda prompt_index: 1.0,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     step_s: float = TICK,
@@ -85,6 +87,8 @@ def virtual_trial(
 ) -> VirtualTrial:
     """A trial over virtual actors, at round 0.
 
+    `equal_rewards(prompt_index, weights_round)` says whether all responses to a prompt earn the
+    same, `slowness(prompt_index)` how many times as long as others it takes.
     `hangs(actor, stage, n)` says whether the n-th call of a stage to the actors of a name is never
     answered, `dies(actor, stage, n)` whether the actor dies in it.
     """
@@ -114,6 +118,8 @@ def virtual_trial(
             name,
             generated,
             reward_fails,
+            equal_rewards=equal_rewards,
+            slowness=slowness,
             takes_deposits=config.in_mid_batch,
             scores_apart=config.task.reward == SCORED_APART,
         )

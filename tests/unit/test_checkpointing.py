@@ -215,7 +215,7 @@ def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     [
         ([], "not a JSON object"),
         ({}, "format version None"),
-        ({"format_version": 99, "shards": 4}, "format version 99, this program reads 2 and 3"),
+        ({"format_version": 99, "shards": 4}, "format version 99, this program reads 2, 3 and 4"),
         ({"format_version": FORMAT_VERSION, "world_size": 2}, "written by 2 learners"),
         (OURS, "does not list"),
         ({**OURS, "files": {"model.bin": "00"}}, "does not list"),

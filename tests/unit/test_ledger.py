@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.pipeline.ledger import BatchId, Chunk, Ledger, ledger_of_format_2
+from grpo_trainable.pipeline.ledger import BatchId, BatchRule, Chunk, FilledBatch, Ledger
+from grpo_trainable.pipeline.ledger_formats import of_format_2, of_format_3
 
 
-def config_of(prompts: int, chunk: int, batches: int = 1, capacity: int = 1) -> GRPOConfig:
+def config_of(
+    prompts: int, chunk: int | None, batches: int = 1, capacity: int = 1, **values: Any
+) -> GRPOConfig:
     """Rounds of so many rollout batches, in chunks of at most `chunk` prompts."""
     replay = {"buffer_capacity": capacity, "buffer": {"sample_batches": 2}} if capacity > 1 else {}
+    rollout = {"prompts": prompts, "unit_prompts": chunk, **values.pop("rollout", {})}
     return GRPOConfig.from_dict(
-        {
-            "rollout": {"prompts": prompts, "unit_prompts": chunk},
-            "k": batches,
-            "k_mode": "fresh_batches",
-            **replay,
-        }
+        {"rollout": rollout, "k": batches, "k_mode": "fresh_batches", **replay, **values}
+    )
+
+
+def resampling(
+    prompts: int, chunk: int | None, batches: int = 1, *, lag: int = 0, **rollout: Any
+) -> GRPOConfig:
+    return config_of(
+        prompts,
+        chunk,
+        batches,
+        rollout={"zero_advantage": "resample", **rollout},
+        lag=lag,
+        placement="disaggregated",
     )
 
 
@@ -29,19 +44,17 @@ def take(ledger: Ledger, count: int) -> list[Chunk]:
     return [ledger.take() for _ in range(count)]
 
 
+def asked(chunks: list[Chunk]) -> list[tuple[int, ...]]:
+    return [chunk.prompt_indices for chunk in chunks]
+
+
 def test_prompts_are_asked_for_in_order_batch_by_batch() -> None:
     ledger = Ledger(config_of(prompts=5, chunk=2, batches=2))
     assert ledger.next_round == 0
-    chunks = [(*chunk.batch, chunk.prompt_indices) for chunk in take(ledger, 7)]
-    assert chunks == [
-        (0, 0, (0, 1)),
-        (0, 0, (2, 3)),
-        (0, 0, (4,)),
-        (0, 1, (5, 6)),
-        (0, 1, (7, 8)),
-        (0, 1, (9,)),
-        (1, 0, (10, 11)),
-    ]
+    chunks = asked(take(ledger, 6))
+    assert chunks == [(0, 1), (2, 3), (4,), (5, 6), (7, 8), (9,)]
+    assert ledger.next_round == 1
+    assert ledger.take().prompt_indices == (10, 11)
     assert ledger.next_round == 1
     assert ledger.next_prompt == ledger.in_flight == 12
 
@@ -53,7 +66,7 @@ def test_a_batch_holds_what_was_accepted_in_the_order_of_the_prompts() -> None:
     assert not ledger.complete(0)
     ledger.settle(first, [1])  # the reward of prompt 0 failed
     assert ledger.complete(0)
-    assert ledger.accepted(BatchId(0, 0)) == [1, 2, 3]
+    assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(4), [1, 2, 3])
     assert ledger.in_flight == 0
 
 
@@ -89,71 +102,205 @@ def test_batches_of_one_place_are_replayed_together_until_they_are_closed() -> N
         ledger.settle(chunk, chunk.prompt_indices)
     # Two prompts a batch, two batches a round.
     assert ledger.accepted_before(BatchId(2, 1)) == [2, 3, 6, 7]
-    assert ledger.accepted(BatchId(2, 1)) == [10, 11]
+    assert ledger.batch(BatchId(2, 1)).accepted == [10, 11]
     assert ledger.close(before_round=1) == [0, 1, 2, 3]
     assert ledger.accepted_before(BatchId(2, 1)) == [6, 7]
 
 
-def test_a_batch_may_need_more_prompts_than_it_was_begun_with() -> None:
-    """As when groups that teach nothing are replaced by others: nothing is computed from a
-    prompt's index, so a batch may ask again after later ones have begun."""
-    ledger = Ledger(config_of(prompts=3, chunk=3))
-    first, second = take(ledger, 2)
-    ledger.settle(first, [0, 2])
-    state = ledger.state()
-    state["batches"][0]["to_ask"] = [1]
-    ledger.load_state(state)
-    assert not ledger.complete(0)
+# ---- Prompts in place of others ------------------------------------------------------------------
+
+
+def test_where_a_batch_ends_by_hand() -> None:
+    rule = BatchRule(size=4, most=100, redraws=9)
+    assert rule.end(10, []) == 14
+    # 11 and 12 are left out, so 14 and 15 are drawn; 15 is, so 16 is; nothing before 10 counts.
+    assert rule.end(10, [8, 9, 11, 12, 15]) == 17
+    # At most one redraw: 14 and 15. At most 5 prompts: 14.
+    assert BatchRule(4, 100, 1).end(10, [11, 12, 15]) == 16
+    assert BatchRule(4, 5, 9).end(10, [11, 12, 15]) == 15
+    assert BatchRule(4, 100, 0).end(10, [10, 11, 12, 13]) == 14
+
+
+def by_hand(
+    left_out: Callable[[int], bool], config: GRPOConfig, batches: int
+) -> list[tuple[range, list[int]]]:
+    """Batches filled prompt by prompt, as if all was known."""
+    filled, start = [], 0
+    for _ in range(batches):
+        accepted, index, draws, missing = [], start, 0, config.rollout.prompts
+        while missing and draws <= config.redraws:
+            for _ in range(min(missing, start + config.most_drawn - index)):
+                accepted += [] if left_out(index) else [index]
+                index += 1
+            draws, missing = draws + 1, config.rollout.prompts - len(accepted)
+        filled.append((range(start, index), accepted))
+        start = index
+    return filled
+
+
+def test_what_is_left_out_is_drawn_anew_once_all_others_are_back() -> None:
+    """Three prompts a batch, two batches a round; 1, 2 and 7 have equal rewards."""
+    ledger = Ledger(resampling(prompts=3, chunk=2, batches=2))
+    chunks = take(ledger, 4)
+    assert asked(chunks) == [(0, 1), (2,), (3, 4), (5,)]
+    ledger.settle(chunks[3], [5])
+    ledger.settle(chunks[0], [0])
+    ledger.settle(chunks[1], [])
+    assert ledger.next_round == 1  # nothing is drawn anew while 3 and 4 are under way
+    ledger.settle(chunks[2], [3, 4])
     assert ledger.next_round == 0
-    more = ledger.take()
-    assert more == Chunk(first.batch, (6,))
-    ledger.settle(more, [6])
-    assert ledger.complete(0)
-    assert ledger.accepted(first.batch) == [0, 2, 6]
-    assert ledger.take() == second  # lost with the state's pipeline
-    assert ledger.take() == Chunk(BatchId(2, 0), (7, 8, 9))
+    assert not ledger.complete(0)
+    (again,) = take(ledger, 1)
+    assert again.prompt_indices == (6, 7)
+    ledger.settle(again, [6])
+    (once_more,) = take(ledger, 1)
+    assert once_more.prompt_indices == (8,)
+    ledger.settle(once_more, [8])
+    # The stream in its order: 5 went to the second batch before 6 was drawn for it.
+    assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(5), [0, 3, 4])
+    assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(5, 9), [5, 6, 8])
+    assert ledger.next_round == 1
+
+
+def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
+    """Four prompts a batch; the round that waits needs nothing else to be drawn."""
+    ledger = Ledger(resampling(prompts=4, chunk=2, lag=1))
+    first, second, third, fourth = take(ledger, 4)
+    ledger.settle(first, [0])
+    ledger.settle(second, [2])
+    # 1 and 3 are missing at the end of the second round, and are a chunk.
+    assert ledger.next_round == 1
+    assert not ledger.complete(0)
+    ledger.settle(third, [4, 5])
+    assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(6), [0, 2, 4, 5])
+    (again,) = take(ledger, 1)
+    assert again.prompt_indices == (8, 9)
+    ledger.settle(again, [8, 9])
+    assert not ledger.complete(1)  # 6 and 7 come before 8
+    ledger.settle(fourth, [6, 7])
+    assert ledger.batch(BatchId(1, 0)) == FilledBatch(range(6, 10), [6, 7, 8, 9])
+
+
+def test_redraws_are_shared_out_among_generators() -> None:
+    config = resampling(prompts=8, chunk=None)
+    several = GRPOConfig.from_dict({**config.to_dict(), "resources": {"num_generators": 3}})
+    assert several.unit_prompts == 3
+    assert several.redraw_sizes(0) == []
+    assert several.redraw_sizes(2) == [1, 1]
+    assert several.redraw_sizes(5) == [1, 2, 2]
+    assert several.redraw_sizes(10) == [2, 3, 2, 3]
+    assert resampling(prompts=8, chunk=3).redraw_sizes(7) == [3, 3, 1]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_stream_without_signal_closes_every_batch_at_its_bound(lag: int) -> None:
+    ledger = Ledger(resampling(prompts=4, chunk=4, lag=lag, oversample=2.6, redraws=9))
+    for round_ in range(3):
+        while not ledger.complete(round_):
+            ledger.settle(ledger.take(), [])
+    # 2.6 times 4 prompts are 10.
+    assert ledger.batch(BatchId(2, 0)) == FilledBatch(range(20, 30), [])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
-def test_every_prompt_is_settled_once_whatever_is_lost_and_restored(
-    prompts: int, chunk: int, batches: int, data: st.DataObject
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.sampled_from(["keep", "resample"]),
+    st.sampled_from([(1.5, 8), (2.0, 1), (2.5, 3), (8.0, 8)]),
+    st.sampled_from([0, 1, 4]),
+    st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]),
+    st.integers(0, 2**16),
+)
+def test_batches_follow_from_the_stream_whatever_is_lost_and_restored(
+    prompts: int,
+    chunk: int,
+    batches: int,
+    zero_advantage: str,
+    bounds: tuple[float, int],
+    lag: int,
+    share: float,
+    seed: int,
 ) -> None:
-    config = config_of(prompts, min(chunk, prompts), batches)
+    """In any order of answers, and no prompt is asked for that no batch takes."""
+    oversample, redraws = max(bounds[0], 1 + 1 / prompts), bounds[1]
+    rng = random.Random(seed)
+    if zero_advantage == "keep":
+        config = config_of(prompts, min(chunk, prompts), batches)
+    else:
+        config = resampling(
+            prompts, min(chunk, prompts), batches, lag=lag, oversample=oversample, redraws=redraws
+        )
+
+    def left_out(index: int) -> bool:
+        return random.Random(f"{seed} {index}").random() < share
+
+    rounds, ahead = 3, lag + 1
     ledger = Ledger(config)
     in_flight: list[Chunk] = []
-    settled: dict[int, Chunk] = {}
-    rejected: set[int] = set()
-    for _ in range(data.draw(st.integers(0, 40))):
-        step = data.draw(st.sampled_from(["take", "settle", "lose", "restore"]))
+    settled: set[int] = set()
+    trained = 0
+    filled: list[tuple[range, list[int]]] = []
+    while trained < rounds:
+        may_take = ledger.next_round < min(rounds, trained + ahead)
+        steps = ["take"] * may_take + ["settle", "settle", "lose", "restore"] * bool(in_flight)
+        assert steps, "nothing to do and nothing to wait for"
+        step = rng.choice(steps)
         if step == "restore":
             state = json.loads(json.dumps(ledger.state()))
             ledger = Ledger(config)
             ledger.load_state(state)
             in_flight = []
-        elif step == "take" or not in_flight:
+        elif step == "take":
             in_flight.append(ledger.take())
         else:
-            one = in_flight.pop(data.draw(st.integers(0, len(in_flight) - 1)))
+            one = in_flight.pop(rng.randrange(len(in_flight)))
             if step == "lose":
                 ledger.put_back(one)
                 continue
-            accepted = [i for i in one.prompt_indices if data.draw(st.booleans())]
-            rejected |= set(one.prompt_indices) - set(accepted)
-            ledger.settle(one, accepted)
-            for index in one.prompt_indices:
-                assert settled.setdefault(index, one) is one
+            assert not settled & set(one.prompt_indices)
+            settled |= set(one.prompt_indices)
+            ledger.settle(one, [i for i in one.prompt_indices if not left_out(i)])
         assert ledger.in_flight + len(settled) == ledger.next_prompt
-    while len(settled) < ledger.next_prompt:
-        in_flight = in_flight or [ledger.take()]
-        one = in_flight.pop()
-        ledger.settle(one, one.prompt_indices)
-        settled |= dict.fromkeys(one.prompt_indices, one)
-    for index, one in settled.items():
-        batch = index // prompts
-        assert one.batch == (batch // batches, batch % batches)
-        assert (index in ledger.accepted(one.batch)) == (index not in rejected)
+        while trained < rounds and ledger.complete(trained):
+            for batch_id in ledger.batches_of(trained):
+                batch = ledger.batch(batch_id)
+                filled.append((batch.drawn, batch.accepted))
+            trained += 1
+            ledger.close(trained)
+    assert filled == by_hand(left_out, config, rounds * batches)
+    assert ledger.next_prompt == filled[-1][0].stop == len(settled)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**16))
+def test_a_synchronous_round_asks_for_the_same_chunks_in_any_order_of_answers(
+    prompts: int, chunk: int, batches: int, seed: int
+) -> None:
+    config = resampling(prompts, min(chunk, prompts), batches, oversample=6.0)
+
+    def chunks_of(order: Callable[[int], int]) -> list[tuple[int, ...]]:
+        ledger, in_flight, taken = Ledger(config), [], []
+        while not ledger.complete(1):
+            admitted = 0 if not ledger.complete(0) else 1
+            while ledger.next_round <= admitted and len(in_flight) < 3:
+                in_flight.append(ledger.take())
+                taken.append(in_flight[-1].prompt_indices)
+            one = in_flight.pop(order(len(in_flight)))
+            accepted = [
+                i for i in one.prompt_indices if random.Random(f"{seed} {i}").random() < 0.5
+            ]
+            ledger.settle(one, accepted)
+        return taken
+
+    expected = chunks_of(lambda count: 0)
+    assert chunks_of(random.Random(seed).randrange) == expected
+
+
+# ---- Earlier formats of a checkpoint -------------------------------------------------------------
 
 
 def test_a_state_of_format_2_is_read() -> None:
@@ -168,7 +315,7 @@ def test_a_state_of_format_2_is_read() -> None:
         "in_flight_units": [8, 10],
     }
     config = config_of(prompts=3, chunk=2, batches=2, capacity=2)
-    ledger = ledger_of_format_2(state, config)
+    ledger = of_format_2(state, config)
     assert (ledger["next_prompt"], ledger["next_batch"]) == (37, (6, 0))
     rows = [
         (row["id"], row["to_ask"], row["in_flight"], row["accepted"]) for row in ledger["batches"]
@@ -179,3 +326,59 @@ def test_a_state_of_format_2_is_read() -> None:
         ((5, 0), [], [[32, 33]], [34]),
         ((5, 1), [1], [[35, 36]], []),
     ]
+    assert of_format_3(ledger, config) == {
+        "next_prompt": 37,
+        "next_round": 6,
+        "filling": [5, 0],
+        "start": 32,
+        "to_ask": [1],
+        "in_flight": [[32, 33], [35, 36]],
+        "accepted": [34],
+        "left_out": [],
+        "filled": [
+            {"id": [4, 0], "drawn": [26, 29], "accepted": [26, 27, 28]},
+            {"id": [4, 1], "drawn": [29, 32], "accepted": [29, 30, 31]},
+        ],
+    }
+
+
+def test_a_state_of_format_3_goes_on_with_the_same_chunks() -> None:
+    """Three prompts a batch, two batches a round; the reward of prompt 1 failed, the second batch
+    of the second round was not begun. A round is begun as a whole now."""
+    state = {
+        "next_prompt": 8,
+        "next_batch": [1, 1],
+        "batches": [
+            {"id": [0, 0], "to_ask": [], "in_flight": [], "accepted": [0, 2]},
+            {"id": [0, 1], "to_ask": [], "in_flight": [[3, 4]], "accepted": [5]},
+            {"id": [1, 0], "to_ask": [1], "in_flight": [], "accepted": [6, 7]},
+        ],
+    }
+    config = config_of(prompts=3, chunk=2, batches=2)
+    ledger = Ledger(config)
+    ledger.load_state(json.loads(json.dumps(of_format_3(state, config))))
+    assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(3), [0, 2])
+    chunks = take(ledger, 5)
+    assert asked(chunks) == [(3, 4), (8,), (9, 10), (11,), (12, 13)]
+    for chunk in chunks:
+        ledger.settle(chunk, chunk.prompt_indices)
+    assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(3, 6), [3, 4, 5])
+    assert ledger.batch(BatchId(1, 0)) == FilledBatch(range(6, 9), [6, 7, 8])
+    assert ledger.batch(BatchId(1, 1)) == FilledBatch(range(9, 12), [9, 10, 11])
+    assert ledger.complete(1)
+
+
+def test_a_state_of_format_3_with_nothing_under_way_begins_the_next_round() -> None:
+    state = {
+        "next_prompt": 4,
+        "next_batch": [2, 0],
+        "batches": [{"id": [1, 0], "to_ask": [], "in_flight": [], "accepted": [2, 3]}],
+    }
+    config = config_of(prompts=2, chunk=1)
+    ledger = Ledger(config)
+    ledger.load_state(of_format_3(state, config))
+    assert ledger.next_round == 2
+    assert ledger.batch(BatchId(1, 0)).drawn == range(2, 4)
+    (chunk,) = take(ledger, 1)
+    assert chunk.prompt_indices == (4,)
+    assert ledger.next_round == 2

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import ConfigError, GRPOConfig, set_dotted
-from grpo_trainable.config.schema import RETIRED
+from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.messages import LearnerState, Scored
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.collector import Collector
@@ -287,8 +286,11 @@ def test_restored_run_goes_on_where_the_other_stopped(
     # As it lies in a checkpoint.
     state = json.loads(json.dumps(first.pipeline.state()))
     if data.draw(st.booleans(), label="written by an earlier version"):
-        for key in [key for key in RETIRED if key.partition(".")[0] in state["work"]]:
-            set_dotted(state["work"], key, RETIRED[key])
+        # One that lacked these keys, and a still earlier one with the one value that each had.
+        for key in ("zero_advantage", "oversample", "redraws"):
+            del state["work"]["rollout"][key]
+        if data.draw(st.booleans(), label="spelt out"):
+            state["work"]["rollout"] |= {"zero_advantage": "keep", "oversample": 1.0}
     groups = first.pipeline.buffer.groups()
     learner_state = first.learners.state()
 

@@ -155,6 +155,16 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {"task.length_penalty": 0.01},
     ),
     **{
+        f"rollout.{name}": (
+            value,
+            {"rollout.zero_advantage": "filter"},
+            "rollout.zero_advantage=filter",
+            "rollout.zero_advantage=resample",
+            {"rollout.zero_advantage": "resample"},
+        )
+        for name, value in (("oversample", 2.5), ("redraws", 3))
+    },
+    **{
         f"rollout.overlong_{name}": (
             value,
             {"rollout.overlong": "filter"},
