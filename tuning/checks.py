@@ -85,7 +85,10 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
         until = time.monotonic() + MAX_LENGTHS_S
-        of_streams = {"eval": trial.eval.prompts, "train": _prompts(trial)}
+        train = _prompts(trial)
+        if trial.pools.enabled:  # any of them may be drawn
+            train = prompts.train_size or train
+        of_streams = {"eval": trial.eval.prompts, "train": train}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
