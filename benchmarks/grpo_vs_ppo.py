@@ -4,8 +4,8 @@
     python benchmarks/grpo_vs_ppo.py --samples 192 --seeds 1       to see that it works
 
 GRPO runs as the arms of `grpo_vs_ppo_space.py`: one gradient step on 64 responses, and four, each
-on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as its
-module: no KV cache, a token is a step of the environment. All start from the policy that ships,
+on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as
+its module: no KV cache, a token is a step of the environment. All start from the policy that ships,
 sample at one temperature with one learning rate, use one thread, and are measured by the same
 evaluation on the same held-out prompts. PPO's trials are written beside GRPO's, so that one report
 has all curves. A response of PPO's counts once it is complete: when it stops, some are not, which

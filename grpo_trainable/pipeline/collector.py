@@ -151,8 +151,8 @@ class Collector:
         groups = sum(len(batch.accepted) for batch in short)
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
-            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were drawn, "
-            "and the rewards of the others were all equal or failed "
+            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were "
+            "drawn, and the rewards of the others were all equal or failed "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 

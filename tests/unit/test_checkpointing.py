@@ -101,7 +101,7 @@ def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_pa
 def test_a_stored_group_keeps_the_keys_of_earlier_checkpoints(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, trial())
     rows = json.loads((tmp_path / "state.json").read_text())["buffer"]
-    assert rows[0] == {"cursor": 4, "uses": 0, "example_index": None}
+    assert rows[0] == {"cursor": 4, "uses": 0}
 
 
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
