@@ -4,8 +4,8 @@
     python benchmarks/grpo_vs_ppo.py --samples 192 --seeds 1       to see that it works
 
 GRPO runs as the arms of `grpo_vs_ppo_space.py`: one gradient step on 64 responses, and four, each
-on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as its
-module: no KV cache, a token is a step of the environment. All start from the policy that ships,
+on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as
+its module: no KV cache, a token is a step of the environment. All start from the policy that ships,
 sample at one temperature with one learning rate, use one thread, and are measured by the same
 evaluation on the same held-out prompts. PPO's trials are written beside GRPO's, so that one report
 has all curves. A response of PPO's counts once it is complete: when it stops, some are not, which
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
-from trials import rows_of
 
 from grpo_trainable.config import GRPOConfig
 from reports.report import write_report
@@ -208,7 +207,7 @@ def held_out(algo: PPO, seed: int) -> float:
 
 
 def summary(result: Path) -> dict[str, Any]:
-    rows = rows_of(result.parent)
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
     params = json.loads((result.parent / "params.json").read_text())
     return {
         "arm": params["arm"],
