@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
-from trials import rows_of
 
 from grpo_trainable.config import GRPOConfig
 from reports.report import write_report
@@ -208,7 +207,7 @@ def held_out(algo: PPO, seed: int) -> float:
 
 
 def summary(result: Path) -> dict[str, Any]:
-    rows = rows_of(result.parent)
+    rows = [json.loads(line) for line in result.read_text().splitlines()]
     params = json.loads((result.parent / "params.json").read_text())
     return {
         "arm": params["arm"],

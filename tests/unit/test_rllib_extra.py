@@ -39,6 +39,7 @@ def test_the_trainable_loads_nothing_of_rllib():
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_an_iteration_of_ppo_is_told_under_our_names():
     from grpo_vs_ppo import ppo_row, samples_of
 
@@ -54,6 +55,7 @@ def test_an_iteration_of_ppo_is_told_under_our_names():
     assert samples_of(row) == 70
 
 
+@pytest.mark.slow
 def test_a_summary_has_the_curve_of_the_rounds_that_were_evaluated(tmp_path):
     from grpo_vs_ppo import summary
 
