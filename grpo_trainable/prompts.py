@@ -55,6 +55,9 @@ class Prompts:
                 "pools.enabled=true: the task does not say how many training prompts it has "
                 "(train_size); set it to false"
             )
+        pooled = self.train_size if config.pools.enabled else None
+        # So many of the first examples of `train` may be drawn.
+        self.train_count = config.most_prompts if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer
         model = config.model

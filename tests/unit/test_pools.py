@@ -22,6 +22,7 @@ from test_pipeline import (
 from test_resample import assert_accounts_close, resampled, shares, some_equal
 
 from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.models.store import policy_tokenizer
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.simulation.runtime import long_tailed_durations
@@ -91,6 +92,7 @@ def test_a_memory_of_0_is_the_latest_group_alone() -> None:
     assert row["pool/mid_size"] == 1
 
 
+@pytest.mark.slow
 def test_pools_are_drawn_by_their_shares() -> None:
     pools = pools_of(9, easy=1.0, mid=2.0, hard=5.0)
     settled(pools, {e: (1.0, 0.5, 0.0)[e % 3] for e in range(9)})
@@ -171,6 +173,17 @@ def test_a_task_that_does_not_know_its_size_is_refused() -> None:
         Prompts(config, Endless(), None)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
+def test_with_pools_any_example_of_a_task_may_be_drawn() -> None:
+    counts = []
+    for pools in ({}, {"enabled": True}):
+        config = GRPOConfig.from_dict({"rounds": 3, "pools": pools})
+        task = build_task(config)
+        counts.append(Prompts(config, task, policy_tokenizer(config.model)).train_count)
+    assert counts == [3 * 16, task.train_size]  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
 def test_tasks_that_ship_know_how_many_examples_a_pass_has() -> None:
     for name in ("keyword", "math"):
         task = build_task(GRPOConfig.from_dict({"task": {"name": name}}))

@@ -217,6 +217,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
 # ---- Prompts that take longer --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generators", [1, 3])
 @pytest.mark.parametrize("lag", [0, 1, 4])
 @pytest.mark.parametrize("left_out", [0.0, 0.4])
