@@ -89,7 +89,7 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
     names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
     columns: Columns = {name: [] for name in names}
     for group in groups:
-        text = prompt(group.prompt_index)
+        text = prompt(group.example)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
         sampled = zip(group.response_ids, group.response_mask, strict=True)
         for g, (row, mask) in enumerate(sampled):

@@ -29,8 +29,14 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# Metrics that a round lacks in which there is nothing to measure.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats"})
+# Of difficulty pools: how many examples each holds, and how many of a round were drawn from it.
+POOL_METRICS = (
+    *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
+    *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
+)
+
+# Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
+SOMETIMES = frozenset({"kl/sampler_mismatch_nats", *POOL_METRICS})
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -60,6 +66,7 @@ NAMES = frozenset(
         "policy/entropy_nats",
         *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
         *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
+        *POOL_METRICS,
         *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
         *(
             "count/requested",

@@ -10,7 +10,16 @@ from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
 from grpo_trainable.stops import end_ids, stop_strings
-from grpo_trainable.tasks import TASKS, Example, JSONValue, Prompt, Task, as_messages, as_text
+from grpo_trainable.tasks import (
+    TASKS,
+    Example,
+    JSONValue,
+    Prompt,
+    Task,
+    as_messages,
+    as_text,
+    train_size,
+)
 from grpo_trainable.tasks.custom import CustomTask
 
 
@@ -28,7 +37,7 @@ def build_task(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and ground truths by (stream, prompt_index): a pure function of the config.
+    """Requests and ground truths by (stream, example): a pure function of the config.
 
     Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
     """
@@ -36,9 +45,19 @@ class Prompts:
     def __init__(self, config: GRPOConfig, task: Task, tokenizer: Tokenizer) -> None:
         """
         Raises:
-            ValueError: the chat template or the stop strings that are asked for cannot be used, in
-                one line.
+            ValueError: the chat template or the stop strings that are asked for cannot be used, or
+                difficulty pools are, and the task does not say how many prompts it has; in one
+                line.
         """
+        self.train_size = train_size(task)  # None where the task does not say
+        if config.pools.enabled and self.train_size is None:
+            raise ValueError(
+                "pools.enabled=true: the task does not say how many training prompts it has "
+                "(train_size); set it to false"
+            )
+        pooled = self.train_size if config.pools.enabled else None
+        # So many of the first examples of `train` may be drawn.
+        self.train_count = config.most_prompts if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer
         model = config.model
@@ -61,28 +80,31 @@ class Prompts:
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)
 
-    def request(self, stream: str, prompt_index: int) -> Request:
-        """
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
+        """`example_index`: which example the prompt is, where that does not follow from its index.
+
         Raises:
             ValueError: the prompt cannot be encoded, in one line.
         """
+        example = prompt_index if example_index is None else example_index
         return Request(
             stream=stream,
             prompt_index=prompt_index,
-            prompt_ids=tuple(self._encode(self._example(stream, prompt_index).prompt)),
+            example_index=example_index,
+            prompt_ids=tuple(self._encode(self._example(stream, example).prompt)),
             group_size=self._group_size[stream],
             limits=self._limits[stream],
         )
 
-    def text(self, stream: str, prompt_index: int) -> str:
+    def text(self, stream: str, example: int) -> str:
         """The prompt as people read it: what the chat template makes of it, where there is one."""
-        prompt = self._example(stream, prompt_index).prompt
+        prompt = self._example(stream, example).prompt
         if self._chat is None:
             return as_text(prompt)
         return self._chat.render(as_messages(prompt, self._system))
 
-    def ground_truth(self, stream: str, prompt_index: int) -> JSONValue:
-        return self._example(stream, prompt_index).ground_truth
+    def ground_truth(self, stream: str, example: int) -> JSONValue:
+        return self._example(stream, example).ground_truth
 
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf
@@ -121,7 +143,7 @@ class Prompts:
             )
         return self._tokenizer.encode_prompt(prompt)
 
-    def _example(self, stream: str, prompt_index: int) -> Example:
+    def _example(self, stream: str, example: int) -> Example:
         if stream == "eval":
-            return self._eval_examples[prompt_index]
-        return self._task.train_example(prompt_index)
+            return self._eval_examples[example]
+        return self._task.train_example(example)

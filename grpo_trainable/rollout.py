@@ -48,6 +48,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
+    example_index: int | None = None  # in the stream, of the example that the prompt is; None: that
+    #                                   of `prompt_index`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,12 @@ class RolloutGroup:
     reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where
     #                                            the learner makes the pass of the reference
     uses: int = 0  # gradient-step batches it has been in
+    example_index: int | None = None  # as in the request
+
+    @property
+    def example(self) -> int:
+        """The index of the example that the prompt is."""
+        return self.prompt_index if self.example_index is None else self.example_index
 
     @property
     def oldest_round(self) -> int:

@@ -85,7 +85,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         if trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
         until = time.monotonic() + MAX_LENGTHS_S
-        of_streams = {"eval": trial.eval.prompts, "train": _prompts(trial)}
+        of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
         seen = 0
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
@@ -112,17 +112,12 @@ def check_code(trial: GRPOConfig) -> None:
     check_user_code(trial)
 
 
-def _prompts(trial: GRPOConfig) -> int:
-    """Prompts that a trial may draw."""
-    return trial.most_prompts
-
-
 def _transport(trial: GRPOConfig) -> Hashable:
     return trial.transport, trial.resources
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-    prompts = trial.eval.prompts, _prompts(trial)
+    prompts = trial.eval.prompts, trial.most_prompts, trial.pools.enabled
     return trial.engine, trial.model, trial.task, trial.rollout, trial.seed, prompts
 
 

@@ -180,7 +180,7 @@ class Generator:
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        return checked_groups(
+        groups = checked_groups(
             self._engine_name,
             self.engine,
             requests,
@@ -188,6 +188,10 @@ class Generator:
             self._tokenizer,
             self._vocab_size,
         )
+        return [
+            replace(group, example_index=request.example_index)
+            for request, group in zip(requests, groups, strict=True)
+        ]
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""
@@ -212,7 +216,7 @@ class Generator:
         requests = [
             ScoreRequest(
                 self._tokenizer.decode(ids[mask].tolist()),
-                self._prompts.ground_truth(stream, group.prompt_index),
+                self._prompts.ground_truth(stream, group.example),
             )
             for group in groups
             for ids, mask in zip(group.response_ids, group.response_mask, strict=True)

@@ -26,6 +26,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _importance,
         _signal,
         _rollout,
+        _pools,
         _evaluation,
         _steps,
         _replay,
@@ -180,6 +181,21 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
             if config.unit_prompts == 1
             else "or rollout.unit_prompts to none, which shares a round out"
         ),
+    )
+
+
+def _pools(config: GRPOConfig) -> Iterator[Rule]:
+    pools = config.pools
+
+    yield (
+        pools.easy + pools.mid + pools.hard == 0,
+        "pools.mid",
+        "the shares of all pools are 0, so no prompt could be drawn",
+    )
+    yield (
+        pools.hard_below > pools.easy_above,
+        "pools.hard_below",
+        f"must be <= pools.easy_above={pools.easy_above:g}",
     )
 
 

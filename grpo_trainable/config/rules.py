@@ -81,6 +81,7 @@ _CHAT = Condition(
     holds=lambda template: template != "off",
 )
 _RESAMPLED = _is("rollout.zero_advantage", "resample")
+_POOLS = Condition(keys=("pools.enabled",), needs="pools.enabled=true", holds=bool)
 _KL = Condition(keys=("loss.kl_coef",), needs="loss.kl_coef > 0", holds=lambda v: v > 0)
 _IMPORTANCE = Condition(keys=("loss.importance_cap",), needs="loss.importance_cap > 0", holds=bool)
 _KL_MONITOR = Condition(
@@ -143,6 +144,10 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "rollout.redraws": (_RESAMPLED,),
     "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
     "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
+    **{
+        f"pools.{name}": (_POOLS,)
+        for name in ("easy", "mid", "hard", "easy_above", "hard_below", "memory")
+    },
     "loss.advantage_eps": (
         _is_or_users("loss.advantage", "group_std", "batch", "group_mean_batch_std", "maxrl"),
     ),
@@ -203,6 +208,7 @@ ALWAYS_READ = frozenset(
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
         *("rollout.temperature", "rollout.zero_advantage", "rollout.overlong"),
+        "pools.enabled",
         *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),

@@ -337,6 +337,32 @@ class RolloutSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolSettings(Settings):
+    """Which prompts are drawn: passes over all of them, or by how often the policy solves each."""
+
+    SECTION: ClassVar[str] = "pools"
+
+    enabled: bool = flag(
+        False,
+        "Whether prompts are drawn from pools, easy, mid and hard ones, by the share of right "
+        "responses so far, in place of passes over all prompts.",
+    )
+    easy: float = number(0.1, "The share of prompts drawn from the easy ones.", minimum=0)
+    mid: float = number(
+        0.8, "The share drawn from those between, to which new prompts belong.", minimum=0
+    )
+    hard: float = number(0.1, "The share drawn from the hard ones.", minimum=0)
+    easy_above: float = number(0.8, "The pass rate above which a prompt is easy.")
+    hard_below: float = number(0.2, "The pass rate below which a prompt is hard.")
+    memory: float = number(
+        0.5,
+        "The weight of earlier groups in the pass rate of a prompt; 0: only the latest counts.",
+        minimum=0,
+        below=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
     """What the gradient steps minimise."""
 
@@ -675,6 +701,7 @@ class TrialSettings(Settings):
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
     rollout: RolloutSettings = RolloutSettings()
+    pools: PoolSettings = PoolSettings()
     loss: LossSettings = LossSettings()
     optim: OptimSettings = OptimSettings()
     eval: EvalSettings = EvalSettings()

@@ -78,7 +78,7 @@ def _snapshot(policy: Policy) -> PolicyWeights:
 def _longest(config: GRPOConfig, prompts: Prompts) -> int:
     """Tokens of the longest prompt and its longest response."""
     asked = {
-        "train": min(config.rounds * config.prompts_per_round, MAX_PROMPTS),
+        "train": min(prompts.train_count, MAX_PROMPTS),
         "eval": config.eval.prompts,
     }
     lengths = (

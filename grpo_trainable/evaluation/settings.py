@@ -36,6 +36,7 @@ OF_TRAINING = (
     *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size", "rollout.temperature"),
     *("rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
+    "pools.",
     *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),
     *("resources.num_generators", "resources.reference", "resources.deadline_s"),
     *("resources.generator_cpus", "resources.generator_gpus", "resources.reward_cpus"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.draws import Draws
 from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.ledger_formats import ledger_state
+from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.report import Counts, Recorder
 from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.replay_buffer import ReplayBuffer
@@ -31,7 +33,14 @@ JUDGED_PROMPTS = 32
 class Collector:
     """Asks for prompts, keeps the scored groups, and puts a round's batches together."""
 
-    def __init__(self, config: GRPOConfig, gate: StalenessGate, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        config: GRPOConfig,
+        gate: StalenessGate,
+        recorder: Recorder,
+        train_size: int | None = None,
+    ) -> None:
+        """`train_size`: how many training examples there are, where difficulty pools are used."""
         self.buffer = ReplayBuffer(config.buffer_sampling, config.buffer.fresh_fraction)
         self.ledger = Ledger(config)
         self.counts = Counts()
@@ -41,6 +50,10 @@ class Collector:
         # Mean (format, answer) rewards of the groups in the buffer, by prompt index.
         self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._draws = Draws(config.rollout.prompts)
+        self._pools: DifficultyPools | None = None
+        if config.pools.enabled:
+            assert train_size is not None, "the size of the task is checked where it is built"
+            self._pools = DifficultyPools(config, train_size)
         self._drawn_row: dict[str, float] = {}  # metrics of what the round has drawn
 
     # ---- Sampling ----------------------------------------------------------------------------
@@ -49,7 +62,9 @@ class Collector:
         """The next chunk to sample."""
         chunk = self.ledger.take()
         self.counts.requested = self.ledger.next_prompt
-        return chunk
+        if self._pools is None:
+            return chunk
+        return replace(chunk, examples=tuple(self._pools.draw(chunk.prompt_indices)))
 
     def put_back(self, chunk: Chunk) -> None:
         """Takes note that the generator of a chunk was lost: it is sampled once more."""
@@ -67,7 +82,7 @@ class Collector:
         self.ledger.settle(chunk, [group.prompt_index for group in accepted])
         self._count_rewards(scored, len(chunk.prompt_indices))
         self.buffer.add(accepted)
-        self._draws.scored(groups)
+        self._draws.scored(groups, scored.answer_rewards)
         counts.dropped_zero_advantage += len(groups) - len(accepted)
         counts.dropped_reward += len(scored.unscored)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
@@ -103,11 +118,14 @@ class Collector:
         rate ends a trial."""
         batch_ids = self.ledger.batches_of(round_)
         filled = [self.ledger.batch(batch_id) for batch_id in batch_ids]
+        drawn = [index for batch in filled for index in batch.drawn]
+        answers = self._draws.answers(drawn)
         self._drawn_row = self._draws.take_metrics(filled)
+        if self._pools is not None:
+            self._drawn_row |= self._pools.settle(drawn, answers)
         if self._config.redraws:
             self._note_short(filled)
-        drawn = [self._draw(batch_id) for batch_id in batch_ids]
-        batches = [groups for groups in drawn if groups]
+        batches = [groups for batch_id in batch_ids if (groups := self._draw(batch_id))]
         if len(batches) < len(batch_ids):
             self._note_missing(len(batches), len(batch_ids))
         return batches
@@ -132,8 +150,8 @@ class Collector:
         groups = sum(len(batch.accepted) for batch in short)
         drawn = sum(len(batch.drawn) for batch in short)
         self._recorder.note(
-            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were drawn, "
-            "and the rewards of the others were all equal or failed "
+            f"{groups} of {len(short) * rollout.prompts} groups to train on: {drawn} prompts were "
+            "drawn, and the rewards of the others were all equal or failed "
             f"(rollout.oversample={rollout.oversample:g}, rollout.redraws={rollout.redraws})"
         )
 
@@ -180,6 +198,7 @@ class Collector:
             "counts": vars(self.counts).copy(),
             "partial_rewards": [[i, *pair] for i, pair in sorted(self._partial_rewards.items())],
             "drawn_rewards": self._draws.state(),
+            "pools": None if self._pools is None else self._pools.state(),
         }
 
     def load_state(
@@ -197,6 +216,8 @@ class Collector:
             self.ledger.load_state(ledger)
             self.buffer.add(groups)
             self._load_draws(state, groups)
+            if self._pools is not None:
+                self._pools.load_state(state["pools"])
         else:
             first_round, next_prompt = state["learner_round"], ledger["next_prompt"]
             self.ledger = Ledger(self._config, first_round=first_round, next_prompt=next_prompt)
@@ -206,7 +227,9 @@ class Collector:
         if "drawn_rewards" in state:
             self._draws.load_state(state["drawn_rewards"])
         else:  # a checkpoint of format 3 or older: nothing was left out
-            self._draws.scored([group for group in groups if not group.uses])
+            unused = [group for group in groups if not group.uses]
+            answers = [self._partial_rewards[group.prompt_index][1] for group in unused]
+            self._draws.scored(unused, answers)
 
     def _drop_waiting(self) -> None:
         counts = self.counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo_trainable.pipeline.ledger import FilledBatch
@@ -11,21 +11,30 @@ from grpo_trainable.rollout import RolloutGroup
 
 
 class Draws:
-    """The mean rewards of scored groups, kept until the round that drew them has told of them."""
+    """What scored groups earned, kept until the round that drew them has told of them."""
 
     def __init__(self, planned: int) -> None:
         """`planned`: prompts of a rollout batch."""
         self._planned = planned
-        self._rewards: dict[int, float] = {}  # by prompt index
+        # Mean reward and mean answer reward of a group, by prompt index.
+        self._rewards: dict[int, tuple[float, float]] = {}
 
-    def scored(self, groups: Sequence[RolloutGroup]) -> None:
-        """Takes note of groups, those included that are left out."""
-        self._rewards |= {group.prompt_index: float(group.rewards.mean()) for group in groups}
+    def scored(self, groups: Sequence[RolloutGroup], answers: Sequence[float]) -> None:
+        """Takes note of groups, those included that are left out, and of their mean answer
+        rewards."""
+        self._rewards |= {
+            group.prompt_index: (float(group.rewards.mean()), answer)
+            for group, answer in zip(groups, answers, strict=True)
+        }
+
+    def answers(self, drawn: Iterable[int]) -> dict[int, float]:
+        """The mean answer rewards of those of the prompts `drawn` that were scored."""
+        return {index: self._rewards[index][1] for index in drawn if index in self._rewards}
 
     def take_metrics(self, batches: Sequence[FilledBatch]) -> dict[str, float]:
         """Metrics of what was drawn for the batches of a round; forgets it."""
         drawn = [index for batch in batches for index in batch.drawn]
-        rewards = [self._rewards.pop(index) for index in drawn if index in self._rewards]
+        rewards = [self._rewards.pop(index)[0] for index in drawn if index in self._rewards]
         accepted = sum(len(batch.accepted) for batch in batches)
         row = {
             "group/drawn": float(len(drawn)),
@@ -40,7 +49,7 @@ class Draws:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> list[list[Any]]:
-        return [[index, reward] for index, reward in sorted(self._rewards.items())]
+        return [[index, *rewards] for index, rewards in sorted(self._rewards.items())]
 
     def load_state(self, state: Sequence[Sequence[Any]]) -> None:
-        self._rewards = {int(index): float(reward) for index, reward in state}
+        self._rewards = {index: (reward, answer) for index, reward, answer in state}

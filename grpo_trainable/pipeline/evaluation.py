@@ -23,6 +23,7 @@ class HeldOutChunk:
     stage: ClassVar[str] = "eval"
 
     prompt_indices: tuple[int, ...]
+    examples: None = None  # the prompts are those of their indices
 
 
 @dataclass(kw_only=True)

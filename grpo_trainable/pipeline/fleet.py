@@ -27,7 +27,14 @@ _BUSYNESS = operator.attrgetter("chunks")
 
 
 class RequestSource(Protocol):
-    def request(self, stream: str, prompt_index: int) -> Request: ...
+    @property
+    def train_size(self) -> int | None:
+        """How many training examples there are, where that is known."""
+        ...
+
+    def request(
+        self, stream: str, prompt_index: int, example_index: int | None = None
+    ) -> Request: ...
 
 
 class Work(Protocol):
@@ -38,6 +45,11 @@ class Work(Protocol):
 
     @property
     def prompt_indices(self) -> tuple[int, ...]: ...
+
+    @property
+    def examples(self) -> tuple[int, ...] | None:
+        """The examples that the prompts are; None: those of their indices."""
+        ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -216,7 +228,11 @@ class Fleet:
     def sample(self, member: Member, work: Work) -> None:
         """Submits prompts to a generator. They are its work until they are scored."""
         member.chunks += 1
-        requests = [self._requests.request(work.stream, index) for index in work.prompt_indices]
+        indices = work.prompt_indices
+        requests = [
+            self._requests.request(work.stream, index, example)
+            for index, example in zip(indices, work.examples or [None] * len(indices), strict=True)
+        ]
         call = member.actor.submit(work.stage, "generate", requests)
         self._calls.add(call, Sample(member, work))
 

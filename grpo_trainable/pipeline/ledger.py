@@ -25,6 +25,7 @@ class Chunk:
     stage: ClassVar[str] = "rollout"
 
     prompt_indices: tuple[int, ...]  # consecutive
+    examples: tuple[int, ...] | None = None  # that the prompts are; None: those of their indices
 
 
 @dataclass(frozen=True, slots=True)

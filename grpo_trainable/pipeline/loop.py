@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, is_unremarkable, without_retired
+from grpo_trainable.config import (
+    OF_TRAINING,
+    GRPOConfig,
+    flatten,
+    is_unremarkable,
+    without_retired,
+)
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.metrics import rollout_metrics
@@ -77,7 +83,7 @@ class Pipeline:
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.evaluation: Evaluation | None = None
         self._recorder = Recorder()
-        self._collector = Collector(config, self.gate, self._recorder)
+        self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
@@ -349,7 +355,7 @@ class Pipeline:
     def _work(self) -> dict[str, Any]:
         """The settings that decide which prompts a round trains on and how they are sampled."""
         config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout", "buffer_capacity",
+        keys = ("seed", "lag", "weight_update", "task", "rollout", "pools", "buffer_capacity",
                 "buffer_sampling", "buffer")  # fmt: skip
         return {
             "batches_per_round": self.config.batches_per_round,
@@ -360,19 +366,10 @@ class Pipeline:
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """What `Pipeline._work` holds, without settings that only training reads and those that have
-    their default, which the state of an earlier version may lack."""
-
-    def says_something(key: str, value: Any) -> bool:
-        return key not in OF_TRAINING and not is_unremarkable(key, value)
-
+    """What `Pipeline._work` holds, dotted, without settings that only training reads and those that
+    have their default, which the state of an earlier version may lack."""
     return {
-        section: {
-            name: value
-            for name, value in values.items()
-            if says_something(f"{section}.{name}", value)
-        }
-        if isinstance(values, dict)
-        else values
-        for section, values in without_retired(work).items()
+        key: value
+        for key, value in flatten(without_retired(work)).items()
+        if key not in OF_TRAINING and not is_unremarkable(key, value)
     }

@@ -34,17 +34,23 @@ class VirtualRequests:
         self.config = config
         self.limit = config.most_prompts  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
+        self.train_size = 24  # examples, where difficulty pools are used
+        self.examples: dict[int, int] = {}  # that prompts of training were, by prompt index
 
-    def request(self, stream: str, prompt_index: int) -> Request:
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         config = self.config
         limit = self.limit if stream == "train" else config.eval.prompts
         assert 0 <= prompt_index < limit, (stream, prompt_index)
         self.asked.append((stream, prompt_index))
+        if example_index is not None:
+            known = self.examples.setdefault(prompt_index, example_index)
+            assert known == example_index, "another example, asked for again"
         size = config.rollout.group_size if stream == "train" else config.eval.samples
         limits = SamplingLimits(min_new_tokens=1, max_new_tokens=1, temperature=1.0, end_ids=())
         return Request(
             stream=stream,
             prompt_index=prompt_index,
+            example_index=example_index,
             prompt_ids=(1,),
             group_size=size,
             limits=limits,

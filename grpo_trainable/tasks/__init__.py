@@ -9,6 +9,7 @@ from grpo_trainable.tasks.base import (
     Task,
     as_score,
     eval_size,
+    train_size,
 )
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -53,4 +54,5 @@ __all__ = [
     "question_only_reward_fn",
     "r1_zero_reward_fn",
     "split_of",
+    "train_size",
 ]

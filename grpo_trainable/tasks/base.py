@@ -109,6 +109,12 @@ class Task(Protocol):
     def reward(self, response: str, ground_truth: JSONValue) -> Score: ...
 
 
+def train_size(task: Task) -> int | None:
+    """How many training examples a task has before they come round again in another order, as its
+    attribute of this name says; None where it does not say."""
+    return getattr(task, "train_size", None)
+
+
 def eval_size(task: Task) -> int | None:
     """How many held-out examples a task has before they come round again, as its attribute of this
     name says; None where it has none or does not say."""

@@ -132,12 +132,20 @@ class CustomTask:
         return [self._checked(call, example) for example in examples]
 
     @property
+    def train_size(self) -> int | None:
+        """How many training examples there are, where the class says so."""
+        return self._size("train_size")
+
+    @property
     def eval_size(self) -> int | None:
         """How many held-out examples there are, where the class says so."""
-        with self._blamed("eval_size"):
-            size = getattr(self._task, "eval_size", None)
+        return self._size("eval_size")
+
+    def _size(self, name: str) -> int | None:
+        with self._blamed(name):
+            size = getattr(self._task, name, None)
         if size is not None and (type(size) is not int or size < 1):
-            raise self._error(f"eval_size is {size!r:.40}, must be an integer >= 1")
+            raise self._error(f"{name} is {size!r:.40}, must be an integer >= 1")
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:

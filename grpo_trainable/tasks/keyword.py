@@ -187,6 +187,11 @@ class KeywordTask:
         return self._train.example(f"train {self._seed}", prompt_index)
 
     @property
+    def train_size(self) -> int:
+        """How many training examples a pass has."""
+        return self._train.size
+
+    @property
     def eval_size(self) -> int:
         """How many held-out examples there are before they come round again."""
         return self._heldout.size

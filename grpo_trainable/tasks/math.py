@@ -85,6 +85,11 @@ class MathTask:
         return self._asked(self._train.example(f"train {self._seed}", prompt_index))
 
     @property
+    def train_size(self) -> int:
+        """How many training problems there are before they come round again."""
+        return self._train.size
+
+    @property
     def eval_size(self) -> int:
         """How many held-out problems there are before they come round again."""
         return self._heldout.size

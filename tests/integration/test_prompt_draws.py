@@ -67,3 +67,37 @@ def test_asynchronous_resampling_trains_full_batches_within_the_lag(trainable: A
         assert row["group/zero_advantage_fraction"] == 0
     assert rows[-1]["count/trained"] == 24
     assert rows[-1]["count/waiting"] == rows[-1]["count/in_flight"] == 0
+
+
+def test_pools_draw_the_same_examples_with_other_actors_and_after_a_restart(
+    trainable: Any, tmp_path: Path
+) -> None:
+    words = ["cat", "dog", "sun", "tree", "house", "bird", "fish", "boat", "ball", "cake"]
+    file = tmp_path / "words.txt"
+    file.write_text("\n".join(words), encoding="utf-8")
+    chosen = {
+        "rollout": RESAMPLED,
+        "pools": {"enabled": True, "easy": 1.0, "mid": 1.0, "hard": 1.0, "memory": 0.0},
+        "task": {"match": "substring", "keywords_file": str(file)},
+        "eval": {"prompts": 1},
+    }
+    alone = trainable(trial_config(placement="colocated", **chosen))
+    rows = [alone.step() for _ in range(2)]
+    alone.save_checkpoint(str(tmp_path / "middle"))
+    rows += [alone.step() for _ in range(2)]
+    alone.save_checkpoint(str(tmp_path / "end"))
+    alone.stop()
+    examples = sum(rows[-1][f"pool/{name}_size"] for name in ("easy", "mid", "hard"))
+    assert 0 < examples < len(words)  # some words are held out
+    for row in rows:
+        drawn = sum(row[f"pool/{name}_drawn"] for name in ("easy", "mid", "hard"))
+        assert drawn == row["group/drawn"]
+    assert rows[-1]["pool/new_size"] == 0
+    assert any(row["pool/easy_drawn"] + row["pool/hard_drawn"] for row in rows)
+
+    resumed = trainable(trial_config(resources=TWO_GENERATORS, **chosen))
+    resumed.restore(str(tmp_path / "middle"))
+    again = [resumed.step() for _ in range(2)]
+    assert [untimed(row) for row in again] == [untimed(row) for row in rows[2:]]
+    resumed.save_checkpoint(str(tmp_path / "again"))
+    assert_same_checkpoint(tmp_path / "again", tmp_path / "end")

@@ -89,6 +89,7 @@ def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_pa
     write_checkpoint(tmp_path, old)
     state = json.loads((tmp_path / "state.json").read_text())
     del state["buffer"][0]["reference_log_probs"]
+    del state["buffer"][0]["example_index"]  # nor were there difficulty pools
     content = json.dumps(state).encode()
     (tmp_path / "state.json").write_bytes(content)
     manifest = json.loads((tmp_path / MANIFEST).read_text())
@@ -101,7 +102,7 @@ def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_pa
 def test_a_stored_group_keeps_the_keys_of_earlier_checkpoints(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, trial())
     rows = json.loads((tmp_path / "state.json").read_text())["buffer"]
-    assert rows[0] == {"cursor": 4, "uses": 0}
+    assert rows[0] == {"cursor": 4, "uses": 0, "example_index": None}
 
 
 def test_what_was_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:

@@ -115,6 +115,15 @@ DEFAULTS = {
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
     },
+    "pools": {
+        "enabled": False,
+        "easy": 0.1,
+        "mid": 0.8,
+        "hard": 0.1,
+        "easy_above": 0.8,
+        "hard_below": 0.2,
+        "memory": 0.5,
+    },
     "loss": {
         "type": "grpo_clip",
         "advantage": "group_std",

@@ -289,6 +289,7 @@ def test_restored_run_goes_on_where_the_other_stopped(
         # One that lacked these keys, and a still earlier one with the one value that each had.
         for key in ("zero_advantage", "oversample", "redraws"):
             del state["work"]["rollout"][key]
+        del state["work"]["pools"]
         if data.draw(st.booleans(), label="spelt out"):
             state["work"]["rollout"] |= {"zero_advantage": "keep", "oversample": 1.0}
     groups = first.pipeline.buffer.groups()

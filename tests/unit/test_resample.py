@@ -180,8 +180,8 @@ def test_a_task_that_is_always_right_ends_its_rounds_with_a_count_and_a_warning(
         assert row["count/short_batches"] == row["count/skipped_rounds"] == place + 1
         assert len(report.notes) == 2
         assert report.notes[0] == (
-            "0 of 4 groups to train on: 12 prompts were drawn, and the rewards of the others were all "
-            "equal or failed (rollout.oversample=3, rollout.redraws=8)"
+            "0 of 4 groups to train on: 12 prompts were drawn, and the rewards of the others were "
+            "all equal or failed (rollout.oversample=3, rollout.redraws=8)"
         )
     assert row["count/requested"] == row["count/dropped_zero_advantage"] == 60
     assert row["version/learner"] == 0
@@ -217,6 +217,7 @@ def test_with_a_lag_sampling_goes_on_while_others_are_replaced() -> None:
 # ---- Prompts that take longer --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generators", [1, 3])
 @pytest.mark.parametrize("lag", [0, 1, 4])
 @pytest.mark.parametrize("left_out", [0.0, 0.4])

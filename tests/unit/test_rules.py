@@ -165,6 +165,23 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         for name, value in (("oversample", 2.5), ("redraws", 3))
     },
     **{
+        f"pools.{name}": (
+            value,
+            {},
+            "pools.enabled=false",
+            "pools.enabled=true",
+            {"pools.enabled": True},
+        )
+        for name, value in (
+            ("easy", 0.5),
+            ("mid", 0.5),
+            ("hard", 0.5),
+            ("easy_above", 0.9),
+            ("hard_below", 0.1),
+            ("memory", 0.25),
+        )
+    },
+    **{
         f"rollout.overlong_{name}": (
             value,
             {"rollout.overlong": "filter"},

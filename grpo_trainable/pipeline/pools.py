@@ -1,0 +1,120 @@
+"""Difficulty pools: which training example a prompt is, by how often the policy has solved it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_trainable.config import GRPOConfig
+
+# Ends the key of a draw from the pools, which is longer than that of any other draw: numpy fills
+# shorter keys up with zeros.
+POOLS = 3
+
+NAMES = ("easy", "mid", "hard")
+
+
+class Draw(NamedTuple):
+    """The example that was drawn for a prompt, and the pool that it was in."""
+
+    example: int
+    pool: str
+
+
+class DifficultyPools:
+    """The training examples by their running pass rate: easy, hard, or between the two.
+
+    An example that was never scored is in the middle. For each prompt a pool is drawn by the shares
+    of the settings, among those that hold an example, and in it one of the examples that were drawn
+    least often. A draw is keyed by (seed, prompt index). Rates change where a round is trained,
+    never in between: at lag 0 what a round draws does not depend on timing.
+
+    The rate of an example is the mean answer reward of its first group, r; each further group moves
+    it by `pools.memory`: rate ← memory · rate + (1 − memory) · r.
+    """
+
+    def __init__(self, config: GRPOConfig, size: int) -> None:
+        """`size`: how many training examples there are."""
+        self._settings, self._seed = config.pools, config.seed
+        self._rates = np.full(size, np.nan)  # NaN: never scored
+        self._draws = np.zeros(size, dtype=np.int64)
+        self._drawn: dict[int, Draw] = {}  # by prompt index, until a round has told of it
+
+    # ---- Drawing -----------------------------------------------------------------------------
+
+    def draw(self, prompt_indices: Sequence[int]) -> list[int]:
+        """The example of each prompt; drawn once, and the same when asked for again."""
+        for index in prompt_indices:
+            if index not in self._drawn:
+                self._drawn[index] = self._draw(index)
+        return [self._drawn[index].example for index in prompt_indices]
+
+    def _draw(self, prompt_index: int) -> Draw:
+        rng = np.random.default_rng((self._seed, prompt_index, 0, 0, 0, POOLS))
+        members = {pool: examples for pool in NAMES if len(examples := self._members(pool))}
+        shares = np.array([self._shares[pool] for pool in members])
+        if not shares.any():  # all that have a share are empty
+            shares = np.ones(len(members))
+        pool = list(members)[rng.choice(len(members), p=shares / shares.sum())]
+        draws = self._draws[members[pool]]
+        example = int(rng.choice(members[pool][draws == draws.min()]))
+        self._draws[example] += 1
+        return Draw(example, pool)
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        return {pool: getattr(self._settings, pool) for pool in NAMES}
+
+    def _members(self, pool: str) -> np.ndarray:
+        """The examples of a pool, ascending."""
+        easy = self._rates > self._settings.easy_above
+        hard = self._rates < self._settings.hard_below
+        mask = {"easy": easy, "mid": ~(easy | hard), "hard": hard}[pool]
+        return mask.nonzero()[0]
+
+    # ---- Learning ----------------------------------------------------------------------------
+
+    def settle(self, drawn: Sequence[int], answers: Mapping[int, float]) -> dict[str, float]:
+        """Moves the rates by what became of the prompts `drawn` for a round, in their order, and
+        returns metrics of these and of the pools after them.
+
+        `answers`: the mean answer reward by prompt index; those whose reward failed have none.
+        """
+        of_round = [self._drawn.pop(index) for index in drawn]
+        for index, draw in zip(drawn, of_round, strict=True):
+            if index in answers:
+                self._move(draw.example, answers[index])
+        row = {f"pool/{name}_drawn": 0.0 for name in NAMES}
+        for draw in of_round:
+            row[f"pool/{draw.pool}_drawn"] += 1.0
+        sizes = {f"pool/{name}_size": float(len(self._members(name))) for name in NAMES}
+        return {**row, **sizes, "pool/new_size": float(np.isnan(self._rates).sum())}
+
+    def _move(self, example: int, answer: float) -> None:
+        rate, memory = self._rates[example], self._settings.memory
+        known = not np.isnan(rate)
+        self._rates[example] = memory * rate + (1 - memory) * answer if known else answer
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        seen = self._draws.nonzero()[0]
+        return {
+            "size": len(self._rates),
+            "examples": [
+                [int(i), int(self._draws[i]), None if np.isnan(rate) else float(rate)]
+                for i, rate in zip(seen, self._rates[seen], strict=True)
+            ],
+            "drawn": [[index, *draw] for index, draw in sorted(self._drawn.items())],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from the state of as many examples."""
+        assert state["size"] == len(self._rates), "of other examples"
+        for example, draws, rate in state["examples"]:
+            self._draws[example] = draws
+            self._rates[example] = np.nan if rate is None else rate
+        self._drawn = {index: Draw(example, pool) for index, example, pool in state["drawn"]}
