@@ -108,9 +108,9 @@ class ConsoleCallback(FailSafeCallback):
 def progress_line(result: Mapping[str, Any], rounds: int) -> str:
     """One row as text: `round 16/64 · held-out 0.52 · …`."""
     fractions = stage_fractions({**result, "time/eval_s": 0.0})
-    shares = " ".join(
-        f"{stage} {fractions[f'time/{stage}_fraction']:.0%}" for stage in STAGES if stage != "eval"
-    )
+    taken = ((stage, fractions[f"time/{stage}_fraction"]) for stage in STAGES if stage != "eval")
+    # A stage that a trial does not have takes no time at all.
+    shares = " ".join(f"{stage} {share:.0%}" for stage, share in taken if share)
     kl = f"KL {result['kl/reference_nats']:.2f} · " if "kl/reference_nats" in result else ""
     return (
         f"round {result['training_iteration']}/{rounds} · "

@@ -48,7 +48,7 @@ def stage_totals(trial: Any) -> dict[str, float]:
 
 
 def _line(totals: Mapping[str, float]) -> str:
-    stages = " ".join(f"{stage} {totals[stage]:.1f}" for stage in STAGES)
+    stages = " ".join(f"{stage} {totals[stage]:.1f}" for stage in STAGES if totals[stage])
     return (
         f"seconds by stage: {stages}; waiting: generator {totals['generator_idle']:.1f}, "
         f"learner {totals['learner_idle']:.1f}; {totals['device_hours']:.4f} device-hours"

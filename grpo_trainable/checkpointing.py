@@ -225,7 +225,7 @@ def _pack_groups(
             value = getattr(group, item.name)
             if isinstance(value, Tensor):
                 tensors[f"{i}/{item.name}"] = value.contiguous()
-            elif value is not None:
+            elif value is not None:  # what nobody asked for reads as None without an entry
                 rows[-1][STORED_AS.get(item.name, item.name)] = value
     return tensors, rows
 

@@ -118,14 +118,9 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-<<<<<<< ours
-    prompts = trial.eval.prompts, _prompts(trial)
+    prompts = trial.eval.prompts, trial.most_prompts, trial.pools.enabled
     of_policies = trial.engine, trial.model, trial.loss.teacher
     return *of_policies, trial.task, trial.rollout, trial.seed, prompts
-=======
-    prompts = trial.eval.prompts, trial.most_prompts, trial.pools.enabled
-    return trial.engine, trial.model, trial.task, trial.rollout, trial.seed, prompts
->>>>>>> theirs
 
 
 def _code(trial: GRPOConfig) -> Hashable:

@@ -84,11 +84,11 @@ def assert_equal(ours: TrialState, theirs: TrialState) -> None:
                 assert left == right, name
 
 
-def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_path: Path) -> None:
+def test_groups_from_before_they_could_bring_log_probs_or_values_are_read(tmp_path: Path) -> None:
     old = replace(trial(), groups=[replace(group(4), reference_log_probs=None)])
     write_checkpoint(tmp_path, old)
     state = json.loads((tmp_path / "state.json").read_text())
-    assert "reference_log_probs" not in state["buffer"][0]  # nor what later versions add
+    assert not {"reference_log_probs", "state_values"} & state["buffer"][0].keys()
     content = json.dumps(state).encode()
     (tmp_path / "state.json").write_bytes(content)
     manifest = json.loads((tmp_path / MANIFEST).read_text())
@@ -96,6 +96,14 @@ def test_groups_from_before_they_could_bring_reference_log_probs_are_read(tmp_pa
     manifest["files"]["state.json"] = hashlib.sha256(content).hexdigest()
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     assert_equal(read_checkpoint(tmp_path), old)
+
+
+def test_values_of_states_are_stored_with_their_gaps(tmp_path: Path) -> None:
+    values = torch.tensor([[0.5, torch.nan], [0.5, 0.25]])
+    valued = replace(group(4), state_values=values)
+    write_checkpoint(tmp_path, replace(trial(), groups=[valued]))
+    (found,) = read_checkpoint(tmp_path).groups
+    assert found.state_values.nan_to_num(-1).tolist() == [[0.5, -1], [0.5, 0.25]]
 
 
 def test_a_stored_group_keeps_the_keys_of_earlier_checkpoints(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
         SETTINGS[settings].get("critic") == {"body": "own"}
     )
     before = read_checkpoint(tmp_path / "half").policy
-    assert any(not torch.equal(tensor, one[name]) for name, tensor in before.items())
+    assert any(not torch.equal(tensor, end.policy[name]) for name, tensor in before.items())
 
 
 def test_weights_arrive_between_two_tokens(
