@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import ray
 
 from launch import evaluate, tune
 
@@ -139,6 +140,14 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
                 del sys.modules[added]
 
 
+@pytest.fixture
+def no_ray_left():
+    """Ends the Ray that a page may have started, as the end of a reader's program does."""
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("no_ray_left")
 @pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
 def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
     page = path.read_text(encoding="utf-8")
