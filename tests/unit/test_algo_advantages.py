@@ -39,6 +39,7 @@ def test_advantages_of_known_rewards(name, expected):
     torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float32))
 
 
+@pytest.mark.slow
 def test_batch_whitens_over_all_groups_together():
     # Eight rewards, three of them 1: mean 3/8, sample variance 8/7 · 3/8 · 5/8.
     std = math.sqrt(8 / 7 * 15 / 64)
@@ -51,6 +52,7 @@ def test_eps_is_added_to_the_standard_deviation():
     assert advantages.tolist() == [[-0.25, -0.25, -0.25, 0.75]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eps", [0.0, 1e-8, 1e-6])
 @pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "none"])
 @given(reward=st.floats(-1e6, 1e6, width=32), group_size=st.integers(2, 9))

@@ -24,6 +24,7 @@ def pair_with(policy_path: str, body: str = "own", **values: Any) -> Pair:
     return pair
 
 
+@pytest.mark.slow
 def test_a_critic_that_knows_nothing_leaves_the_return(policy_path: str) -> None:
     pair = pair_with(policy_path, loss={"gae_lambda": 1.0})
     groups = pair.rollouts()

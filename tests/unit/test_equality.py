@@ -87,6 +87,7 @@ def test_an_integer_is_the_same_in_groups_of_three(number):
     assert quantity(f"{number:,}") == quantity(str(number)) == Quantity(Fraction(number), False, "")
 
 
+@pytest.mark.slow
 @given(st.fractions(max_denominator=10**6))
 def test_a_fraction_equals_its_multiples(value):
     over, under = value.numerator, value.denominator

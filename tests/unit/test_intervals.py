@@ -59,6 +59,7 @@ def test_the_interval_over_three_seeds_by_hand():
     assert estimate.apart_from(-0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
 def test_two_equal_arms_are_not_told_apart_in_19_of_20_experiments(seeds):
     def holds(rng: np.random.Generator) -> bool:

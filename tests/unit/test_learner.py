@@ -374,6 +374,7 @@ def test_minibatches_make_do_with_the_groups_that_are_left(policy_path: str) -> 
     assert updated.round == 1
 
 
+@pytest.mark.slow
 def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
     figures, weights = [], []
     for microbatch in (3, 5, 64):
@@ -1045,6 +1046,7 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     assert updated.step_columns()["bounded_tokens"] == [2, 2]
 
 
+@pytest.mark.slow
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_trial(policy_path: str) -> None:
     pair = Pair(policy_path, optim={"max_skipped_steps": 2})
     pair.sync()

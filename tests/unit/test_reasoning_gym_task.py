@@ -49,6 +49,7 @@ def test_without_the_library_one_line_says_what_to_install(monkeypatch):
         build_task(config(dataset="chain_sum"))
 
 
+@pytest.mark.slow
 @needs_reasoning_gym
 @pytest.mark.parametrize(
     ("task", "reason"),

@@ -62,6 +62,7 @@ def ask(prompt_index: int, group_size: int) -> Request:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_values_converge_to_the_exact_ones() -> None:
     engine = TorchEngine(chain(), Pieces(PIECES), seed=0)
     sample = lambda requests: engine.generate(requests, lambda: None)  # noqa: E731

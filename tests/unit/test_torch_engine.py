@@ -463,6 +463,7 @@ def swapping(sampler: TorchEngine):
     return between_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compact_below", [0.0, 1.0])
 def test_recomputing_every_token_has_the_log_prob_of_its_own_version(monkeypatch, compact_below):
     monkeypatch.setattr(rows, "COMPACT_BELOW", compact_below)

@@ -49,6 +49,7 @@ def of_actor(number: int, name: str, *stages: tuple[str, float, float]) -> list[
     return [told, *({"ph": "X", "tid": number, **span} for span in spans(*stages))]
 
 
+@pytest.mark.slow
 def test_a_synchronous_trial_is_simulated_by_its_own_times() -> None:
     """A round: a unit of 2 s, an update of 3 s, half a second to publish, another to load, and a
     tenth that the driver adds to each of these four calls."""

@@ -117,6 +117,7 @@ def test_same_seed_same_weights_whatever_torch_has_drawn_before():
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "count"),
     # Embedding, then per layer 4 D² + 3 D F of matrices and 2 D of norms, then the last norm.

@@ -256,6 +256,7 @@ def test_an_experiment_of_before_there_were_digests_is_resumed(started):
     assert "task.keywords_file" in json.loads(path.read_text())["inputs"]
 
 
+@pytest.mark.slow
 def test_a_resume_takes_its_own_limits_or_those_of_the_command_before(started):
     first = started("--max-failures", "0", "--max-concurrent", "3")
     assert first.limits == {"max_failures": 0, "max_concurrent": 3}
