@@ -197,6 +197,29 @@ ALGORITHMS: dict[str, Preset] = {
             differs="Its active sampling is dynamic sampling here.",
         ),
         Preset(
+            name="ppo",
+            meaning="PPO with a critic",
+            settings={
+                "loss.type": "ppo",
+                "loss.advantage": "gae",
+                "loss.aggregation": "token_mean",
+            },
+            paper="1707.06347",
+            differs="One gradient step a round, λ = 1.",
+        ),
+        Preset(
+            name="vineppo",
+            meaning="VinePPO",
+            settings={
+                "loss.type": "ppo",
+                "loss.advantage": "vine",
+                "loss.aggregation": "token_mean",
+                "vine.samples": 9,
+            },
+            paper="2410.01679",
+            differs="States every so many tokens; in the paper at the ends of steps.",
+        ),
+        Preset(
             name="areal",
             meaning="AReaL",
             settings={
