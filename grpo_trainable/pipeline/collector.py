@@ -87,11 +87,10 @@ class Collector:
         counts.dropped_reward += len(scored.unscored)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
         counts.sampled_tokens += sum(group.num_tokens for group in groups)
-        rewards = zip(groups, scored.format_rewards, scored.answer_rewards, strict=True)
+        partial = zip(scored.format_rewards, scored.answer_rewards, strict=True)
+        by_prompt = dict(zip((group.prompt_index for group in groups), partial, strict=True))
         self._partial_rewards |= {
-            group.prompt_index: (format_, answer)
-            for group, format_, answer in rewards
-            if self._is_accepted(group)
+            group.prompt_index: by_prompt[group.prompt_index] for group in accepted
         }
 
     def _is_accepted(self, group: RolloutGroup) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.models.store import read_tokenizer, save_policy
+from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
 
@@ -35,18 +36,20 @@ class Pieces:
         self.token_bytes = [b"", b"", *as_bytes]
 
 
-def write_quick_policy(directory: Path) -> str:
-    """A policy that is quick to train: random weights, the shipped tokenizer. Its path."""
-    tokenizer = read_tokenizer(None)
-    shape = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        context_length=48,
-        d_model=32,
-        num_layers=1,
-        num_heads=2,
-        d_ff=64,
-    )
-    save_policy(directory, TransformerLM(shape, seed=3), tokenizer, torch.float32)
+def write_quick_policy(
+    directory: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    make: Callable[[ModelConfig, int], TransformerLM] = TransformerLM,
+    seed: int = 3,
+    **shape: int,
+) -> str:
+    """A policy that is quick to train: random weights, the shipped tokenizer unless another is
+    given. Its path. `shape`: fields of its `ModelConfig`."""
+    tokenizer = tokenizer or read_tokenizer(None)
+    quick = {"context_length": 48, "d_model": 32, "num_layers": 1, "num_heads": 2, "d_ff": 64}
+    config = ModelConfig(vocab_size=tokenizer.vocab_size, **{**quick, **shape})
+    save_policy(directory, make(config, seed), tokenizer, torch.float32)
     return str(directory)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from policies import write_quick_policy
+from policies import sharpened, write_quick_policy
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
@@ -19,9 +19,8 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.inputs import input_files
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import SHIPPED_POLICY, load_policy, read_tokenizer, save_policy
+from grpo_trainable.models.store import SHIPPED_POLICY, load_policy, read_tokenizer
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, collate
 from grpo_trainable.transports.in_process import InProcess
@@ -72,22 +71,9 @@ def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def teacher_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Another shape than the policy's, the same tokenizer, and sharper."""
-    tokenizer = read_tokenizer(None)
-    shape = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        context_length=64,
-        d_model=16,
-        num_layers=1,
-        num_heads=2,
-        d_ff=32,
-    )
-    model = TransformerLM(shape, seed=8)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(10 if parameter.ndim == 2 else 1)
     directory = tmp_path_factory.mktemp("teacher")
-    save_policy(directory, model, tokenizer, torch.float32)
-    return str(directory)
+    small = {"context_length": 64, "d_model": 16, "d_ff": 32}
+    return write_quick_policy(directory, make=sharpened, seed=8, **small)
 
 
 def config_of(policy_path: str, **loss: Any) -> GRPOConfig:
@@ -182,15 +168,7 @@ def test_without_a_teacher_nothing_is_measured(policy_path):
 @pytest.mark.slow
 def test_a_teacher_with_other_tokens_is_refused(policy_path, tmp_path: Path):
     tokenizer = Tokenizer.train(["other words altogether " * 20], 270)
-    shape = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        context_length=32,
-        d_model=16,
-        num_layers=1,
-        num_heads=2,
-        d_ff=32,
-    )
-    save_policy(tmp_path / "other", TransformerLM(shape, seed=0), tokenizer)
+    write_quick_policy(tmp_path / "other", tokenizer=tokenizer)
     config = config_of(policy_path, teacher=str(tmp_path / "other"))
     for check in (check_teacher, lambda config: Learner(config, InProcess())):
         with pytest.raises(ValueError, match=r"^loss\.teacher=.*: its tokenizer has other tokens"):

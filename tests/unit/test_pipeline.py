@@ -260,6 +260,14 @@ def untimed(report: RoundReport) -> dict[str, float]:
     return {k: v for k, v in report.metrics.items() if not k.startswith(("time/", "sync/"))}
 
 
+def hand_over(first: VirtualTrial, second: VirtualTrial) -> None:
+    """Has a trial go on where another one is, as from its checkpoint."""
+    second.learners.load_state(first.learners.state())
+    second.pipeline.load_state(
+        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
+    )
+
+
 def history(*trials: VirtualTrial) -> list[tuple]:
     return [
         (call.round, call.prompt_indices, call.group_rounds, call.rewards)
@@ -332,10 +340,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     first.run(rounds_before)
     second = virtual_trial(other, durations=long_tailed_durations(seed + 1, scale), seed=seed + 1)
     second.requests.limit = 10**6
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(
-        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
-    )
+    hand_over(first, second)
     rows = [report.metrics for report in second.run(rounds_after)]
 
     trained = trained_prompts(first, second)
@@ -582,10 +587,7 @@ def test_synchronous_replay_depends_on_no_timing_and_resumes_exactly(
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
     first, second = new_trial(config, seed + 2), new_trial(config, seed + 3)
     rows = first.run(rounds_before)
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(
-        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
-    )
+    hand_over(first, second)
     rows += second.run(config.rounds - rounds_before)
     assert [untimed(row) for row in rows] == [untimed(row) for row in expected]
     assert history(first, second) == history(uninterrupted)

@@ -14,6 +14,7 @@ from test_pipeline import (
     config_of,
     config_with_generators,
     configs,
+    hand_over,
     history,
     seeds,
     speeds,
@@ -227,10 +228,7 @@ def test_synchronous_draws_depend_on_no_timing_and_resume_exactly(
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
     first, second = new_trial(config, seed + 2), new_trial(config, seed + 3)
     rows = first.run(rounds_before)
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(
-        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
-    )
+    hand_over(first, second)
     rows += second.run(config.rounds - rounds_before)
     assert [untimed(row) for row in rows] == expected
     assert history(first, second) == history(whole)
@@ -257,10 +255,7 @@ def test_a_resumed_run_keeps_the_examples_of_prompts_under_way(
         )
     first, second = trials
     reports = first.run(rounds_before)
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(
-        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
-    )
+    hand_over(first, second)
     reports += second.run(config.rounds - rounds_before)
     assert_accounts_close(reports)
     ours, theirs = second.requests.examples, first.requests.examples

@@ -17,6 +17,7 @@ from test_pipeline import (
     config_of,
     config_with_generators,
     configs,
+    hand_over,
     history,
     overlaps,
     replaying,
@@ -394,10 +395,7 @@ def test_synchronous_resampling_depends_on_no_timing_and_resumes_exactly(
     rounds_before = data.draw(st.integers(0, config.rounds - 1))
     first, second = new_trial(config, seed + 5), new_trial(config, seed + 6)
     rows = first.run(rounds_before)
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(
-        json.loads(json.dumps(first.pipeline.state())), first.pipeline.buffer.groups()
-    )
+    hand_over(first, second)
     rows += second.run(config.rounds - rounds_before)
     assert [untimed(row) for row in rows] == expected
     assert history(first, second) == history(uninterrupted)
