@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from ray.rllib.utils.metrics import (
     EPISODE_RETURN_MEAN,
     NUM_EPISODES,
 )
-from ray.tune import PlacementGroupFactory
+from ray.tune import Checkpoint, PlacementGroupFactory
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
@@ -244,7 +243,7 @@ class SavedTrial(Checkpointable):
         self, path: Any, *, component: Any = None, filesystem: FileSystem | None = None, **_: Any
     ) -> None:
         """Raises as `Trial.load` does."""
-        with _on_this_machine(Path(path), filesystem) as directory:
+        with Checkpoint(Path(path).as_posix(), filesystem).as_directory() as directory:
             self._trial.load(directory)
 
     def get_state(self, components: Any = None, **options: Any) -> dict[str, Any]:
@@ -255,16 +254,6 @@ class SavedTrial(Checkpointable):
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple, dict[str, Any]]:
         return (self._trial,), {}
-
-
-@contextlib.contextmanager
-def _on_this_machine(path: Path, filesystem: FileSystem | None) -> Iterator[Path]:
-    if filesystem is None or isinstance(filesystem, LocalFileSystem):
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        copy_files(path.as_posix(), directory, source_filesystem=filesystem)
-        yield Path(directory)
 
 
 def _results(trained: TrainedRound) -> dict[str, Any]:
