@@ -34,7 +34,6 @@ LEGACY = {
     "off_policy_lag.json": UNRECORDED,
     "off_policy_replay.json": UNRECORDED,
     "schedule_sim.json scaling": UNRECORDED,
-    "schedule_sim.json validation": UNRECORDED,
     "staleness.json": UNRECORDED,
 }
 
