@@ -1,4 +1,4 @@
-"""AdamW without torch's compiler: its numbers, its state, and what a process that trains imports."""
+"""AdamW without torch's compiler: its numbers, and what a process that trains imports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_zero_grad_drops_every_gradient():
     first, second = parameter(1.0), parameter(1.0)
     first.grad = second.grad = torch.ones(1)
     make([first], [second]).zero_grad()
-    assert first.grad is None and second.grad is None
+    assert first.grad is None
+    assert second.grad is None
 
 
 @pytest.mark.slow
