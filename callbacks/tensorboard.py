@@ -17,8 +17,8 @@ from ray.tune.logger import TBXLoggerCallback
 from ray.tune.utils import flatten_dict
 from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
-from torch.utils.tensorboard import summary
 
+from callbacks import summaries
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.rollouts import EVALUATIONS
 from callbacks.trial_files import KEPT_BYTES, close, detach, restored_iteration, trial_directory
@@ -30,27 +30,26 @@ EXAMPLES = 4  # held-out prompts shown as text
 BINS = 30  # bins of a histogram, even from its least to its greatest value
 
 # The tab CUSTOM SCALARS: category -> chart -> tags that share it.
-LAYOUT: dict[str, dict[str, list[Any]]] = {
+LAYOUT: dict[str, summaries.Charts] = {
     "reward": {
-        "held-out and train": ["Multiline", ["reward/eval_mean", "reward/train_mean"]],
+        "held-out and train": ["reward/eval_mean", "reward/train_mean"],
         # The length is shown beside the reward, since longer or shorter responses may win it.
-        "tokens a response": ["Multiline", ["response/length_mean"]],
-        "format and answer": ["Multiline", ["reward/format_mean", "reward/answer_mean"]],
+        "tokens a response": ["response/length_mean"],
+        "format and answer": ["reward/format_mean", "reward/answer_mean"],
     },
     "KL, nats per response": {
-        f"to the {other}": ["Multiline", [f"kl/{other}_nats", f"kl/{other}_k3_nats"]]
-        for other in KL_TO
+        f"to the {other}": [f"kl/{other}_nats", f"kl/{other}_k3_nats"] for other in KL_TO
     },
     "time": {
-        "seconds of each stage": ["Multiline", [f"time/{stage}_s" for stage in STAGES]],
-        "shares of the work": ["Multiline", [f"time/{stage}_fraction" for stage in STAGES]],
-        "waiting": ["Multiline", [f"time/{side}_s" for side in IDLE_SIDES]],
-        "share of the machine that other work took": ["Multiline", ["time/disturbed_fraction"]],
+        "seconds of each stage": [f"time/{stage}_s" for stage in STAGES],
+        "shares of the work": [f"time/{stage}_fraction" for stage in STAGES],
+        "waiting": [f"time/{side}_s" for side in IDLE_SIDES],
+        "share of the machine that other work took": ["time/disturbed_fraction"],
     },
     "lag and versions": {
-        "lag at first training, rounds": ["Multiline", ["lag/max", "lag/mean"]],
-        "versions": ["Multiline", ["version/learner", "version/generator"]],
-        "gap, gradient steps": ["Multiline", ["version/gap_max"]],
+        "lag at first training, rounds": ["lag/max", "lag/mean"],
+        "versions": ["version/learner", "version/generator"],
+        "gap, gradient steps": ["version/gap_max"],
     },
 }
 
@@ -76,22 +75,22 @@ class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
         # The purge hides what could not be cut: files that only a remote storage has.
         self._files[trial] = EventFile(directory, purge_step=last + 1)
         self._latest[trial] = {}
-        self._files[trial].add(summary.custom_scalars(LAYOUT))
+        self._files[trial].add(summaries.custom_scalars(LAYOUT))
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         if trial not in self._files:
             self.log_trial_start(trial)
         scalars = {name: float(result[name]) for name in sorted(NAMES & result.keys())}
         self._latest[trial] = scalars
-        summaries = [
-            summary.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)
+        parts = [
+            summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)
         ]
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
-            summaries += detail_summaries(details)
+            parts += detail_summaries(details)
         # One record holds all scalars of a round.
-        record = summaries[0]
-        for other in summaries[1:]:
+        record = parts[0]
+        for other in parts[1:]:
             record.MergeFrom(other)
         self._files[trial].add(record, result["training_iteration"])
 
@@ -102,7 +101,7 @@ class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
         if searched and latest:
-            for part in summary.hparams(searched, latest):
+            for part in summaries.hparams(searched, list(latest)):
                 file.add(part)
         file.close()
 
@@ -143,29 +142,28 @@ def detail_summaries(details: RoundDetails) -> list[Any]:
         "response_length": details.rollouts["tokens"],
         "lag": [lag for lag, groups in details.lags.items() for _ in range(groups)],
     }
-    summaries = []
+    parts = []
     for name, values in samples.items():
         finite = np.array([value for value in values if math.isfinite(value)], dtype=np.float64)
         if len(finite):
-            summaries.append(summary.histogram(f"rollouts/{name}", finite, BINS))
+            parts.append(summaries.histogram(f"rollouts/{name}", finite, BINS))
     counts = np.array(details.ratio_counts)
     if counts.sum():
         middles = np.sqrt(RATIO_EDGES[1:] * RATIO_EDGES[:-1])
-        summaries.append(
-            summary.histogram_raw(
+        parts.append(
+            summaries.binned(
                 "rollouts/ratio",
-                min=float(RATIO_EDGES[0]),
-                max=float(RATIO_EDGES[-1]),
-                num=int(counts.sum()),
-                sum=float((counts * middles).sum()),
-                sum_squares=float((counts * middles**2).sum()),
-                bucket_limits=RATIO_EDGES[1:].tolist(),
-                bucket_counts=counts.tolist(),
+                RATIO_EDGES,
+                counts,
+                least=float(RATIO_EDGES[0]),
+                greatest=float(RATIO_EDGES[-1]),
+                total=float((counts * middles).sum()),
+                squares=float((counts * middles**2).sum()),
             )
         )
     if details.evaluations:
-        summaries.append(summary.text("examples/held_out", examples_table(details.evaluations)))
-    return summaries
+        parts.append(summaries.text("examples/held_out", examples_table(details.evaluations)))
+    return parts
 
 
 def cut_events(path: Path, last: int) -> None:

@@ -15,15 +15,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 from grpo_trainable.atomic import replacing
-from grpo_trainable.rollout import RolloutGroup
+
+# Torch is imported where tensors are read or written: the command, which looks for the checkpoint
+# that a trial goes on from, has no tensors.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grpo_trainable.rollout import RolloutGroup
 
 FORMAT_VERSION = 4
 READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
@@ -61,6 +64,8 @@ def _listed_files() -> set[str]:
 
 def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
     """Writes the files and then the manifest. OSError when the directory cannot be written."""
+    from safetensors.torch import save
+
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     buffer_tensors, buffer_rows = _pack_groups(trial.groups)
@@ -88,6 +93,8 @@ def read_checkpoint(directory: str | Path) -> TrialState:
     Raises:
         CheckpointError: missing, damaged, foreign or of a newer format.
     """
+    from safetensors.torch import load
+
     directory = Path(directory)
     contents = _verified(directory)
     state = _parse(directory / STATE, contents[STATE])
@@ -217,6 +224,8 @@ def _pack_groups(
     groups: Sequence[RolloutGroup],
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The groups' tensors by `number/field`, and a row of each group's other fields."""
+    from torch import Tensor
+
     tensors: dict[str, Tensor] = {}
     rows: list[dict[str, Any]] = []
     for i, group in enumerate(groups):
@@ -233,6 +242,8 @@ def _pack_groups(
 def _unpack_groups(
     tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]
 ) -> list[RolloutGroup]:
+    from grpo_trainable.rollout import RolloutGroup
+
     groups = []
     names = {key: name for name, key in STORED_AS.items()}
     for i, row in enumerate(rows):
@@ -245,10 +256,7 @@ def _unpack_groups(
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name: tensor.detach().to(torch.device("cpu")).contiguous()
-        for name, tensor in tensors.items()
-    }
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _json(data: Any) -> bytes:

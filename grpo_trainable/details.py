@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grpo_trainable.metrics import ActorSpan
-from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.versions import VersionChange
+
+if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
+    from grpo_trainable.rollout import RolloutGroup
 
 DETAILS = "details"
 

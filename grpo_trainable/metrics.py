@@ -1,19 +1,18 @@
 """The metric names, once, and how each is computed from what the actors report.
 
-Names are `area/name_unit`; values are floats.
+Names are `area/name_unit`; values are floats. Those who only write or show metrics need no torch,
+and this module imports none.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.stages import IDLE, IDLE_SIDES, STAGES, WORK
 from grpo_trainable.timers import Span, covered_seconds
 
@@ -128,28 +127,6 @@ def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
     for role, side in actors.items():
         seconds[f"time/{role}_idle_s"] = sum(idle[actor] for actor in side) / max(len(side), 1)
     return seconds
-
-
-def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
-    """Metrics of what one round trained on. `learner_round`: rounds trained before it."""
-    rewards = torch.stack([group.rewards for group in groups])
-    lengths = torch.cat([group.response_mask.sum(dim=1) for group in groups]).float()
-    finished = torch.cat([group.finished for group in groups]).float()
-    ages = [learner_round - group.oldest_round for group in groups]
-    first_uses = [age for age, g in zip(ages, groups, strict=True) if g.uses == 1]
-    equal = (rewards == rewards[:, :1]).all(dim=1).float()
-    return {
-        "reward/train_mean": float(rewards.mean()),
-        "reward/train_std": float(rewards.std()) if rewards.numel() > 1 else 0.0,
-        "response/length_mean": float(lengths.mean()),
-        "response/truncated_fraction": float(1 - finished.mean()),
-        "group/zero_advantage_fraction": float(equal.mean()),
-        "lag/max": float(max(first_uses, default=0)),
-        "lag/mean": sum(first_uses) / max(len(first_uses), 1),
-        "buffer/age_max": float(max(ages)),
-        "buffer/age_mean": sum(ages) / len(ages),
-        "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
-    }
 
 
 def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 from ray.train._internal.session import _TrainingResult
@@ -14,7 +14,9 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
-from grpo_trainable.trial import TrainedRound, Trial, resolved
+
+if TYPE_CHECKING:
+    from grpo_trainable.trial import TrainedRound
 
 NAME = "GRPO"
 
@@ -37,6 +39,10 @@ class GRPOTrainable(tune.Trainable):
         Raises:
             InputChanged: a file that the trial reads has changed.
         """
+        # Here and not above: the command knows this class, and needs none of the libraries that a
+        # trial needs, torch first among them.
+        from grpo_trainable.trial import Trial, resolved
+
         self.trial = Trial(resolved(config), self._storage, inputs)
 
     def step(self) -> dict[str, Any]:
@@ -111,6 +117,8 @@ class GRPOTrainable(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts over with another config; False where it reserves other resources."""
+        from grpo_trainable.trial import resolved
+
         return self.trial.reset(resolved(new_config), self._storage)
 
     def cleanup(self) -> None:

@@ -77,7 +77,7 @@ def _only_space(text: str, module: ModuleType) -> SearchSpace:
 
 def _checked(text: str, found: SearchSpace) -> SearchSpace:
     """The space with absolute paths, if it asks for columns that there are."""
-    from grpo_trainable.metrics import NAMES  # imports torch: not for a space of ours
+    from grpo_trainable.metrics import NAMES  # imports numpy: not for a space of ours
 
     known = {*NAMES, *DERIVED}
     for column in found.columns:

@@ -4,12 +4,13 @@ that are not finite."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.adamw import AdamW, ParameterGroup
 from grpo_trainable.actors.master_weights import MasterWeights
 from grpo_trainable.config import GRPOConfig
 
@@ -38,9 +39,7 @@ class PolicyOptimizer:
         self._parameters = self._masters.parameters
         self._policy = [self._parameters[name] for name in parameters]
         self._critic = [self._parameters[name] for name in critic or ()]
-        self._adamw = _adamw(self._policy, config)
-        if self._critic:
-            self._adamw.add_param_group({"params": self._critic})
+        self._adamw = _adamw([self._policy, self._critic], config)
         self.steps = 0  # steps taken: the version of the policy
         self.skipped = 0
         self._skipped_in_a_row = 0
@@ -68,8 +67,8 @@ class PolicyOptimizer:
         """
         lr = self.learning_rate
         rates = (lr, self._scheduled(self._config.critic_lr))
-        for group, rate in zip(self._adamw.param_groups, rates, strict=False):
-            group["lr"] = rate
+        for group, rate in zip(self._adamw.groups, rates, strict=True):
+            group.lr = rate
         grad_norm, critic_norm = self._limited(self._policy), self._limited(self._critic)
         skip = not all(map(math.isfinite, (loss, grad_norm, critic_norm)))
         if skip:
@@ -112,7 +111,7 @@ class PolicyOptimizer:
         self._adamw.zero_grad()
         number = torch.nn.Parameter(torch.zeros(1, device=self._policy[0].device))
         number.grad = torch.ones_like(number)
-        _adamw([number], self._config).step()
+        _adamw([[number]], self._config).step()
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -122,7 +121,7 @@ class PolicyOptimizer:
         return self._masters.state() | {
             f"{name}/{key}": value.detach().cpu().clone()
             for name, parameter in self._parameters.items()
-            for key, value in self._adamw.state[parameter].items()
+            for key, value in self._adamw.state.get(parameter, {}).items()
         }
 
     def counters(self) -> dict[str, Any]:
@@ -146,13 +145,12 @@ class PolicyOptimizer:
         self._skipped_in_a_row = counters["skipped_in_a_row"]
 
 
-def _adamw(parameters: Iterable[Tensor], config: GRPOConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.optim.lr,
+def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
+    """`parameters`: those of each group, which has its own learning rate."""
+    return AdamW(
+        [ParameterGroup(parameters=group, lr=config.optim.lr) for group in parameters],
         betas=config.optim.betas,
         weight_decay=config.optim.weight_decay,
-        fused=True,
     )
 
 

@@ -23,7 +23,6 @@ from grpo_trainable.config import (
 )
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
-from grpo_trainable.metrics import rollout_metrics
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import (
     Evaluation,
@@ -51,6 +50,7 @@ from grpo_trainable.pipeline.report import (
     time_metrics,
     update_metrics,
 )
+from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.timers import now

@@ -661,7 +661,7 @@ def test_tensorboard_has_every_metric_by_its_own_name(tmp_path):
 def test_layout_names_only_metrics():
     from callbacks.tensorboard import LAYOUT
 
-    tags = {tag for charts in LAYOUT.values() for _, names in charts.values() for tag in names}
+    tags = {tag for charts in LAYOUT.values() for names in charts.values() for tag in names}
     assert tags <= NAMES
 
 

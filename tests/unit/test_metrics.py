@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, rollout_metrics, stage_seconds
+from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, stage_seconds
+from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.stages import WORK
 from grpo_trainable.timers import Span
