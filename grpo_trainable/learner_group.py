@@ -1,19 +1,28 @@
-"""The learners of a trial behind one interface; at present there is one."""
+"""The learners of a trial behind one interface."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from grpo_trainable.calls import Actor, Call, OutOfBand, Runtime
+from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Call, OutOfBand, Runtime
+from grpo_trainable.checkpointing import LearnerFiles
 from grpo_trainable.liveness import Watch
-from grpo_trainable.messages import LearnerState, Published
+from grpo_trainable.messages import LearnerState, Published, Updated
 from grpo_trainable.rollout import RolloutGroup
+
+# A learner whose partner is gone fails before the partner's death is known: seconds to look for it.
+LOOK_FOR_LOST_S = 5.0
 
 
 class LearnerGroup:
-    """Calls the learner: waits for everything but `update`, which the pipeline collects."""
+    """Calls the learners: waits for everything but `update`, which the pipeline collects.
+
+    All are asked for the same, in the same order, since what they do is collective. The first
+    publishes, and answers for all.
+    """
 
     def __init__(
         self,
@@ -24,17 +33,35 @@ class LearnerGroup:
     ) -> None:
         """`staged(round)` gives a reference to the published tensors, where the transport has the
         learner send them."""
-        (self._actor,) = actors
+        self._actors = list(actors)
+        self._runtime = runtime
         self._staged = staged
         self._watch = Watch(runtime, deadline_s)
 
     @property
     def name(self) -> str:
-        return self._actor.name
+        """Of the first."""
+        return self._actors[0].name
 
-    def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Call:
-        """Submits the round's k gradient steps. The call's value is `Updated`."""
-        return self._actor.submit("optimize", "update", rollout_batches)
+    def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> list[Call]:
+        """Submits the round's k gradient steps to every learner. The value of each call is an
+        `Updated`; `agreed` makes one of them."""
+        return self._submit("optimize", "update", self._shared(rollout_batches))
+
+    def agreed(self, answers: dict[Actor, Updated]) -> Updated:
+        """What the first answers to `update`, after those of all were compared.
+
+        Raises:
+            ActorFailed: two learners have not taken the same steps.
+        """
+        first, *others = self._actors
+        for other in others:
+            if _steps(answers[other]) != _steps(answers[first]):
+                raise ActorFailed(
+                    f"optimize: {other.name} has taken other gradient steps than {first.name}; "
+                    "their machines compute differently, use machines of one kind"
+                )
+        return answers[first]
 
     def publish(self, needed_from: int) -> Published:
         """Publishes a snapshot of the present weights. Nobody needs one of a round before
@@ -47,12 +74,58 @@ class LearnerGroup:
         return replace(published, handle=handle)
 
     def state(self) -> LearnerState:
-        """What a checkpoint keeps of the learner."""
+        """What a checkpoint keeps of the learners, all of it in this process."""
         return self._await("checkpoint", "state")
 
+    def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
+        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does."""
+        return self._await_all("checkpoint", "write", directory, seen_by)
+
     def load_state(self, state: LearnerState) -> None:
-        """Puts the learner where `state` was taken."""
-        self._await("restore", "load_state", state)
+        """Puts the learners where `state` was taken, by however many."""
+        self._await("restore", "load_state", self._shared(state))
+
+    @contextmanager
+    def naming_the_lost(self, stage: str) -> Iterator[None]:
+        """Blames the death of a learner for what another one fails with in this stage.
+
+        Raises:
+            ActorLost: of the learner that is dead.
+        """
+        try:
+            yield
+        except ActorFailed as failure:
+            lost = None if isinstance(failure, ActorLost) else self._lost(stage)
+            if lost is None:
+                raise
+            raise lost from failure
+
+    def _lost(self, stage: str) -> ActorLost | None:
+        """The first death among several learners; None where all live."""
+        for actor in self._actors if len(self._actors) > 1 else ():
+            question = actor.submit(stage, "progress")
+            try:
+                if self._runtime.wait([question], LOOK_FOR_LOST_S):
+                    self._runtime.result(question)
+            except ActorLost as lost:
+                return lost
+        return None
+
+    def _shared(self, value: Any) -> Any:
+        return value if len(self._actors) == 1 else self._runtime.share(value)
+
+    def _submit(self, stage: str, method: str, *args: Any) -> list[Call]:
+        return [actor.submit(stage, method, *args) for actor in self._actors]
 
     def _await(self, stage: str, method: str, *args: Any) -> Any:
-        return self._watch.result(self._actor.submit(stage, method, *args))
+        """What the first answers, once all have."""
+        return self._await_all(stage, method, *args)[0]
+
+    def _await_all(self, stage: str, method: str, *args: Any) -> list[Any]:
+        with self.naming_the_lost(stage):
+            return [self._watch.result(call) for call in self._submit(stage, method, *args)]
+
+
+def _steps(updated: Updated) -> str:
+    """As text, in which a loss that is no number is like another."""
+    return repr((updated.version, updated.skipped_steps, updated.steps))
