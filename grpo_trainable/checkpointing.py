@@ -110,7 +110,8 @@ def write_learner_files(
 
 @contextmanager
 def begun(directory: str | Path) -> Iterator[str]:
-    """A directory for a checkpoint; the name of a file in it for `write_learner_files`.
+    """A directory for a checkpoint; the name of a file in it for `write_learner_files`, which is
+    gone before the checkpoint is finished.
 
     OSError when it cannot be written.
     """
@@ -164,7 +165,7 @@ def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
     _json(trial.state)  # raises while an earlier checkpoint is still whole
     with begun(directory) as proof:
         files = write_learner_files(str(directory), proof, tensors, {})
-        finish_checkpoint(directory, [files], trial.state, trial.groups)
+    finish_checkpoint(directory, [files], trial.state, trial.groups)
 
 
 # ---- Reading -----------------------------------------------------------------------------------

@@ -307,15 +307,15 @@ class Trial:
         self._saved_round = self.rounds_trained
         with begun(directory) as seen_by:
             learners = self._learners.write(str(directory), seen_by)
-            state = {
-                "config": self.config.to_dict(),
-                "inputs": self._inputs,
-                "shared_rounds": self.stored.shared_rounds,
-                "learner": learners[0].counters,
-                "pipeline": self.pipeline.state(),
-                "wall_clock_s": self._wall_clock.seconds,
-            }
-            finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
+        state = {
+            "config": self.config.to_dict(),
+            "inputs": self._inputs,
+            "shared_rounds": self.stored.shared_rounds,
+            "learner": learners[0].counters,
+            "pipeline": self.pipeline.state(),
+            "wall_clock_s": self._wall_clock.seconds,
+        }
+        finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
 
     def load(self, directory: str | Path) -> None:
         """Goes on from a checkpoint.

@@ -294,9 +294,9 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
         assert_equal(read_checkpoint(directory), trial(1))
         refuse_foreign_files(directory)
         shutil.rmtree(directory)
-    # Make the directory, remove an old manifest; then for each of five files: create, rename, open
-    # the directory to sync it.
-    assert len(outcomes) == 2 + 5 * 3
+    # Make the directory, remove an old manifest, make and remove the file that learners look for;
+    # for each of five files: create, rename, open the directory to sync it.
+    assert len(outcomes) == 4 + 5 * 3
     assert set(outcomes[:-1]) == {"checkpoint_000000"}
     # Killed before the last sync, the manifest may stand or not; here it does.
     assert outcomes[-1] == "checkpoint_000001"
@@ -409,7 +409,7 @@ def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> Tria
             )
             for number, held in enumerate(rows, start=1)
         ]
-        finish_checkpoint(directory, files, trial().state, trial().groups)
+    finish_checkpoint(directory, files, trial().state, trial().groups)
     return replace(trial(), policy=whole, optimizer=steps)
 
 
@@ -443,5 +443,5 @@ def test_a_learner_that_cannot_write_is_an_error_of_the_directory(tmp_path: Path
         tensors = {"policy": {"a": torch.zeros(1)}}
         (tmp_path / "there" / part_file("policy")).mkdir()  # nothing can take its place
         files = write_learner_files(str(tmp_path / "there"), proof, tensors, {})
-        with pytest.raises(OSError, match="Is a directory"):
-            finish_checkpoint(tmp_path / "there", [files], {}, [])
+    with pytest.raises(OSError, match="Is a directory"):
+        finish_checkpoint(tmp_path / "there", [files], {}, [])
