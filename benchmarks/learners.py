@@ -151,8 +151,8 @@ def in_rank(args: argparse.Namespace) -> dict[str, Any]:
 
     from grpo_trainable.actors.process_group import ProcessGroup
 
-    place = ("127.0.0.1", args.port)
-    group = ProcessGroup(args.rank, args.size, place, torch.device("cpu"), DEADLINE_S)
+    group = ProcessGroup(torch.device("cpu"), DEADLINE_S)
+    group.join(args.rank, args.size, ("127.0.0.1", args.port))
     learner, groups = learner_of(args.inside, config_of(args), group), groups_of(args)
     seconds, cpu = [], []
     for repeat in range(3 + args.repeats):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from grpo_trainable.checkpointing import LearnerFiles
 from grpo_trainable.liveness import Watch
 from grpo_trainable.messages import LearnerState, Published, Updated
 from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.wording import plural
 
 # A learner whose partner is gone fails before the partner's death is known: seconds to look for it.
 LOOK_FOR_LOST_S = 5.0
@@ -30,10 +31,13 @@ class LearnerGroup:
         runtime: Runtime,
         deadline_s: float,
         staged: Callable[[int], Any] | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
         """`staged(round)` gives a reference to the published tensors, where the transport has the
-        learner send them."""
+        learner send them. `elastic`: fewer may go on where one but the first is lost."""
         self._actors = list(actors)
+        self._elastic = elastic
         self._runtime = runtime
         self._staged = staged
         self._watch = Watch(runtime, deadline_s)
@@ -63,6 +67,34 @@ class LearnerGroup:
                 )
         return answers[first]
 
+    def go_on_with_fewer(self, failure: ActorFailed) -> str:
+        """Has the learners that are left go back to where the round began, after `update` has
+        failed. What to tell of it, in one line.
+
+        Raises:
+            ActorFailed: `failure`, where the group is not elastic, none is lost, or the first is.
+        """
+        if not self._elastic:
+            raise failure
+        lost = [actor for actor in self._actors if self._death_of(actor, "optimize")]
+        if not lost or self._actors[0] in lost:
+            raise failure
+        for actor in lost:
+            actor.kill()
+            self._watch.forget(actor)
+        self._actors = [actor for actor in self._actors if actor not in lost]
+        self._await_all("restore", "leave")
+        place = self._watch.result(self._actors[0].submit("restore", "host"))
+        size = len(self._actors)
+        calls = [
+            actor.submit("restore", "rejoin", rank, size, place)
+            for rank, actor in enumerate(self._actors)
+        ]
+        for call in calls:
+            self._watch.result(call)
+        names = " and ".join(actor.name for actor in lost)
+        return f"going on without {names} ({failure}); {plural(size, 'learner')} left"
+
     def publish(self, needed_from: int) -> Published:
         """Publishes a snapshot of the present weights. Nobody needs one of a round before
         `needed_from` any more."""
@@ -78,8 +110,17 @@ class LearnerGroup:
         return self._await("checkpoint", "state")
 
     def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
-        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does."""
-        return self._await_all("checkpoint", "write", directory, seen_by)
+        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does.
+
+        Raises:
+            OSError: one of an elastic group is lost, so that its part is.
+        """
+        try:
+            return self._await_all("checkpoint", "write", directory, seen_by)
+        except ActorLost as lost:
+            if not self._elastic:
+                raise
+            raise OSError(str(lost)) from lost
 
     def load_state(self, state: LearnerState) -> None:
         """Puts the learners where `state` was taken, by however many."""
@@ -102,13 +143,17 @@ class LearnerGroup:
 
     def _lost(self, stage: str) -> ActorLost | None:
         """The first death among several learners; None where all live."""
-        for actor in self._actors if len(self._actors) > 1 else ():
-            question = actor.submit(stage, "progress")
-            try:
-                if self._runtime.wait([question], LOOK_FOR_LOST_S):
-                    self._runtime.result(question)
-            except ActorLost as lost:
-                return lost
+        actors = self._actors if len(self._actors) > 1 else ()
+        deaths = (self._death_of(actor, stage) for actor in actors)
+        return next(filter(None, deaths), None)
+
+    def _death_of(self, actor: Actor, stage: str) -> ActorLost | None:
+        question = actor.submit(stage, "progress")
+        try:
+            if self._runtime.wait([question], LOOK_FOR_LOST_S):
+                self._runtime.result(question)
+        except ActorLost as lost:
+            return lost
         return None
 
     def _shared(self, value: Any) -> Any:
@@ -118,8 +163,15 @@ class LearnerGroup:
         return [actor.submit(stage, method, *args) for actor in self._actors]
 
     def _await(self, stage: str, method: str, *args: Any) -> Any:
-        """What the first answers, once all have."""
-        return self._await_all(stage, method, *args)[0]
+        """What the first answers, once all have. The loss of another one shows in the next round
+        at the latest, which an elastic group can take up again."""
+        with self.naming_the_lost(stage):
+            first, *others = self._submit(stage, method, *args)
+            answer = self._watch.result(first)
+            for call in others:
+                with suppress(*((ActorLost,) if self._elastic else ())):
+                    self._watch.result(call)
+        return answer
 
     def _await_all(self, stage: str, method: str, *args: Any) -> list[Any]:
         with self.naming_the_lost(stage):

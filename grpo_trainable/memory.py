@@ -196,7 +196,16 @@ class _Trial:
             Part(what="gathered layers", bytes=self.gathered_bytes()),
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
+            Part(what="copy to go back to", bytes=self.copy_bytes(adapters + masters)),
         ]
+
+    def copy_bytes(self, beside: int) -> int:
+        """Of parameters and moments, where learners go on when another one is lost."""
+        if not self.config.resources.elastic:
+            return 0
+        own = 2 if self.own_critic else 1
+        parameters = 0 if self.lora else self.weights_bytes
+        return own * (parameters + beside + 2 * self.trained * FLOAT)
 
     @property
     def sharers(self) -> int:

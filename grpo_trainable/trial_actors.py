@@ -113,6 +113,7 @@ class TrialActors:
             self._runtime,
             deadline_s,
             tensors if transport.two_sided else None,
+            elastic=self._config.resources.elastic,
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -508,11 +508,25 @@ class Learner:
     def state(self) -> LearnerState:
         """Copies of policy, optimizer and counters, in main memory; without tensors on all ranks
         but the first."""
+        gathered = self._ranks.gathered
         return LearnerState(
-            policy=self._copies(self._parameters),
-            optimizer=self._copies(self._optimizer_tensors()),
+            policy=_copies(gathered(self._parameters)),
+            optimizer=_copies(gathered(self._optimizer_tensors())),
             counters=self._counters(),
         )
+
+    def own_state(self) -> LearnerState:
+        """The same of what this rank holds, without a word to the others."""
+        return LearnerState(
+            policy=_copies(self._parameters.items()),
+            optimizer=_copies(self._optimizer_tensors().items()),
+            counters=self._counters(),
+        )
+
+    def rewind(self, state: LearnerState) -> None:
+        """Goes back to `own_state` of before, in the middle of a round."""
+        self.load_state(state)
+        self.optimizer.drop_gradients()
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
         """Writes what a checkpoint has of this learner, as `write_learner_files` does."""
@@ -528,10 +542,6 @@ class Learner:
             number=ranks.rank + 1,
             of=ranks.size,
         )
-
-    def _copies(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        gathered = self._ranks.gathered(tensors)
-        return {name: tensor.detach().cpu().clone() for name, tensor in gathered}
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint has beside the policy, live: of the optimizer, and the critic."""
@@ -584,6 +594,10 @@ class Learner:
     def close(self) -> None:
         if self._sender is not None:
             self._sender.close()
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
 
 
 def _mean_nll(scored: Sequence[ScoredBatch]) -> float | None:

@@ -29,30 +29,44 @@ class LearnerRank:
 
     def __init__(self, config: GRPOConfig, sender: WeightSender | None) -> None:
         """`sender`: None in all ranks but the first."""
+        r = config.resources
         self._config = config
         self._sender = sender
+        self._address = ""
         self._rendezvous: Rendezvous | None = None
-        self._group: ProcessGroup | None = None
+        device = torch.device("cuda" if r.learner_gpus else "cpu")
+        self._group = ProcessGroup(device, r.deadline_s)
         self._learner: Learner | None = None
+        self._before: LearnerState | None = None  # the state before the round, if asked for
 
-    def host(self, address: str) -> tuple[str, int]:
-        """Where the ranks meet: in this process, which the others reach by `address`."""
-        self._rendezvous = Rendezvous(address, self._config.resources.deadline_s)
+    def host(self, address: str = "") -> tuple[str, int]:
+        """Where the ranks meet: in this process, which the others reach by `address`, or as they
+        did before."""
+        self._address = address or self._address
+        self._rendezvous = Rendezvous(self._address, self._config.resources.deadline_s)
         return self._rendezvous.place
 
     def join(self, rank: int, size: int, place: tuple[str, int]) -> None:
         """Waits for the others at what `host` of the first gave, and builds the learner."""
-        r = self._config.resources
-        device = torch.device("cuda" if r.learner_gpus else "cpu")
-        self._group = ProcessGroup(rank, size, place, device, r.deadline_s, self._rendezvous)
-        self._learner = Learner(self._config, self._sender, ranks=self._ranks(self._group))
+        self._group.join(rank, size, place, self._rendezvous)
+        self._learner = Learner(self._config, self._sender, ranks=self._ranks())
 
-    def _ranks(self, group: ProcessGroup) -> Ranks:
+    def _ranks(self) -> Ranks:
         if self._config.resources.learner_strategy == "replicated":
-            return Replicas(group)
+            return Replicas(self._group)
         from grpo_trainable.actors.shards import Shards  # loads much of torch
 
-        return Shards(group)
+        return Shards(self._group)
+
+    def leave(self) -> None:
+        """Ends the group: who still waits for this rank fails at once."""
+        self._group.leave()
+
+    def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
+        """Goes back to where the last round began, among other ranks."""
+        assert self._before is not None, "only an elastic group goes on"
+        self._group.join(rank, size, place, self._rendezvous)
+        self.learner.rewind(self._before)
 
     @property
     def learner(self) -> Learner:
@@ -67,6 +81,8 @@ class LearnerRank:
         self.learner.warm_up(prompt_tokens)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
+        if self._config.resources.elastic:
+            self._before = self.learner.own_state()
         return self.learner.update(rollout_batches)
 
     def publish(self, needed_from: int = 0) -> Published:
@@ -90,5 +106,4 @@ class LearnerRank:
     def close(self) -> None:
         if self._learner is not None:
             self._learner.close()
-        if self._group is not None:
             self._group.leave()

@@ -95,6 +95,9 @@ class PolicyOptimizer:
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
         return float(self._ranks.whole(norm))
 
+    def drop_gradients(self) -> None:
+        self._adamw.zero_grad()
+
     def _give_up_when_stuck(self) -> None:
         allowed = self._config.optim.max_skipped_steps
         if self._skipped_in_a_row > allowed:

@@ -32,30 +32,33 @@ class Rendezvous:
 
 
 class ProcessGroup:
-    """The ranks of a trial, as `ranks.Group` describes them."""
+    """The ranks of a trial, as `ranks.Group` describes them. Their number may change."""
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        place: tuple[str, int],
-        device: torch.device,
-        deadline_s: float,
-        own: Rendezvous | None = None,
+    rank: int
+    size: int
+
+    def __init__(self, device: torch.device, deadline_s: float) -> None:
+        """`join` makes the group."""
+        self.device = device
+        self._deadline_s = deadline_s
+
+    def join(
+        self, rank: int, size: int, place: tuple[str, int], own: Rendezvous | None = None
     ) -> None:
         """Waits for the others. `place`: of the `Rendezvous`, which is `own` in the first rank.
 
         Raises:
-            RuntimeError: they did not come within `deadline_s`.
+            RuntimeError: they did not come within the deadline.
         """
-        self.rank, self.size, self.device = rank, size, device
-        patience = timedelta(seconds=PATIENCE * deadline_s)
+        self.rank, self.size = rank, size
+        patience = timedelta(seconds=PATIENCE * self._deadline_s)
         if own is None:
-            store = dist.TCPStore(*place, is_master=False, timeout=timedelta(seconds=deadline_s))
+            deadline = timedelta(seconds=self._deadline_s)
+            store = dist.TCPStore(*place, is_master=False, timeout=deadline)
         else:
             store = own.store
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
             store=store,
             rank=rank,
             world_size=size,
@@ -67,4 +70,5 @@ class ProcessGroup:
         return tensor
 
     def leave(self) -> None:
+        """Ends the group, whether or not the others are there."""
         dist.destroy_process_group()

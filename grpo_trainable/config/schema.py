@@ -732,6 +732,11 @@ class ResourceSettings(Settings):
         "How several learners hold the policy: each of them whole, or a part of every parameter "
         "and of its moments each.",
     )
+    elastic: bool = flag(
+        False,
+        "Whether the other learners go on where one but the first is lost; false: the trial fails "
+        "and goes on from its checkpoint.",
+    )
     learner_cpus: float = number(0.95, "CPUs of each learner.", minimum=0.01)
     learner_gpus: float = gpus(0.0, "GPUs of each learner.")
     worker_cpus: float = number(

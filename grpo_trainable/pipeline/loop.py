@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.calls import Actor, ActorLost, Runtime
+from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
@@ -189,17 +189,29 @@ class Pipeline:
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
         """The learners' k steps; answers of generators are taken in meanwhile."""
-        calls = self._learners.update(batches)
-        for call in calls:
-            self._calls.add(call, Update(call.actor))
-        with self._learners.naming_the_lost("optimize"):
-            self._work_until(lambda: len(self._updated) == len(calls))
-        answers, self._updated = self._updated, {}
+        while (answers := self._answers_to_update(batches)) is None:
+            pass
         updated = self._learners.agreed(answers)
         for learner, answer in answers.items():
             self._recorder.add_spans("learner", learner.name, answer.spans)
         self._recorder.add_version("learner", self._learners.name, updated)
         return updated
+
+    def _answers_to_update(self, batches: list[list[RolloutGroup]]) -> dict[Actor, Updated] | None:
+        """What each learner answers; None where one was lost and the others are ready again."""
+        self._updated = {}
+        calls = self._learners.update(batches)
+        for call in calls:
+            self._calls.add(call, Update(call.actor))
+        try:
+            with self._learners.naming_the_lost("optimize"):
+                self._work_until(lambda: len(self._updated) == len(calls))
+        except ActorFailed as failure:
+            for call in calls:
+                self._calls.drop(call.actor)
+            self._recorder.note(self._learners.go_on_with_fewer(failure))
+            return None
+        return self._updated
 
     def _publish(self) -> None:
         """Publishes the learner's weights to every generator."""

@@ -137,7 +137,9 @@ def virtual_trial(
         roles += [VirtualLearner(config, [], []) for _ in config.learner_names[1:]]
         learners = list(map(actor, config.learner_names, roles))
         generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
-    group = LearnerGroup(learners, runtime, config.resources.deadline_s)
+    group = LearnerGroup(
+        learners, runtime, config.resources.deadline_s, elastic=config.resources.elastic
+    )
     requests = VirtualRequests(config)
     pipeline = Pipeline(
         config,

@@ -79,8 +79,8 @@ def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: 
     for size in SIZES:
         if rank >= size:
             return
-        device = torch.device("cpu")
-        group = ProcessGroup(rank, size, places[size], device, DEADLINE_S)
+        group = ProcessGroup(torch.device("cpu"), DEADLINE_S)
+        group.join(rank, size, places[size])
         for dtype in DTYPES:
             torch.set_default_dtype(dtype)
             for strategy, ranks in (("replicated", Replicas(group)), ("fsdp2", Shards(group))):

@@ -15,7 +15,7 @@ from grpo_trainable.calls import ActorLost
 from grpo_trainable.checkpointing import MANIFEST, read_checkpoint
 
 TWO = {"num_learners": 2, "learner_strategy": "fsdp2", "learner_cpus": 0.45}
-FOUR = {"num_learners": 4, "learner_cpus": 0.4}
+FOUR = {"num_learners": 4, "learner_cpus": 0.4, "elastic": True}
 
 
 def settings(resources: dict[str, Any]) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def checkpoints(trainable: Any, tmp_path: Path) -> Path:
     hold the policy between them."""
     trial = trainable(settings(TWO))
     rows = [trial.train(), trial.train()]
-    assert [row["version"]["learner"] for row in rows] == [1, 2]
-    assert rows[1]["version"]["generator"] == 2
-    assert rows[0]["kl"]["sampler_mismatch_nats"] < 1e-5  # what is sampled with is what is trained
+    assert [row["version/learner"] for row in rows] == [1, 2]
+    assert rows[1]["version/generator"] == 2
+    assert rows[0]["kl/sampler_mismatch_nats"] < 1e-5  # what is sampled with is what is trained
     trial.save(str(tmp_path / "two"))
     trial.train()
     trial.save(str(tmp_path / "three"))
@@ -64,6 +64,17 @@ def test_learners_train_resume_and_are_missed(checkpoints: Path, trainable: Any)
     apart = max(float((four.policy[n] - three.policy[n]).abs().max()) for n in four.policy)
     assert apart < 0.2 * moved
 
-    ray.kill(trial.trial.actors.learners[2].handle)
-    with pytest.raises(ActorLost, match=r"learner-2 died"):
+    # The others go on, from where the round began; without the first nobody can.
+    learners = trial.trial.actors.learners
+    ray.kill(learners[2].handle)
+    row = trial.train()
+    assert (row["version/learner"], row["optim/skipped_steps"]) == (4, 0)
+    trial.save(str(checkpoints / "fewer"))
+    assert json.loads((checkpoints / "fewer" / MANIFEST).read_text())["world_size"] == 3
+    moved = {
+        n: t - four.policy[n] for n, t in read_checkpoint(checkpoints / "fewer").policy.items()
+    }
+    assert max(float(change.abs().max()) for change in moved.values()) < 2e-3  # a step of lr 1e-3
+    ray.kill(learners[0].handle)
+    with pytest.raises(ActorLost, match=r"learner-0 died"):
         trial.train()

@@ -179,6 +179,7 @@ DEFAULTS = {
         "generator_gpus": 0.0,
         "num_learners": 1,
         "learner_strategy": "replicated",
+        "elastic": False,
         "learner_cpus": 0.95,
         "learner_gpus": 0.0,
         "worker_cpus": 0.95,

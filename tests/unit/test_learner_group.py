@@ -49,6 +49,41 @@ def test_the_loss_of_any_learner_ends_the_trial_and_names_it():
             trial.pipeline.run_round()
 
 
+def elastic_trial(dies: Any, lag: int = 0) -> VirtualTrial:
+    return virtual_trial(config_of(lag=lag, resources={**THREE, "elastic": True}), dies=dies)
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("stage", ["optimize", "sync"])
+def test_an_elastic_group_takes_the_round_up_again_with_those_who_are_left(lag: int, stage: str):
+    calls = {"optimize": 2, "sync": 3}  # the second round's
+    trial = elastic_trial(
+        lambda actor, at, n: actor == "learner-1" and (at, n) == (stage, calls[stage]), lag
+    )
+    reports = trial.run(4)
+    assert [report.updated.version for report in reports] == [1, 2, 3, 4]
+    learners = [
+        sorted({s.actor for s in r.spans if s.role == "learner" and s.span.stage == "optimize"})
+        for r in reports
+    ]
+    after = 1 if stage == "optimize" else 2
+    assert learners == [
+        ["learner-0", "learner-1", "learner-2"] if i < after else ["learner-0", "learner-2"]
+        for i in range(4)
+    ]
+    notes = [note for report in reports for note in report.notes if "going on without" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("going on without learner-1 (optimize: learner-1 died")
+    assert notes[0].endswith("2 learners left")
+
+
+def test_no_group_goes_on_without_its_first():
+    trial = elastic_trial(lambda actor, stage, n: (actor, stage) == ("learner-0", "optimize"))
+    trial.pipeline.start()
+    with pytest.raises(ActorLost, match=r"learner-0 died"):
+        trial.pipeline.run_round()
+
+
 class Torn:
     """A learner whose partner is gone."""
 

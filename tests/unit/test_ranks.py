@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,14 @@ from torch import Tensor
 from grpo_trainable.actors.dealing import deal
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.ranks import MESSAGE_BYTES, Replicas
+from grpo_trainable.checkpointing import (
+    LearnerFiles,
+    begun,
+    finish_checkpoint,
+    read_checkpoint,
+)
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.messages import Updated
+from grpo_trainable.messages import LearnerState, Updated
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.transports.in_process import InProcess
 
@@ -184,6 +191,11 @@ def check_agreement(config: GRPOConfig, dtype: torch.dtype, sizes: tuple[int, ..
             assert all(torch.equal(first[name], own[name]) for name in first)
 
 
+def test_the_gradient_of_two_learners_is_that_of_one(policy_path: str):
+    check_agreement(config_with(policy_path, loss={"kl_monitor": False}), torch.float64, (2,))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", list(ALLOWED))
 def test_gradients_of_several_learners_are_those_of_one(policy_path: str, dtype: torch.dtype):
     config = config_with(policy_path, loss={"kl_monitor": False})
@@ -238,6 +250,7 @@ def test_all_ranks_go_the_same_way_and_each_time_again(policy_path: str, setting
             assert (ours.responses.advantages == theirs.responses.advantages).all()
 
 
+@pytest.mark.slow
 def test_a_learner_among_ranks_of_one_is_a_learner_alone(policy_path: str):
     config = config_with(policy_path, k=2)
     ((updated, among),) = trained(config, 1)
@@ -248,6 +261,7 @@ def test_a_learner_among_ranks_of_one_is_a_learner_alone(policy_path: str):
     assert all(torch.equal(own[name], p) for name, p in policy_of(alone).items())
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: str):
     config = config_with(policy_path, loss={"kl_monitor": False})
     first, *others = a_round()
@@ -262,6 +276,61 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(policy_path: st
         assert learner.version == 0
 
 
+@pytest.mark.slow
+def test_going_back_to_where_a_round_began_leaves_no_trace_of_it(policy_path: str):
+    config = config_with(policy_path)
+    first, second = a_round(0), a_round(1)
+
+    def work(group: ThreadGroup) -> Learner:
+        learner = learner_of(config, group)
+        learner.update([first])
+        before = learner.own_state()
+        learner.update([second])
+        learner.policy.embedding.weight.sum().backward()  # of a step that was cut short
+        learner.rewind(before)
+        learner.update([second])
+        return learner
+
+    plain = [learner for _, learner in trained(config, 2, rounds=(first, second))]
+    for again, expected in zip(together(2, work), plain, strict=True):
+        own = policy_of(again)
+        assert all(torch.equal(own[name], p) for name, p in policy_of(expected).items())
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_two_goes_on_with_one_and_with_four(policy_path: str, tmp_path: Path):
+    config = config_with(policy_path)
+    first, second = a_round(0), a_round(1)
+
+    def write(group: ThreadGroup) -> LearnerFiles:
+        learner = learner_of(config, group)
+        learner.update([first])
+        return learner.write(str(tmp_path), seen_by)
+
+    with begun(tmp_path) as seen_by:
+        files = together(2, write)
+    state = {"learner": files[0].counters, "pipeline": {"learner_round": 1}}
+    finish_checkpoint(tmp_path, files, state, [])
+    assert all(list(tmp_path.glob(f"{part}-00002-of-00002.*")) for part in ("policy", "optimizer"))
+    read = read_checkpoint(tmp_path)
+    stored = LearnerState(policy=read.policy, optimizer=read.optimizer, counters=files[0].counters)
+
+    def go_on(group: ThreadGroup) -> Learner:
+        learner = learner_of(config, group)
+        learner.load_state(stored)
+        learner.update([second])
+        return learner
+
+    (_, expected), _ = trained(config, 2, rounds=(first, second))
+    for size, bound in ((2, 0.0), (1, 1e-6), (4, 1e-6)):
+        for learner in together(size, go_on):
+            own = policy_of(learner)
+            assert learner.version == 2
+            for name, p in policy_of(expected).items():
+                assert float((own[name] - p).norm()) <= bound * float(p.norm())
+
+
+@pytest.mark.slow
 def test_only_the_first_rank_publishes_and_answers_with_tensors(policy_path: str):
     def work(group: ThreadGroup) -> tuple[Any, int, int]:
         learner = learner_of(config_with(policy_path), group)

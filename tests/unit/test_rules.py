@@ -371,6 +371,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "resources.num_learners >= 2",
         {**APART, "resources.num_learners": 2},
     ),
+    "resources.elastic": (
+        True,
+        {**APART, "resources.num_learners": 2, "resources.learner_strategy": "fsdp2"},
+        "resources.learner_strategy=fsdp2",
+        "resources.learner_strategy=replicated",
+        {**APART, "resources.num_learners": 2},
+    ),
     **{
         f"resources.{name}": (value, APART, "placement=disaggregated", "placement=colocated", {})
         for name, value in (("worker_cpus", 2.0), ("worker_gpus", 0.5))
