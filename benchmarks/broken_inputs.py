@@ -165,7 +165,7 @@ BAD_SETTINGS = (
     *("rollout.max_new_tokens=128", "rollout.unit_prompts=17", "rollout.min_new_tokens=61"),
     *("buffer_capacity=4", "transport=nixl", "transport=pigeon", "loss.type=guess", "loss.clip=1"),
     *("eval.every=0", "checkpoint.every=0", "checkpoint.keep=-1", "arm=asynck1", "rollout=3"),
-    *("resources.worker_cpus=4096", "resources.num_learners=2", "resources.deadline_s=0"),
+    *("resources.worker_cpus=4096", "resources.num_learners=0", "resources.deadline_s=0"),
     *("model.path=nowhere", "model.preset=huge", "task.keywords_file=nowhere"),
     *("task.train_file=nowhere", "task.reward=nowhere:f", "task.max_error_rate=2"),
 )

@@ -69,6 +69,10 @@ class Runtime(Protocol):
         """Waits for the first of `calls`, at most `timeout_s`. Returns those that are done."""
         ...
 
+    def share(self, value: Any) -> Any:
+        """An argument for calls of several actors, which is stored once for all of them."""
+        ...
+
     def result(self, call: Any) -> Any:
         """The value of a call that is done.
 

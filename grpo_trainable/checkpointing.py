@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -30,11 +31,14 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 4
 READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
-WORLD_SIZE = 1  # learners that write
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
 STATE = "state.json"
-PARTS = ("policy", "optimizer", "buffer")
+# Each learner writes a file of its own for these, with tensors of its own or rows of some.
+OF_LEARNERS = ("policy", "optimizer")
+BUFFER = "buffer"
+PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
+MOST_LEARNERS = 99_999
 STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
 
 
@@ -52,39 +56,126 @@ class TrialState:
     groups: Sequence[RolloutGroup]  # scored and not yet trained on
 
 
-def part_file(part: str) -> str:
-    """The file of a part. One learner writes everything; the name has room for shards."""
-    return f"{part}-00001-of-00001.safetensors"
+def part_file(part: str, number: int = 1, of: int = 1) -> str:
+    """The file of a part; of the policy and the optimizer, that of one of the learners."""
+    return f"{part}-{number:05d}-of-{of:05d}.safetensors"
 
 
-def _listed_files() -> set[str]:
+def _listed_files(learners: int) -> set[str]:
     """Every file that a manifest vouches for."""
-    return {STATE, *(part_file(part) for part in PARTS)}
+    numbers = range(1, learners + 1)
+    of_learners = {part_file(part, n, learners) for part in OF_LEARNERS for n in numbers}
+    return {STATE, part_file(BUFFER), *of_learners}
 
 
-def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
-    """Writes the files and then the manifest. OSError when the directory cannot be written."""
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerFiles:
+    """What one learner has written of a checkpoint."""
+
+    counters: dict[str, Any]
+    digests: dict[str, str]  # SHA-256 by file
+    # Files of a learner that does not see the directory, as one on another machine may not.
+    unwritten: dict[str, bytes]
+    error: tuple[int | None, str] | None = None  # why the directory could not be written
+
+
+def write_learner_files(
+    directory: str,
+    seen_by: str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    counters: dict[str, Any],
+    *,
+    number: int = 1,
+    of: int = 1,
+) -> LearnerFiles:
+    """Writes what a checkpoint has of one learner, by part: live tensors, that is.
+
+    `seen_by`: a file in the directory by which a process knows that it sees it.
+    """
+    from safetensors.torch import save
+
+    digests, unwritten = {}, {}
+    here = os.path.exists(os.path.join(directory, seen_by))
+    try:
+        for part, held in tensors.items():
+            name, content = part_file(part, number, of), save(_contiguous(held))
+            digests[name] = hashlib.sha256(content).hexdigest()
+            if here:
+                _write(Path(directory, name), content)
+            else:
+                unwritten[name] = content
+    except OSError as error:  # it is the trial's to say what follows
+        found = error.errno, error.strerror or str(error)
+        return LearnerFiles(counters=counters, digests={}, unwritten={}, error=found)
+    return LearnerFiles(counters=counters, digests=digests, unwritten=unwritten)
+
+
+@contextmanager
+def begun(directory: str | Path) -> Iterator[str]:
+    """A directory for a checkpoint; the name of a file in it for `write_learner_files`, which is
+    gone before the checkpoint is finished.
+
+    OSError when it cannot be written.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # An old manifest must never vouch for a mixture of old and new files.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    proof = directory / f".{MANIFEST}.{uuid.uuid4().hex}"
+    proof.touch()
+    try:
+        yield proof.name
+    finally:
+        proof.unlink(missing_ok=True)
+
+
+def finish_checkpoint(
+    directory: str | Path,
+    learners: Sequence[LearnerFiles],
+    state: Mapping[str, Any],
+    groups: Sequence[RolloutGroup],
+) -> None:
+    """Writes the other files, and then the manifest.
+
+    OSError when the directory cannot be written, by the learners or by this process.
+    """
     from safetensors.torch import save
 
     directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    buffer_tensors, buffer_rows = _pack_groups(trial.groups)
+    for learner in learners:
+        if learner.error is not None:
+            raise OSError(*learner.error)
+    buffer_tensors, buffer_rows = _pack_groups(groups)
     files = {
-        part_file("policy"): save(_contiguous(trial.policy)),
-        part_file("optimizer"): save(_contiguous(trial.optimizer)),
-        part_file("buffer"): save(buffer_tensors),
-        STATE: _json({**trial.state, "buffer": buffer_rows}),
+        **{name: content for each in learners for name, content in each.unwritten.items()},
+        part_file(BUFFER): save(buffer_tensors),
+        STATE: _json({**state, "buffer": buffer_rows}),
     }
-    # An old manifest must never vouch for a mixture of old and new files.
-    (directory / MANIFEST).unlink(missing_ok=True)
     for name, content in files.items():
         _write(directory / name, content)
+    digests = {name: digest for each in learners for name, digest in each.digests.items()}
+    digests |= {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     manifest = {
         "format_version": FORMAT_VERSION,
-        "world_size": WORLD_SIZE,
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        "world_size": len(learners),
+        "files": digests,
     }
     _write(directory / MANIFEST, _json(manifest))
+
+
+def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
+    """Writes a checkpoint by this process alone. OSError when the directory cannot be written."""
+    tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
+    _json(trial.state)  # raises while an earlier checkpoint is still whole
+    with begun(directory) as proof:
+        files = write_learner_files(str(directory), proof, tensors, {})
+    finish_checkpoint(directory, [files], trial.state, trial.groups)
+
+
+# ---- Reading -----------------------------------------------------------------------------------
 
 
 def read_checkpoint(directory: str | Path) -> TrialState:
@@ -99,13 +190,24 @@ def read_checkpoint(directory: str | Path) -> TrialState:
     contents = _verified(directory)
     state = _parse(directory / STATE, contents[STATE])
     with _named_errors(directory):
-        tensors = {part: load(contents[part_file(part)]) for part in PARTS}
         return TrialState(
-            policy=tensors["policy"],
-            optimizer=tensors["optimizer"],
-            groups=_unpack_groups(tensors["buffer"], state.pop("buffer")),
+            policy=_joined(contents, "policy"),
+            optimizer=_joined(contents, "optimizer"),
+            groups=_unpack_groups(load(contents[part_file(BUFFER)]), state.pop("buffer")),
             state=state,
         )
+
+
+def _joined(contents: Mapping[str, bytes], part: str) -> dict[str, Tensor]:
+    """The whole tensors of a part. Of one that several learners wrote, each has rows of it."""
+    import torch
+    from safetensors.torch import load
+
+    rows: dict[str, list[Tensor]] = {}
+    for file in sorted(name for name in contents if name.startswith(f"{part}-")):
+        for name, tensor in load(contents[file]).items():
+            rows.setdefault(name, []).append(tensor)
+    return {name: held[0] if len(held) == 1 else torch.cat(held) for name, held in rows.items()}
 
 
 def checkpoint_round(directory: str | Path) -> int:
@@ -188,12 +290,10 @@ def _verified(directory: Path) -> dict[str, bytes]:
             f"{directory / MANIFEST}: format version {version}, this program reads "
             f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
         )
-    if manifest.get("world_size") != WORLD_SIZE:
-        raise CheckpointError(
-            f"{directory / MANIFEST}: written by {manifest.get('world_size')} learners, this "
-            f"program reads what {WORLD_SIZE} wrote"
-        )
-    expected = _listed_files()
+    learners = manifest.get("world_size")
+    if type(learners) is not int or not 1 <= learners <= MOST_LEARNERS:
+        raise CheckpointError(f"{directory / MANIFEST}: written by {learners} learners?")
+    expected = _listed_files(learners)
     listed = manifest.get("files")
     if not isinstance(listed, dict) or set(listed) != expected:
         raise CheckpointError(f"{directory / MANIFEST}: does not list {sorted(expected)}")
@@ -212,11 +312,10 @@ def refuse_foreign_files(directory: str | Path) -> None:
 
     Ray unpickles a file of its own that it finds in a checkpoint's directory.
     """
-    ours = {MANIFEST, *_listed_files()}
-    # What a killed `write_checkpoint` leaves.
-    unfinished = tuple(f".{name}." for name in ours)
     for path in sorted(Path(directory).glob("*")):
-        if path.name not in ours and not path.name.startswith(unfinished):
+        # What was killed while it wrote leaves a name with a dot in front and another behind.
+        whole = path.name[1:].rpartition(".")[0] if path.name.startswith(".") else path.name
+        if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
             raise CheckpointError(f"{path}: is not of a checkpoint; nothing was loaded")
 
 

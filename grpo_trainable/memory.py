@@ -26,6 +26,7 @@ from grpo_trainable.models.transformer import PRESETS, ModelConfig
 FLOAT = 4  # bytes of a float32
 # What a prompt is taken to have where the context leaves room for it: prompts are read later.
 PROMPT_TOKENS = 256
+PUBLISHED = "published snapshot"  # of the learners, the first alone has one
 # A process that has imported torch and ray holds about this, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
 # Of a token in a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
@@ -123,9 +124,12 @@ def estimate(
         held = [*trial.learner(), *trial.sampling_weights()]
         actors = [(r.worker_gpus, [*held, *max(trial.training(), trial.sampling(), key=_sum)])]
     else:
-        learner = (r.learner_gpus, [*trial.learner(), *trial.training()])
+        first = [*trial.learner(), *trial.training()]
+        other = [part for part in first if part.what != PUBLISHED]
+        learners = [first, *[other] * (r.num_learners - 1)]
         generator = [*trial.sampling_weights(), *trial.sampling()]
-        actors = [learner, *[(r.generator_gpus, generator)] * r.num_generators]
+        actors = [(r.learner_gpus, parts) for parts in learners]
+        actors += [(r.generator_gpus, generator)] * r.num_generators
     parts = [
         Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
     ]
@@ -173,23 +177,50 @@ class _Trial:
 
     def learner(self) -> list[Part]:
         """Weights, gradients, moments and master weights; reference and teacher; the published
-        snapshot."""
+        snapshot. Of learners that hold them between them, what each has."""
         adapters = self.trained * FLOAT if self.lora else 0
         masters = 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
         # Adapters are turned off for the reference: nothing is held twice.
         reference = self.config.reference_role == "learner" and not self.lora
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
         travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
+        # The first learner gathers all of them before it takes the snapshot.
+        gathered = self.weights_bytes if self.sharers > 1 else 0
         return [
-            Part(what="weights", bytes=self.weights_bytes + adapters),
-            Part(what="gradients", bytes=self.trained * FLOAT),
-            Part(what="optimizer moments", bytes=2 * self.trained * FLOAT),
+            Part(what="weights", bytes=(self.weights_bytes + adapters) // self.sharers),
+            Part(what="gradients", bytes=self.trained * FLOAT // self.sharers),
+            Part(what="optimizer moments", bytes=2 * self.trained * FLOAT // self.sharers),
             Part(what="master weights", bytes=masters),
-            Part(what="reference", bytes=self.weights_bytes if reference else 0),
-            Part(what="teacher", bytes=teacher),
-            Part(what="published snapshot", bytes=self.size.parameters * travel),
+            Part(what="reference", bytes=self.weights_bytes // self.sharers if reference else 0),
+            Part(what="teacher", bytes=teacher // self.sharers),
+            Part(what="gathered layers", bytes=self.gathered_bytes()),
+            Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
+            Part(what="copy to go back to", bytes=self.copy_bytes(adapters + masters)),
         ]
+
+    def copy_bytes(self, beside: int) -> int:
+        """Of parameters and moments, where learners go on when another one is lost."""
+        if not self.config.resources.elastic:
+            return 0
+        own = 2 if self.own_critic else 1
+        parameters = 0 if self.lora else self.weights_bytes
+        return own * (parameters + beside + 2 * self.trained * FLOAT)
+
+    @property
+    def sharers(self) -> int:
+        """Learners that hold a policy between them."""
+        r = self.config.resources
+        return r.num_learners if r.learner_strategy == "fsdp2" else 1
+
+    def gathered_bytes(self) -> int:
+        """Parameters and gradients that a learner has whole while a pass needs them: what lies
+        outside the layers, and two layers, of which the next is on its way."""
+        if self.sharers == 1:
+            return 0
+        outside = min(self.size.parameters, 2 * self.size.vocab * self.size.hidden)
+        layer = (self.size.parameters - outside) // self.size.layers
+        return 2 * (outside + 2 * layer) * self.body
 
     def critic_bytes(self, beside: int) -> int:
         """A body that the critic has for itself, with gradients, moments and what is held `beside`

@@ -112,6 +112,9 @@ class RayRuntime:
             done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
         return [by_ref[ref] for ref in done]
 
+    def share(self, value: Any) -> Any:
+        return ray.put(value)
+
     def result(self, call: RayCall) -> Any:
         try:
             return ray.get(call.ref, timeout=60.0)

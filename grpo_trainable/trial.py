@@ -16,7 +16,7 @@ from typing import Any
 from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.calls import Actor, ActorFailed
-from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.checkpointing import begun, finish_checkpoint, read_checkpoint
 from grpo_trainable.config import GRPOConfig, make_absolute
 from grpo_trainable.details import (
     Columns,
@@ -294,7 +294,8 @@ class Trial:
         self.pipeline.counts.checkpoint_failures += failed
 
     def save(self, directory: str | Path) -> None:
-        """Writes policy, optimizer, waiting groups and every counter as safetensors and JSON.
+        """Writes policy, optimizer, waiting groups and every counter as safetensors and JSON. What
+        the learners hold they write themselves.
 
         Every random draw is keyed by (seed, prompt index, response, token), so the seed in the
         config and the prompt indices in the pipeline's state are the random state.
@@ -304,22 +305,17 @@ class Trial:
         if not self._due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
         self._saved_round = self.rounds_trained
-        learner = self._learners.state()
+        with begun(directory) as seen_by:
+            learners = self._learners.write(str(directory), seen_by)
         state = {
             "config": self.config.to_dict(),
             "inputs": self._inputs,
             "shared_rounds": self.stored.shared_rounds,
-            "learner": learner.counters,
+            "learner": learners[0].counters,
             "pipeline": self.pipeline.state(),
             "wall_clock_s": self._wall_clock.seconds,
         }
-        trial = TrialState(
-            state=state,
-            policy=learner.policy,
-            optimizer=learner.optimizer,
-            groups=self.pipeline.buffer.groups(),
-        )
-        write_checkpoint(directory, trial)
+        finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
 
     def load(self, directory: str | Path) -> None:
         """Goes on from a checkpoint.

@@ -14,6 +14,7 @@ import ray.util
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
+from grpo_trainable.actors.learner_rank import LearnerRank
 from grpo_trainable.calls import Actor, ActorFailed, await_call
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
@@ -30,6 +31,7 @@ from grpo_trainable.transports.choice import (
     make_receiver,
     make_sender,
 )
+from grpo_trainable.transports.interface import let_gloo_use
 from grpo_trainable.transports.rdt import Group
 
 logger = logging.getLogger(__name__)
@@ -38,13 +40,14 @@ CLOSE_DEADLINE_S = 2.0  # all actors of a trial together have this long to close
 
 
 class TrialActors:
-    """The learner and the generators of a trial, or the colocated worker that is both."""
+    """The learners and the generators of a trial, or the colocated worker that is both."""
 
     def __init__(self, config: GRPOConfig, runtime: RayRuntime) -> None:
         """`start` starts them."""
         self._config = config
         self._runtime = runtime
-        self._actors: list[RayActor] = []  # the learner, or the worker, comes first
+        self._actors: list[RayActor] = []  # the learners, or the worker, come first
+        self._joining: list[RayCall] = []  # of learners that look for one another
         self._group: Group | None = None
         self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
 
@@ -64,35 +67,53 @@ class TrialActors:
             worker = self._actor(0, Colocated, "worker", ends, cpus=cpus, gpus=r.worker_gpus)
             self._actors.append(worker)
             return
-        sender = MadeInActor(make_sender, self.choice.key)
-        learner = self._actor(
-            0, Learner, "learner", sender, cpus=r.learner_cpus, gpus=r.learner_gpus
-        )
-        self._actors.append(learner)
-        for index in range(1, 1 + r.num_generators):
+        self._start_learners()
+        for index in range(r.num_learners, r.num_learners + r.num_generators):
             self._actors.append(self._generator(index))
 
+    def _start_learners(self) -> None:
+        names, r = self._config.learner_names, self._config.resources
+        cls = Learner if len(names) == 1 else LearnerRank
+        for index, name in enumerate(names):
+            sender = None if index else MadeInActor(make_sender, self.choice.key)
+            self._actors.append(
+                self._actor(index, cls, name, sender, cpus=r.learner_cpus, gpus=r.learner_gpus)
+            )
+        if len(names) > 1:
+            self._joining = form_group(self.learners)
+
     def __iter__(self) -> Iterator[RayActor]:
-        """Every actor, the learner or the worker first."""
+        """Every actor, the learners or the worker first."""
         return iter(self._actors)
 
     @property
-    def learner(self) -> RayActor:
-        return self._actors[0]
+    def learners(self) -> list[RayActor]:
+        """Those that train, first the one that publishes: a colocated worker does so as well."""
+        return self._actors[: self._config.resources.num_learners]
 
     @property
     def generators(self) -> list[RayActor]:
         """Those that sample: a colocated worker does so as well."""
-        return self._actors[1:] or self._actors[:]
+        return self._actors[self._config.resources.num_learners :] or self._actors[:]
 
     def learner_group(self) -> LearnerGroup:
-        transport = self.choice.transport
-        tensors = partial(self.learner.tensors, transport.name, "staged")
+        """The learners, once several have found one another.
+
+        Raises:
+            ActorFailed: one of them cannot begin.
+        """
+        deadline_s = self._config.resources.deadline_s
+        for call in self._joining:
+            await_call(self._runtime, call, deadline_s)
+        self._joining = []
+        transport, learners = self.choice.transport, self.learners
+        tensors = partial(learners[0].tensors, transport.name, "staged")
         return LearnerGroup(
-            [self.learner],
+            learners,
             self._runtime,
-            self._config.resources.deadline_s,
+            deadline_s,
             tensors if transport.two_sided else None,
+            elastic=self._config.resources.elastic,
         )
 
     def warm_up(self, requests: Sequence[Request]) -> None:
@@ -102,12 +123,11 @@ class TrialActors:
             ActorFailed: one of them cannot do it.
         """
         longest = max(len(request.prompt_ids) for request in requests)
-        learner, *generators = self._actors
-        if generators:
-            calls = [learner.submit("warm-up", "warm_up", longest)]
-            calls += [generator.submit("warm-up", "warm_up", requests) for generator in generators]
+        if self._config.placement == "colocated":
+            calls = [w.submit("warm-up", "warm_up", requests, longest) for w in self._actors]
         else:
-            calls = [learner.submit("warm-up", "warm_up", requests, longest)]
+            calls = [a.submit("warm-up", "warm_up", longest) for a in self.learners]
+            calls += [a.submit("warm-up", "warm_up", requests) for a in self.generators]
         watch = Watch(self._runtime, self._config.resources.deadline_s)
         for call in calls:
             watch.result(call)
@@ -121,12 +141,14 @@ class TrialActors:
         """
         key, transport = self.choice.key, self.choice.transport
         deadline_s = self._config.resources.deadline_s
-        calls = [actor.submit_function("sync", check_here, key) for actor in self._actors]
+        first, others = self.learners[0], self.generators
+        ends = [first, *(actor for actor in others if actor is not first)]
+        calls = [actor.submit_function("sync", check_here, key) for actor in ends]
         found = [await_call(self._runtime, call, deadline_s) for call in calls]
         check_together(transport, found)
         start = now()
         if transport.two_sided and self._group is None:
-            handles = [actor.handle for actor in self._actors]
+            handles = [actor.handle for actor in ends]
             self._group = Group(transport.name, handles, deadline_s)
         return max(each.seconds for each in found) + now() - start
 
@@ -150,14 +172,21 @@ class TrialActors:
         return self._actor(
             index,
             Generator,
-            f"generator-{index - 1}",
+            f"generator-{index - r.num_learners}",
             MadeInActor(make_receiver, self.choice.key, r.deadline_s, device),
             cpus=self._config.generator_cpus + r.reward_cpus,
             gpus=r.generator_gpus,
         )
 
     def _actor(
-        self, index: int, cls: type, name: str, ends: MadeInActor, *, cpus: float, gpus: float
+        self,
+        index: int,
+        cls: type,
+        name: str,
+        ends: MadeInActor | None,
+        *,
+        cpus: float,
+        gpus: float,
     ) -> RayActor:
         """The actor at this index, in the bundle after it, since the trial's own process has the
         first. If actors shared the placement group at will, one could take the room of another,
@@ -206,7 +235,7 @@ class TrialActors:
             actor.kill()
         if self._group is not None:
             self._group.forget()
-        self._actors, self._group = [], None
+        self._actors, self._joining, self._group = [], [], None
 
 
 class MadeInActor:
@@ -220,6 +249,26 @@ class MadeInActor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._make, self._args
+
+
+def form_group(learners: Sequence[RayActor]) -> list[RayCall]:
+    """Has the learners look for one another, in the process of the first, and begin.
+
+    Nobody waits: an argument that is the answer to another call is filled in by Ray.
+    """
+    addresses = [learner.submit_function("start", own_address) for learner in learners]
+    place = learners[0].submit("start", "host", addresses[0].ref)
+    return [
+        learner.submit("start", "join", rank, len(learners), place.ref)
+        for rank, learner in enumerate(learners)
+    ]
+
+
+def own_address() -> str:
+    """The address by which the cluster reaches this machine, and gloo from now on."""
+    address = ray.util.get_node_ip_address()
+    let_gloo_use(address)
+    return address
 
 
 def reserved_nodes() -> list[str]:

@@ -74,20 +74,25 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
 def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
     """Why a trial finds no room, and what to lower."""
     keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
+    fewer = ("num_learners",) if trial.resources.num_learners > 1 else ()
     for kind in KINDS:
         needed = round(sum(bundle.get(kind, 0.0) for bundle in trial.bundles()), 4)
-        lower = " or ".join(f"resources.{key}_{kind.lower()}s" for key in keys)
+        lower = _settings(*(f"{key}_{kind.lower()}s" for key in keys), *fewer)
         if needed > total(nodes, kind):
             return (
                 f"arm {trial.arm} needs {needed:g} {kind}s, {where} has {total(nodes, kind):g}; "
                 f"lower {lower}"
             )
     bundles = ", ".join(map(_shown, trial.bundles()))
-    lower = " or ".join(f"resources.{key}_cpus" for key in keys)
+    lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
     return (
         f"arm {trial.arm} has actors of {bundles}, each on one node, for which the nodes of "
         f"{where} have no room: {', '.join(map(_shown, nodes))}; lower {lower}"
     )
+
+
+def _settings(*names: str) -> str:
+    return " or ".join(f"resources.{name}" for name in names)
 
 
 def _shown(resources: Mapping[str, float]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
+from grpo_trainable.checkpointing import LearnerFiles
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import (
     LearnerState,
@@ -60,6 +61,9 @@ class Colocated:
 
     def state(self) -> LearnerState:
         return self._learner.state()
+
+    def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        return self._learner.write(directory, seen_by)
 
     def load_state(self, state: LearnerState) -> None:
         self._learner.load_state(state)

@@ -10,6 +10,7 @@ from torch import Tensor
 from grpo_trainable.actors.log_probs import ScoredBatch
 from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.actors.optimizer import StepTaken
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.algo import aggregate, value_loss
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import CriticStep
@@ -27,8 +28,12 @@ class Critic:
     """A head for values, on the body of the policy or on one of its own (`critic.body`), which
     begins as the policy does."""
 
-    def __init__(self, config: GRPOConfig, policy: Policy, device: torch.device) -> None:
+    def __init__(
+        self, config: GRPOConfig, policy: Policy, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
+        """`ranks`: those that share its passes; each of them has it whole."""
         self._config = config
+        self._ranks = ranks
         self._policy = policy
         self._own: Policy | None = None
         if config.critic.body == "own":
@@ -53,10 +58,10 @@ class Critic:
         """What the states before the response tokens are worth, (B, S), 0 off the mask; computed in
         the microbatches of a gradient step."""
         values = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim):
+        for rows in microbatches(batch, self._config.optim, self._ranks):
             micro = batch.rows(rows)
             values[rows, : micro.input_ids.shape[1]] = self.of_states(self.states(micro), micro)
-        return values
+        return self._ranks.sum_(values)
 
     def states(self, batch: TrainBatch) -> Tensor:
         """The hidden states (T, D) that the head is put on."""
@@ -89,10 +94,6 @@ class Critic:
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies in main memory, by name."""
-        return {name: p.detach().cpu().clone() for name, p in self.parameters.items()}
-
     def load_state(self, state: Mapping[str, Tensor]) -> bool:
         """Goes on from a state, and returns whether it had such a critic; where it had none, as
         after PBT has changed the advantage, the critic begins anew."""
@@ -116,6 +117,12 @@ class CriticStatistics:
         self.loss += float(loss)
         self._tokens += int(mask.sum())
         self._clipped += int((clipped & mask).sum())
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Makes these the sums over all ranks."""
+        own = torch.tensor([self.loss, self._tokens, self._clipped], dtype=torch.float64)
+        self.loss, tokens, clipped = ranks.sum_(own).tolist()
+        self._tokens, self._clipped = int(tokens), int(clipped)
 
     def step(self, taken: StepTaken) -> CriticStep:
         return CriticStep(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from grpo_trainable.actors.minibatches import microbatches, step_rows
 from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.actors.teacher import build_teacher
 from grpo_trainable.actors.user_functions import configured_loss, configured_selection
@@ -30,6 +31,7 @@ from grpo_trainable.algo import (
     teacher_advantages,
     weights_bounded,
 )
+from grpo_trainable.checkpointing import LearnerFiles, write_learner_files
 from grpo_trainable.checksums import checksum
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.messages import (
@@ -89,9 +91,14 @@ class Learner:
     CONCURRENT = ("progress",)
 
     def __init__(
-        self, config: GRPOConfig, sender: WeightSender, clock: StageClock | None = None
+        self,
+        config: GRPOConfig,
+        sender: WeightSender | None,
+        clock: StageClock | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`clock`: that of the process, when another role lives in it too."""
+        """`sender`: None where another rank publishes. `clock`: that of the process, when another
+        role lives in it too. `ranks`: the learners among which this is one."""
         keep_freed_memory()
         r = config.resources
         colocated = config.placement == "colocated"
@@ -101,32 +108,34 @@ class Learner:
             clock=clock,
         )
         self._sender = sender
+        self._ranks = ranks
         self._build(config)
 
     def reset(self, config: GRPOConfig) -> None:
         """Begins anew with a config of the same placement, resources and transport."""
         self._context.clock.reset()
-        self._sender.close()
+        self.close()
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
         model, tokenizer = build_trained_policy(config.model, config.seed)
-        self.policy = model.to(self._context.device)
+        device, ranks = self._context.device, self._ranks
+        self.policy = model.to(device)
         self._pad_id, self._end_ids = tokenizer.pad_id, end_ids(config, tokenizer)
-        self._log_probs = LogProbs(config, self._end_ids)
-        self._parameters = self.policy.trained()
+        self._log_probs = LogProbs(config, self._end_ids, ranks)
         untrained = self.policy.without_adapters()
         self._reference_checksum = checksum((untrained or self.policy).weights())
+        self.policy = ranks.divide(self.policy)
+        self._parameters = self.policy.trained()
         here = config.reference_role == "learner"
-        device = self._context.device
-        self.reference = Reference(config, tokenizer, device, untrained) if here else None
-        self._teacher = build_teacher(config, tokenizer, device)
-        self._critic = Critic(config, self.policy, device) if config.has_critic else None
+        self.reference = Reference(config, tokenizer, device, untrained, ranks) if here else None
+        self._teacher = build_teacher(config, tokenizer, device, ranks)
+        self._critic = Critic(config, self.policy, device, ranks) if config.has_critic else None
         self._advantages = advantage_estimator(config, self.values)
         self._objective = partial(
             compute_objective,
-            loss=configured_loss(config.loss, self._context.device),
+            loss=configured_loss(config.loss, device),
             clip_low=config.clip_low,
             clip_high=config.clip_high,
             importance_cap=config.importance_cap,
@@ -139,7 +148,7 @@ class Learner:
         self._kl_coefficient = KLCoefficient(config.loss)
         self._select = configured_selection(config.loss)
         critic = {} if self._critic is None else self._critic.parameters
-        self.optimizer = PolicyOptimizer(self._parameters, config, critic)
+        self.optimizer = PolicyOptimizer(self._parameters, config, critic, ranks)
         self.round = 0
 
     @property
@@ -202,6 +211,7 @@ class Learner:
         kl_coefficient = self._kl_coefficient.value
         with self._context.call():
             trained = self._train(rollout_batches) if rollout_batches else _Trained()
+            self._ranks.settle()
             self.round += 1
             spans = self._context.clock.take()
         return Updated(
@@ -375,7 +385,7 @@ class Learner:
         tokens = loss_denominator("token_mean", scored.loss_mask, config.rollout.max_new_tokens)
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics, of_critic = StepStatistics(), CriticStatistics()
-        for rows in microbatches(batch, config.optim):
+        for rows in microbatches(batch, config.optim, self._ranks):
             micro = scored.rows(rows)
             mask, behaviour = micro.loss_mask, micro.batch.behaviour_log_probs
             log_probs, entropy, values = self._forward(micro.batch)
@@ -398,12 +408,15 @@ class Learner:
                 of_critic.add(value_loss, clipped, mask)
                 loss = loss + self._critic.weight * value_loss
             loss.backward()
-            seen[rows, : mask.shape[1]] = log_probs.detach()
+            seen[rows, : mask.shape[1]] = log_probs.detach().to(seen.dtype)
+        statistics.sum_over(self._ranks)
+        if self._critic is not None:
+            of_critic.sum_over(self._ranks)
         taken = self.optimizer.step(statistics.loss + of_critic.loss)
         step = statistics.step(taken)
         if self._critic is not None:
             step = replace(step, critic=of_critic.step(taken))
-        return step, seen
+        return step, self._ranks.sum_(seen)
 
     def _forward(self, batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Log-probs, entropy and values, (B, S) each; None without a critic."""
@@ -464,9 +477,10 @@ class Learner:
         """
         with self._context.call():
             with self._context.clock("sync"):
-                weights = self._weights()
-                self._sender.release(needed_from)
-                handle = self._sender.publish(weights, self.policy.frozen())
+                weights, handle = self._weights(), None  # of other ranks, its parts alone
+                if self._sender is not None:
+                    self._sender.release(needed_from)
+                    handle = self._sender.publish(weights, self.policy.frozen())
             spans = self._context.clock.take()
         return Published(
             handle=handle,
@@ -480,31 +494,66 @@ class Learner:
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
+        """Without tensors where another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
             # What is held in lower precision travels in it.
             name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
-            for name, tensor in self.policy.weights().items()
+            for name, tensor in self._ranks.weights(self.policy)
         }
         return LiveWeights(version=self.version, round=self.round, tensors=tensors)
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> LearnerState:
-        """Copies of policy, optimizer and counters, in main memory."""
+        """Copies of policy, optimizer and counters, in main memory; without tensors on all ranks
+        but the first."""
+        gathered = self._ranks.gathered
         return LearnerState(
-            policy={
-                name: parameter.detach().cpu().clone()
-                for name, parameter in self._parameters.items()
-            },
-            optimizer=self.optimizer.state() | (self._critic.state() if self._critic else {}),
-            counters={
-                **self.optimizer.counters(),
-                **self._kl_coefficient.counters(),
-                "round": self.round,
-                "reference_checksum": self._reference_checksum,
-            },
+            policy=_copies(gathered(self._parameters)),
+            optimizer=_copies(gathered(self._optimizer_tensors())),
+            counters=self._counters(),
         )
+
+    def own_state(self) -> LearnerState:
+        """The same of what this rank holds, without a word to the others."""
+        return LearnerState(
+            policy=_copies(self._parameters.items()),
+            optimizer=_copies(self._optimizer_tensors().items()),
+            counters=self._counters(),
+        )
+
+    def rewind(self, state: LearnerState) -> None:
+        """Goes back to `own_state` of before, in the middle of a round."""
+        self.load_state(state)
+        self.optimizer.drop_gradients()
+
+    def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        """Writes what a checkpoint has of this learner, as `write_learner_files` does."""
+        ranks = self._ranks
+        return write_learner_files(
+            directory,
+            seen_by,
+            {
+                "policy": ranks.held(self._parameters),
+                "optimizer": ranks.held(self._optimizer_tensors()),
+            },
+            self._counters(),
+            number=ranks.rank + 1,
+            of=ranks.size,
+        )
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has beside the policy, live: of the optimizer, and the critic."""
+        return self.optimizer.tensors() | (self._critic.parameters if self._critic else {})
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            **self.optimizer.counters(),
+            **self._kl_coefficient.counters(),
+            "round": self.round,
+            "reference_checksum": self._reference_checksum,
+        }
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from a state, with the settings of this learner.
@@ -519,17 +568,23 @@ class Learner:
                 f"model.preset={self.config.model.preset}, model.path={self.config.model.path} "
                 f"has {self._reference_checksum}; use the policy that the run started from"
             )
-        copy_parameters(self._parameters, state.policy, source="checkpoint")
+        copy_parameters(self._parameters, self._own(state.policy), source="checkpoint")
         self.optimizer.load_state(self._load_critic(state.optimizer), state.counters)
         self._kl_coefficient.load_counters(state.counters)
         self.round = state.counters["round"]
+        self._ranks.settle()
+
+    def _own(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of a policy's tensors."""
+        own = self._parameters
+        return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
 
     def _load_critic(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
         """Puts the critic where `stored` was taken; returns what the optimizer goes on from."""
         if self._critic is not None and self._critic.load_state(stored):
             return stored
         of_policy = {name: v for name, v in stored.items() if not name.startswith(PREFIX)}
-        anew = {name: v for name, v in self.optimizer.state().items() if name.startswith(PREFIX)}
+        anew = {n: v for n, v in self.optimizer.tensors().items() if n.startswith(PREFIX)}
         return of_policy | anew
 
     def progress(self) -> int:
@@ -537,7 +592,12 @@ class Learner:
         return steps_done()
 
     def close(self) -> None:
-        self._sender.close()
+        if self._sender is not None:
+            self._sender.close()
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
 
 
 def _mean_nll(scored: Sequence[ScoredBatch]) -> float | None:

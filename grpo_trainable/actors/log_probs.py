@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.actors.minibatches import microbatches
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_states, state_log_probs
@@ -21,8 +22,10 @@ from grpo_trainable.stops import end_ids
 class LogProbs:
     """Computes log-probs under the law that a config's responses are sampled from."""
 
-    def __init__(self, config: GRPOConfig, end_ids: Sequence[int]) -> None:
+    def __init__(self, config: GRPOConfig, end_ids: Sequence[int], ranks: Ranks = ALONE) -> None:
+        """`ranks`: those that share the passes without gradient."""
         self._config = config
+        self._ranks = ranks
         self._end_ids = end_ids
 
     def with_entropy(self, model: Policy, batch: TrainBatch) -> tuple[Tensor, Tensor]:
@@ -46,10 +49,11 @@ class LogProbs:
     def without_gradient(self, model: Policy, batch: TrainBatch) -> Tensor:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim):
+        for rows in microbatches(batch, self._config.optim, self._ranks):
             micro = batch.rows(rows)
-            log_probs[rows, : micro.input_ids.shape[1]] = self.with_entropy(model, micro)[0]
-        return log_probs
+            found, _ = self.with_entropy(model, micro)
+            log_probs[rows, : found.shape[1]] = found.to(log_probs.dtype)
+        return self._ranks.sum_(log_probs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +106,16 @@ class Reference:
         tokenizer: Tokenizer,
         device: torch.device,
         policy: Policy | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`policy`: on the device; None: the one that the config starts from is built."""
+        """`policy`: on the device; None: the one that the config starts from is built. `ranks`:
+        those that hold it and share its passes."""
         if policy is None:
             policy = build_policy(config.model, config.seed)[0].to(device)
-        self.model = policy.requires_grad_(False)
+        self.model = ranks.divide(policy.requires_grad_(False))
         self._device = device
         self._pad_id = tokenizer.pad_id
-        self._log_probs = LogProbs(config, end_ids(config, tokenizer))
+        self._log_probs = LogProbs(config, end_ids(config, tokenizer), ranks)
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """(B, S), in nats; 0 off the mask."""

@@ -42,10 +42,9 @@ class MasterWeights:
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of the copies in main memory, by parameter/master."""
-        copies = self.copies.items()
-        return {f"{name}/{MASTER}": copy.detach().cpu().clone() for name, copy in copies}
+    def tensors(self) -> dict[str, Tensor]:
+        """The copies, by parameter/master."""
+        return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

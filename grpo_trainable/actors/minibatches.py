@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.actors.dealing import deal
 from grpo_trainable.actors.progress import advance
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig, OptimSettings
 from grpo_trainable.rollout import TrainBatch
 
@@ -43,17 +45,23 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
                 yield groups[part].flatten()
 
 
-def microbatches(batch: TrainBatch, optim: OptimSettings) -> Iterator[Tensor]:
+def microbatches(batch: TrainBatch, optim: OptimSettings, ranks: Ranks = ALONE) -> Iterator[Tensor]:
     """The rows of each microbatch: `optim.microbatch` rows, or as many as `optim.microbatch_tokens`
-    hold with their padding. Long rows go with long ones, since padding is wasted work."""
+    hold with their padding. Long rows go with long ones, since padding is wasted work.
+
+    Of several `ranks` each runs its own microbatches, which together have every row once.
+    """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
+    tokens = (lengths + 1).tolist()
     if optim.microbatch_tokens is None:
-        parts = order.split(optim.microbatch)
+        parts = list(order.split(optim.microbatch))
     else:
-        parts = _within(order, (lengths[order] + 1).tolist(), optim.microbatch_tokens)
-    for rows in parts:
+        in_order = [tokens[row] for row in order.tolist()]
+        parts = list(_within(order, in_order, optim.microbatch_tokens))
+    hands = deal(parts, lambda rows: len(rows) * tokens[int(rows[-1])], ranks.size)
+    for rows in hands[ranks.rank]:
         yield rows
         advance()
 

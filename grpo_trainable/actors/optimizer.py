@@ -12,6 +12,7 @@ from torch import Tensor
 
 from grpo_trainable.actors.adamw import AdamW, ParameterGroup
 from grpo_trainable.actors.master_weights import MasterWeights
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
 
 
@@ -30,11 +31,13 @@ class PolicyOptimizer:
         parameters: Mapping[str, Tensor],
         config: GRPOConfig,
         critic: Mapping[str, Tensor] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`parameters`: those of the policy that are trained, each once, by name. `critic`: those
         that a critic has beside them, which have their own learning rate and their own limit of the
-        gradient's norm."""
+        gradient's norm. `ranks`: whose gradients are shares of the step's."""
         self._config = config
+        self._ranks = ranks
         self._masters = MasterWeights({**parameters, **(critic or {})})
         self._parameters = self._masters.parameters
         self._policy = [self._parameters[name] for name in parameters]
@@ -69,6 +72,7 @@ class PolicyOptimizer:
         rates = (lr, self._scheduled(self._config.critic_lr))
         for group, rate in zip(self._adamw.groups, rates, strict=True):
             group.lr = rate
+        self._ranks.sum_gradients([*self._policy, *self._critic])
         grad_norm, critic_norm = self._limited(self._policy), self._limited(self._critic)
         skip = not all(map(math.isfinite, (loss, grad_norm, critic_norm)))
         if skip:
@@ -87,7 +91,11 @@ class PolicyOptimizer:
         """Limits the norm of the gradient of these, and returns what it was; 0 for none."""
         if not parameters:
             return 0.0
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip))
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
+        return float(self._ranks.whole(norm))
+
+    def drop_gradients(self) -> None:
+        self._adamw.zero_grad()
 
     def _give_up_when_stuck(self) -> None:
         allowed = self._config.optim.max_skipped_steps
@@ -115,11 +123,10 @@ class PolicyOptimizer:
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Tensor]:
-        """Copies of AdamW's moments and counters, and of master weights, in main memory, by
-        parameter/name."""
-        return self._masters.state() | {
-            f"{name}/{key}": value.detach().cpu().clone()
+    def tensors(self) -> dict[str, Tensor]:
+        """AdamW's live moments and counters, and master weights, by parameter/name."""
+        return self._masters.tensors() | {
+            f"{name}/{key}": value
             for name, parameter in self._parameters.items()
             for key, value in self._adamw.state.get(parameter, {}).items()
         }
@@ -136,7 +143,9 @@ class PolicyOptimizer:
         for name, parameter in self._parameters.items():
             prefix = f"{name}/"
             self._adamw.state[parameter] = {
-                key.removeprefix(prefix): _stored_like(parameter, value)
+                key.removeprefix(prefix): _stored_like(
+                    parameter, self._ranks.part(value, parameter)
+                )
                 for key, value in state.items()
                 if key.startswith(prefix)
             }

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.actors.optimizer import StepTaken
+from grpo_trainable.actors.ranks import Ranks
 from grpo_trainable.algo import bounded_tokens, masked_sum, token_ratio
 from grpo_trainable.messages import GradientStep
 from grpo_trainable.metrics import RATIO_EDGES
@@ -47,6 +48,20 @@ class StepStatistics:
         ratio = token_ratio(log_probs, old_log_probs, mask)
         self._ratio_max.append(ratio.max())
         self._ratio_counts += _count_ratios(ratio[mask])
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Makes these the sums over all ranks."""
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # of each rank; a sum keeps NaN
+        if self._ratio_max:
+            largest[ranks.rank] = torch.stack(self._ratio_max).max()
+        own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]
+        own += [self._weights_bounded, *self._ratio_counts.tolist()]
+        summed = ranks.sum_(torch.cat([torch.tensor(own, dtype=torch.float64), largest]))
+        self.loss, self._entropy, *counted = summed[: len(own)].tolist()
+        counts = list(map(int, counted))
+        self._tokens, self._clipped, self._bounded, self._weights_bounded = counts[:4]
+        self._ratio_counts = np.array(counts[4:])
+        self._ratio_max = [summed[len(own) :].max()]
 
     def step(self, taken: StepTaken) -> GradientStep:
         """The whole step, its KL still unmeasured."""

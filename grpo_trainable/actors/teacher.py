@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from grpo_trainable.actors.log_probs import Reference
+from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import build_policy, check_policy, policy_tokenizer
 from grpo_trainable.models.tokenizer import Tokenizer
 
 
 def build_teacher(
-    config: GRPOConfig, tokenizer: Tokenizer, device: torch.device
+    config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
 ) -> Reference | None:
     """What scores tokens as the teacher of the config does; None without one.
 
@@ -25,7 +26,7 @@ def build_teacher(
         return None
     policy, own = build_policy(config.teacher, config.seed)
     _refuse_other_tokens(config, tokenizer, own)
-    return Reference(config, tokenizer, device, policy.to(device))
+    return Reference(config, tokenizer, device, policy.to(device), ranks)
 
 
 def check_teacher(config: GRPOConfig) -> int | None:

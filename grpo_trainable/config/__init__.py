@@ -13,7 +13,6 @@ from grpo_trainable.config.plain import (
     parse_assignment,
     set_dotted,
     unknown_key,
-    without_retired,
 )
 from grpo_trainable.config.rules import is_unremarkable, of_other_placement, unmet
 from grpo_trainable.config.schema import (
@@ -84,5 +83,4 @@ __all__ = [
     "threads",
     "unknown_key",
     "unmet",
-    "without_retired",
 ]

@@ -21,6 +21,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
     """The key to blame and the reason, for each contradiction in `config`."""
     for rules in (
         _transport,
+        _learners,
         _engine,
         _advantage,
         _token_advantage,
@@ -57,6 +58,41 @@ def _transport(config: GRPOConfig) -> Iterator[Rule]:
         f"needs placement=colocated, got {config.placement}",
     )
     yield bool(refused), "transport", refused or ""
+
+
+def _learners(config: GRPOConfig) -> Iterator[Rule]:
+    r, transport = config.resources, TRANSPORTS.get(config.transport)
+    several, divided = r.num_learners > 1, r.learner_strategy == "fsdp2"
+    size = config.rollout.group_size
+    whole = "resources.learner_strategy"
+
+    yield (
+        several and transport is not None and (transport.two_sided or transport.gpus == "shared"),
+        "transport",
+        f"works with one learner, got resources.num_learners={r.num_learners}; use auto",
+    )
+    yield (
+        several and 0 < r.learner_gpus < 1,
+        "resources.learner_gpus",
+        f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each needs its own",
+    )
+    # As many microbatches on every rank, which can always be had where rows are a multiple.
+    yield (
+        divided and size % r.num_learners != 0,
+        "rollout.group_size",
+        f"must be a multiple of resources.num_learners={r.num_learners} with {whole}=fsdp2",
+    )
+    yield divided and config.has_critic, whole, "must be replicated with loss.advantage=gae"
+    yield (
+        divided and config.model.lora_rank is not None,
+        whole,
+        "must be replicated with model.lora_rank: adapters are small",
+    )
+    yield (
+        divided and config.model.dtype != "float32",
+        whole,
+        f"must be replicated with model.dtype={config.model.dtype}",
+    )
 
 
 def _engine(config: GRPOConfig) -> Iterator[Rule]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config.schema import CHECKS, DEFAULTS, RETIRED, SECTIONS
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS
 from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
 
 
@@ -61,25 +61,6 @@ def flatten(mapping: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def without_retired(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested plain data without the keys of earlier versions, where they have the one
-    value that they could have."""
-
-    def is_retired(key: str, value: Any) -> bool:
-        return key in RETIRED and value == RETIRED[key]
-
-    return {
-        section: {
-            name: value
-            for name, value in values.items()
-            if not is_retired(f"{section}.{name}", value)
-        }
-        if isinstance(values, Mapping)
-        else values
-        for section, values in config.items()
-    }
 
 
 def make_absolute(

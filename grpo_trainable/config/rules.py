@@ -207,6 +207,13 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
         ),
     ),
     "resources.generator_gpus": (_DISAGGREGATED,),
+    "resources.num_learners": (_DISAGGREGATED,),
+    "resources.learner_strategy": (_DISAGGREGATED, _at_least("resources.num_learners", 2)),
+    "resources.elastic": (
+        _DISAGGREGATED,
+        _at_least("resources.num_learners", 2),
+        _is("resources.learner_strategy", "replicated"),
+    ),
     "resources.learner_cpus": (_DISAGGREGATED,),
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),

@@ -724,8 +724,21 @@ class ResourceSettings(Settings):
         minimum=0.01,
     )
     generator_gpus: float = gpus(0.0, "GPUs of each generator.")
-    learner_cpus: float = number(0.95, "CPUs of the learner.", minimum=0.01)
-    learner_gpus: float = gpus(0.0, "GPUs of the learner.")
+    num_learners: int = integer(
+        1, "Learner actors of a trial, which share the rows of each gradient step.", minimum=1
+    )
+    learner_strategy: str = choice(
+        ("replicated", "fsdp2"),
+        "How several learners hold the policy: each of them whole, or a part of every parameter "
+        "and of its moments each.",
+    )
+    elastic: bool = flag(
+        False,
+        "Whether the other learners go on where one but the first is lost; false: the trial fails "
+        "and goes on from its checkpoint.",
+    )
+    learner_cpus: float = number(0.95, "CPUs of each learner.", minimum=0.01)
+    learner_gpus: float = gpus(0.0, "GPUs of each learner.")
     worker_cpus: float = number(
         0.95,
         "CPUs that a colocated worker trains with; the shipped policy trains slower on two "
@@ -839,10 +852,6 @@ CHECKS: dict[str, Check] = {
         for key, check in checks_of(section, f"{name}.").items()
     },
 }
-
-# Keys of earlier versions with the one value they could have: files of their experiments spell them
-# out. Such a key is read with this value and is otherwise unknown.
-RETIRED: dict[str, Any] = {"resources.num_learners": 1}
 
 # Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
 # only what training makes of that.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from grpo_trainable.config.contradictions import contradictions
-from grpo_trainable.config.plain import flatten, unknown_key, without_retired
+from grpo_trainable.config.plain import flatten, unknown_key
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
@@ -275,8 +275,14 @@ class GRPOConfig(TrialSettings):
         """CPUs of a colocated worker: what the busier of its two roles computes with."""
         return max(self.resources.worker_cpus, self.resources.generator_cpus or 0.0)
 
+    @property
+    def learner_names(self) -> list[str]:
+        """What the learners are called; the first of them publishes."""
+        count = self.resources.num_learners
+        return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
+
     def bundles(self) -> list[dict[str, float]]:
-        """Resources of the trial's own process, then of each actor: worker, or learner and
+        """Resources of the trial's own process, then of each actor: worker, or learners and
         generators."""
         r = self.resources
         # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
@@ -285,7 +291,8 @@ class GRPOConfig(TrialSettings):
         if self.placement == "colocated":
             return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
         generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
-        return [driver, _bundle(r.learner_cpus, r.learner_gpus), *[generator] * r.num_generators]
+        learner = _bundle(r.learner_cpus, r.learner_gpus)
+        return [driver, *[learner] * r.num_learners, *[generator] * r.num_generators]
 
     @property
     def uses_gpus(self) -> bool:
@@ -317,11 +324,10 @@ def _section(name: str, value: Any) -> Any:
         raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
     if name == "task" and _is_custom(value.get("name")):
         return _custom_task(value)
-    settings = without_retired({name: value})[name]
-    for leaf in settings:
+    for leaf in value:
         if f"{name}.{leaf}" not in CHECKS:
             raise unknown_key(f"{name}.{leaf}")
-    return type(default)(**settings)
+    return type(default)(**value)
 
 
 def _is_custom(name: Any) -> bool:

@@ -40,6 +40,7 @@ OF_TRAINING = (
     *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),
     *("resources.num_generators", "resources.reference", "resources.deadline_s"),
     *("resources.generator_cpus", "resources.generator_gpus", "resources.reward_cpus"),
+    *("resources.num_learners", "resources.learner_strategy", "resources.elastic"),
     *("resources.learner_cpus", "resources.learner_gpus"),
     *("resources.worker_cpus", "resources.worker_gpus"),
 )

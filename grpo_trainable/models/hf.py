@@ -5,7 +5,7 @@ B rows, S positions, D width of the hidden states, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,12 @@ class HFPolicy(Policy):
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         self.refuse_too_long(input_ids.shape[1])
         return self.body(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """What the largest list of modules in the body holds: transformers has no other name for
+        it that all architectures share."""
+        lists = [m for m in self.body.modules() if isinstance(m, torch.nn.ModuleList)]
+        return list(max(lists, key=_parameters, default=[]))
 
     def weights(self) -> dict[str, Tensor]:
         """Live parameters under transformers' own names."""
@@ -155,6 +161,10 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
         return HFPolicy(model, read_shape(directory), head_fp32=head_fp32)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
+
+
+def _parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _cannot_checkpoint(model: torch.nn.Module) -> str:

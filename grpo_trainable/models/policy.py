@@ -6,7 +6,7 @@ B rows, S positions, D width of the hidden states, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import Tensor, nn
 
@@ -37,6 +37,11 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def checkpoint_gradients(self) -> None:
         """From now on each layer computes its activations again in the backward pass."""
+
+    def layers(self) -> Sequence[nn.Module]:
+        """The repeated layers, in order: what is gathered at a time where ranks hold a policy
+        between them. None by default: then it is gathered as a whole."""
+        return ()
 
     def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (…, D) and head (V, D), in the precision in which they are multiplied.

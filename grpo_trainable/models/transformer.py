@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -226,6 +227,9 @@ class TransformerLM(Policy):
     def head_weight(self) -> Tensor:
         """The weights of the output head, (V, D)."""
         return self.head.weight
+
+    def layers(self) -> Sequence[nn.Module]:
+        return self.blocks
 
     def checkpoint_gradients(self) -> None:
         """From now on each block computes its activations again in the backward pass."""

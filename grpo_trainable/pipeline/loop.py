@@ -13,14 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.calls import Actor, ActorLost, Runtime
-from grpo_trainable.config import (
-    OF_TRAINING,
-    GRPOConfig,
-    flatten,
-    is_unremarkable,
-    without_retired,
-)
+from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
+from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.pipeline.collector import Collector
@@ -60,7 +54,9 @@ from grpo_trainable.wording import plural
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Take a round's gradient steps: what the learner was called for."""
+    """Take a round's gradient steps: what a learner was called for."""
+
+    learner: Actor
 
 
 class Pipeline:
@@ -91,7 +87,7 @@ class Pipeline:
         self._first_sync_s = 0.0  # seconds of the first publication, with all that it sets up
         self._version = 0  # of the newest weights
         self._holding = True  # whether chunks that the gate would admit are held back
-        self._updated: Updated | None = None  # the learner's answer of this round
+        self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
         self._held_out: list[Scored] = []  # answers of the evaluation under way
         self._stopped = False  # before its rounds were over
 
@@ -192,14 +188,30 @@ class Pipeline:
     # ---- Training ----------------------------------------------------------------------------
 
     def _update(self, batches: list[list[RolloutGroup]]) -> Updated:
-        """The learner's k steps; answers of generators are taken in meanwhile."""
-        self._calls.add(self._learners.update(batches), Update())
-        self._work_until(lambda: self._updated is not None)
-        updated, self._updated = self._updated, None
-        assert updated is not None
-        self._recorder.add_spans("learner", self._learners.name, updated.spans)
+        """The learners' k steps; answers of generators are taken in meanwhile."""
+        while (answers := self._answers_to_update(batches)) is None:
+            pass
+        updated = self._learners.agreed(answers)
+        for learner, answer in answers.items():
+            self._recorder.add_spans("learner", learner.name, answer.spans)
         self._recorder.add_version("learner", self._learners.name, updated)
         return updated
+
+    def _answers_to_update(self, batches: list[list[RolloutGroup]]) -> dict[Actor, Updated] | None:
+        """What each learner answers; None where one was lost and the others are ready again."""
+        self._updated = {}
+        calls = self._learners.update(batches)
+        for call in calls:
+            self._calls.add(call, Update(call.actor))
+        try:
+            with self._learners.naming_the_lost("optimize"):
+                self._work_until(lambda: len(self._updated) == len(calls))
+        except ActorFailed as failure:
+            for call in calls:
+                self._calls.drop(call.actor)
+            self._recorder.note(self._learners.go_on_with_fewer(failure))
+            return None
+        return self._updated
 
     def _publish(self) -> None:
         """Publishes the learner's weights to every generator."""
@@ -277,8 +289,8 @@ class Pipeline:
                 raise answer
             case Load(member) | Deposit(member) | Sample(member) | Score(member), ActorLost():
                 self._replace(member, answer)
-            case Update(), Updated():
-                self._updated = answer
+            case Update(learner), Updated():
+                self._updated[learner] = answer
             case Load(member), Loaded():
                 self._fleet.loaded(member, answer)
             case Deposit(member), Deposited():
@@ -388,6 +400,6 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     have their default, which the state of an earlier version may lack."""
     return {
         key: value
-        for key, value in flatten(without_retired(work)).items()
+        for key, value in flatten(work).items()
         if key not in OF_TRAINING and not is_unremarkable(key, value)
     }

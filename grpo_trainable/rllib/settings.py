@@ -30,6 +30,7 @@ IN_RLLIBS_WAY = {
     "seed": "debugging(seed=…)",
     "placement": "env_runners(num_env_runners=…), where 0 is colocated",
     "resources.num_generators": "env_runners(num_env_runners=…)",
+    "resources.num_learners": "learners(num_learners=…)",
     "eval.every": "evaluation(evaluation_interval=…)",
     "checkpoint.every": "save_to_path(), or by Tune's CheckpointConfig",
     "checkpoint.keep": "Tune's CheckpointConfig",
@@ -105,13 +106,17 @@ def _actors(config: Any, lag: Any) -> dict[str, Any]:
     runners, learners = config.num_env_runners, config.num_learners
     if not _is_count(runners):
         raise ConfigError(f"num_env_runners={shown(runners)}: must be a whole number >= 0")
-    if not _is_count(learners) or learners > 1:
-        raise ConfigError(f"num_learners={shown(learners)}: one learner trains; valid: 0 or 1")
+    if not _is_count(learners):
+        raise ConfigError(f"num_learners={shown(learners)}: must be a whole number >= 0")
     if runners:
-        return {"placement": "disaggregated", "resources.num_generators": int(runners)}
+        return {
+            "placement": "disaggregated",
+            "resources.num_generators": int(runners),
+            "resources.num_learners": max(1, int(learners)),
+        }
     needs = "needs env_runners(num_env_runners=…) of 1 or more: with 0, one process does both"
     if learners:
-        raise ConfigError(f"num_learners=1: {needs}")
+        raise ConfigError(f"num_learners={shown(learners)}: {needs}")
     if lag:
         raise ConfigError(f"lag={shown(lag)}: {needs}")
     return {"placement": "colocated"}

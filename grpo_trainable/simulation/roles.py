@@ -240,10 +240,12 @@ class VirtualLearner:
         self._releases = releases
         self._version = 0
         self._round = 0
+        self._before = 0, 0  # version and round at the start of the last round
 
     def update(
         self, start: float, end: float, rollout_batches: Sequence[Sequence[RolloutGroup]]
     ) -> Updated:
+        self._before = self._version, self._round
         groups = [group for batch in rollout_batches for group in batch]
         self._record.append(
             TrainingCall(
@@ -310,6 +312,17 @@ class VirtualLearner:
 
     def load_state(self, start: float, end: float, state: LearnerState) -> None:
         self._version, self._round = state.counters["version"], state.counters["round"]
+
+    def leave(self, start: float, end: float) -> None:
+        pass
+
+    def host(self, start: float, end: float) -> tuple[str, int]:
+        return "here", 0
+
+    def rejoin(
+        self, start: float, end: float, rank: int, size: int, place: tuple[str, int]
+    ) -> None:
+        self._version, self._round = self._before
 
     def close(self, start: float, end: float) -> None:
         pass

@@ -93,6 +93,9 @@ class VirtualRuntime:
             heapq.heappop(self._ends)
         return self._ends[0][0]
 
+    def share(self, value: Any) -> Any:
+        return value
+
     def result(self, call: VirtualCall) -> Any:
         assert call.end <= self.time, "collected before it was done"
         self.uncollected.remove(call)

@@ -130,23 +130,27 @@ def virtual_trial(
     learner_role = VirtualLearner(config, trained, releases)
     if config.placement == "colocated":
         role = VirtualColocated(generator_role("worker"), learner_role)
-        learner = actor("worker", role)
-        generators = [learner]
+        learners = generators = [actor("worker", role)]
     else:
-        learner = actor("learner", learner_role)
+        # What the first notes, the others do as well.
+        roles = [learner_role]
+        roles += [VirtualLearner(config, [], []) for _ in config.learner_names[1:]]
+        learners = list(map(actor, config.learner_names, roles))
         generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
-    learners = LearnerGroup([learner], runtime, config.resources.deadline_s)
+    group = LearnerGroup(
+        learners, runtime, config.resources.deadline_s, elastic=config.resources.elastic
+    )
     requests = VirtualRequests(config)
     pipeline = Pipeline(
         config,
         requests,
         generators,
-        learners,
+        group,
         runtime,
         runtime.now,
         spawn=None if config.placement == "colocated" else spawn,
     )
-    return VirtualTrial(config, runtime, pipeline, learners, requests, trained, generated, releases)
+    return VirtualTrial(config, runtime, pipeline, group, requests, trained, generated, releases)
 
 
 def simulate(

@@ -7,7 +7,9 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,15 @@ from grpo_trainable.checkpointing import (
     STATE,
     CheckpointError,
     TrialState,
+    begun,
+    finish_checkpoint,
     newest_whole,
     part_file,
     read_checkpoint,
     refuse_foreign_files,
     remove_older,
     write_checkpoint,
+    write_learner_files,
 )
 from grpo_trainable.rollout import RolloutGroup
 
@@ -224,7 +229,9 @@ def test_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
         ([], "not a JSON object"),
         ({}, "format version None"),
         ({"format_version": 99, "shards": 4}, "format version 99, this program reads 2, 3 and 4"),
-        ({"format_version": FORMAT_VERSION, "world_size": 2}, "written by 2 learners"),
+        ({"format_version": FORMAT_VERSION, "world_size": 0}, "written by 0 learners"),
+        ({"format_version": FORMAT_VERSION, "world_size": "2"}, "written by 2 learners"),
+        ({**OURS, "world_size": 2, "files": {}}, "does not list .*optimizer-00002-of-00002"),
         (OURS, "does not list"),
         ({**OURS, "files": {"model.bin": "00"}}, "does not list"),
         ({**OURS, "files": {"../state.json": "00"}}, "does not list"),
@@ -287,9 +294,9 @@ def test_killed_at_any_point_of_writing_it_is_whole_or_not_there(tmp_path: Path)
         assert_equal(read_checkpoint(directory), trial(1))
         refuse_foreign_files(directory)
         shutil.rmtree(directory)
-    # Make the directory, remove an old manifest; then for each of five files: create, rename, open
-    # the directory to sync it.
-    assert len(outcomes) == 2 + 5 * 3
+    # Make the directory, remove an old manifest, make and remove the file that learners look for;
+    # for each of five files: create, rename, open the directory to sync it.
+    assert len(outcomes) == 4 + 5 * 3
     assert set(outcomes[:-1]) == {"checkpoint_000000"}
     # Killed before the last sync, the manifest may stand or not; here it does.
     assert outcomes[-1] == "checkpoint_000001"
@@ -377,3 +384,64 @@ def test_what_a_killed_removal_left_goes_with_the_next(tmp_path):
     write_checkpoint(tmp_path / ".removed", trial(1))
     remove_older(tmp_path, 1, shared_rounds=[])
     assert left(tmp_path) == names[-1:]
+
+
+# ---- Of several learners -----------------------------------------------------------------------
+
+
+def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> TrialState:
+    """Writes a checkpoint by so many learners, and gives what is in it. Those `apart` do not see
+    the directory."""
+    whole = {"matrix": torch.arange(15.0).view(5, 3), "vector": torch.arange(5.0)}
+    rows = [
+        dict(zip(whole, parts, strict=True)) for parts in zip(*_split(whole, size), strict=True)
+    ]
+    steps = {"vector/step": torch.tensor(7.0)}
+    with begun(directory) as proof:
+        files = [
+            write_learner_files(
+                str(directory),
+                "elsewhere" if number in apart else proof,
+                {"policy": held, "optimizer": steps if number == 1 else {}},
+                {"version": number},
+                number=number,
+                of=size,
+            )
+            for number, held in enumerate(rows, start=1)
+        ]
+    finish_checkpoint(directory, files, trial().state, trial().groups)
+    return replace(trial(), policy=whole, optimizer=steps)
+
+
+def _split(tensors: dict[str, torch.Tensor], size: int) -> list[list[torch.Tensor]]:
+    """Rows of each tensor, none of them for the last where there are fewer."""
+    bounds = [-(-5 // size) * i for i in range(size + 1)]
+    return [[t[a:b] for a, b in pairwise(bounds)] for t in tensors.values()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("apart", [(), (1,), (2, 3)])
+def test_what_several_learners_wrote_is_read_as_a_whole(
+    tmp_path: Path, size: int, apart: tuple[int, ...]
+) -> None:
+    expected = written_by(tmp_path, size, apart=apart)
+    assert_equal(read_checkpoint(tmp_path), expected)
+    assert len(list(tmp_path.glob("policy-*"))) == size
+    refuse_foreign_files(tmp_path)
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_file_of_one_learner_that_is_missing_is_named(tmp_path: Path) -> None:
+    written_by(tmp_path, 2)
+    (tmp_path / part_file("optimizer", 2, 2)).unlink()
+    with pytest.raises(CheckpointError, match=r"optimizer-00002-of-00002\S*: cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_learner_that_cannot_write_is_an_error_of_the_directory(tmp_path: Path) -> None:
+    with begun(tmp_path / "there") as proof:
+        tensors = {"policy": {"a": torch.zeros(1)}}
+        (tmp_path / "there" / part_file("policy")).mkdir()  # nothing can take its place
+        files = write_learner_files(str(tmp_path / "there"), proof, tensors, {})
+    with pytest.raises(OSError, match="Is a directory"):
+        finish_checkpoint(tmp_path / "there", [files], {}, [])

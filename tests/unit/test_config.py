@@ -29,10 +29,8 @@ from grpo_trainable.config import (
     shown,
     threads,
     unmet,
-    without_retired,
 )
 from grpo_trainable.config.describe import COMMAND, page
-from grpo_trainable.config.schema import RETIRED
 from grpo_trainable.config.values import Settings
 
 
@@ -179,6 +177,9 @@ DEFAULTS = {
         "reference": "learner",
         "generator_cpus": None,
         "generator_gpus": 0.0,
+        "num_learners": 1,
+        "learner_strategy": "replicated",
+        "elastic": False,
         "learner_cpus": 0.95,
         "learner_gpus": 0.0,
         "worker_cpus": 0.95,
@@ -820,18 +821,6 @@ def test_an_engine_without_a_promise_is_corrected_unless_that_is_turned_off(
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
-# ---- Keys of earlier versions ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("key", RETIRED)
-def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
-    data: dict = {}
-    set_dotted(data, key, RETIRED[key])
-    assert GRPOConfig.from_dict(data) == GRPOConfig()
-    set_dotted(data, key, "another")
-    assert error(data).startswith(f"{key}: unknown key; ")
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -843,19 +832,6 @@ def test_a_retired_key_is_read_with_the_one_value_that_it_had(key):
 )
 def test_a_choice_that_is_not_built_is_no_choice(data):
     assert ": must be one of " in error(data)
-
-
-def test_settings_in_an_older_checkpoint_equal_these():
-    older = json.loads(json.dumps(DEFAULTS))
-    for key, value in RETIRED.items():
-        set_dotted(older, key, value)
-    assert older != DEFAULTS
-    assert without_retired(older) == DEFAULTS
-
-
-def test_a_retired_key_cannot_be_set():
-    with pytest.raises(ConfigError, match=r"^resources\.num_learners: unknown key; "):
-        parse_assignment("resources.num_learners=1")
 
 
 def test_fresh_share_of_a_draw_is_the_number_that_was_meant():

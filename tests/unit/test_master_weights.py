@@ -61,7 +61,7 @@ def test_a_state_goes_on_bit_for_bit():
     optimizer, before = PolicyOptimizer(whole, CONFIG), PolicyOptimizer(first, CONFIG)
     train(optimizer, whole, 5)
     train(before, first, 2)
-    state, counters = before.state(), before.counters()
+    state, counters = before.tensors(), before.counters()
     assert state["a/master"].dtype == torch.float32
     assert "b/master" not in state
 
@@ -72,6 +72,6 @@ def test_a_state_goes_on_bit_for_bit():
     after.load_state(state, counters)
     train(after, second, 3)
     assert all(torch.equal(second[name], whole[name]) for name in whole)
-    done, expected = after.state(), optimizer.state()
+    done, expected = after.tensors(), optimizer.tensors()
     assert done.keys() == expected.keys()
     assert all(torch.equal(done[key], expected[key]) for key in expected)

@@ -112,6 +112,29 @@ def test_side_by_side_each_generator_has_its_own_copy_and_cache():
     assert (alone["processes"], three["processes"]) == (3 * PROCESS_BYTES, 5 * PROCESS_BYTES)
 
 
+def test_several_learners_hold_the_policy_each_or_between_them():
+    def of(**resources: Any) -> dict[str, int]:
+        return parts(
+            config(placement="disaggregated", model={"preset": "course"}, resources=resources)
+        )
+
+    one, two = of(), of(num_learners=2)
+    four = of(num_learners=4, learner_strategy="fsdp2")
+    for what in ("weights", "gradients", "optimizer moments", "reference", "activations"):
+        assert two[what] == 2 * one[what]
+    assert two["published snapshot"] == one["published snapshot"]
+    assert two["processes"] == one["processes"] + PROCESS_BYTES
+    for what in ("weights", "gradients", "optimizer moments", "reference"):
+        assert four[what] == pytest.approx(one[what], abs=16)
+    # Embedding and head, 2 x 50,257 x 512, and two of the four layers with their gradients, four
+    # times; all that the first gathers to publish.
+    outside = 2 * 50_257 * 512
+    assert four["gathered layers"] == 4 * 8 * (outside + (one["weights"] // 4 - outside) // 2)
+    assert four["published snapshot"] == 2 * one["published snapshot"]
+    kept = of(num_learners=2, elastic=True)["copy to go back to"]
+    assert kept == two["weights"] + two["optimizer moments"]
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

@@ -72,6 +72,18 @@ def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
         check_resources([trial(learner_cpus=3, generator_cpus=1)], cpus(2), "this machine")
 
 
+def test_more_learners_than_cpus_are_refused():
+    four = trial(num_learners=4, learner_cpus=1, generator_cpus=0.9)
+    assert len(four.bundles()) == 6
+    assert four.devices == 4.9
+    with pytest.raises(UsageError) as caught:
+        check_resources([four], cpus(2), "this machine")
+    assert str(caught.value) == (
+        f"arm {four.arm} needs 5 CPUs, this machine has 2; lower resources.generator_cpus or "
+        "resources.learner_cpus or resources.num_learners"
+    )
+
+
 def test_as_many_trials_run_as_find_room_beside_each_other():
     narrow = trial(learner_cpus=1, generator_cpus=0.9)
     wide = trial(learner_cpus=3, generator_cpus=0.9)

@@ -767,7 +767,7 @@ def test_actor_that_never_answers_is_named_with_its_stage(actor: str, stage: str
 
 def test_failing_actor_is_named_with_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     w = virtual_trial(config_of())
-    learner = w.learners._actor._role
+    learner = w.learners._actors[0]._role
 
     def update(*args: Any) -> None:
         raise RuntimeError("out of memory")

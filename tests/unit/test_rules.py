@@ -359,10 +359,25 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         for name, value in (
             ("num_generators", 2),
             ("generator_gpus", 0.5),
+            ("num_learners", 2),
             ("learner_cpus", 2.0),
             ("learner_gpus", 0.5),
         )
     },
+    "resources.learner_strategy": (
+        "fsdp2",
+        APART,
+        "resources.num_learners=1",
+        "resources.num_learners >= 2",
+        {**APART, "resources.num_learners": 2},
+    ),
+    "resources.elastic": (
+        True,
+        {**APART, "resources.num_learners": 2, "resources.learner_strategy": "fsdp2"},
+        "resources.learner_strategy=fsdp2",
+        "resources.learner_strategy=replicated",
+        {**APART, "resources.num_learners": 2},
+    ),
     **{
         f"resources.{name}": (value, APART, "placement=disaggregated", "placement=colocated", {})
         for name, value in (("worker_cpus", 2.0), ("worker_gpus", 0.5))

@@ -151,7 +151,7 @@ def unread() -> dict[str, AlgorithmConfig]:
         "grpo: checkpoint.keep is given by Tune": new().training(grpo={"checkpoint": {"keep": 1}}),
         "lag=1: needs env_runners": new().training(grpo={"lag": 1}),
         "num_learners=1: needs env_runners": new().learners(num_learners=1),
-        "num_learners=2: one learner trains": new().learners(num_learners=2),
+        "num_learners=-1: must be": new().learners(num_learners=-1),
         "num_env_runners=-1: must be": new().env_runners(num_env_runners=-1),
         "optim.schedule=cosine: needs .*rounds": new().training(
             grpo={"optim": {"schedule": "cosine"}}
