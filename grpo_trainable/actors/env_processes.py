@@ -46,15 +46,13 @@ class GroupProcess:
     def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
         """
         Raises:
-            EpisodeError: there is no answer in time, the process has ended, or the environment
-                failed.
+            TimeoutError: there is no answer in time, and no process any more.
+            EpisodeError: the process has ended, or the environment failed.
         """
         if self._process is None or not self._process.is_alive():
             raise EpisodeError("the process of its group has ended")
         try:
             reply = self._process.ask(message, deadline_s)
-        except TimeoutError:
-            raise EpisodeError(f"no answer within {deadline_s:g} s") from None
         except EOFError as death:
             raise EpisodeError(f"its process died, {death}") from None
         except ValueError:
@@ -74,7 +72,7 @@ class GroupProcess:
             self._process.kill()
 
     def _say_goodbye(self) -> None:
-        with contextlib.suppress(EpisodeError):  # it ends in any case
+        with contextlib.suppress(EpisodeError, TimeoutError):  # it ends in any case
             self.ask({"close": True}, CLOSE_DEADLINE_S)
 
 
@@ -94,11 +92,14 @@ class Episode:
         return Turn(**self._ask({"step": self._place, "action": action}))
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        if self._left_s <= 0:
-            raise EpisodeError(f"took over {self._settings.episode_deadline_s:g} s in all")
+        of_step, of_episode = self._settings.step_deadline_s, self._settings.episode_deadline_s
         start = time.monotonic()
         try:
-            return self._process.ask(message, min(self._settings.step_deadline_s, self._left_s))
+            return self._process.ask(message, min(of_step, max(self._left_s, 0.0)))
+        except TimeoutError:
+            if self._left_s < of_step:
+                raise EpisodeError(f"took over {of_episode:g} s in all") from None
+            raise EpisodeError(f"no answer within {of_step:g} s") from None
         finally:
             self._left_s -= time.monotonic() - start
 
