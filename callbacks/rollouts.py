@@ -24,8 +24,9 @@ _RESPONSE = {
     "prompt": pa.string(),
     "response": pa.string(),
     "reward": pa.float32(),
-    "finished": pa.bool_(),  # ended with end-of-text rather than by length
-    "tokens": pa.int32(),
+    "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
+    "tokens": pa.int32(),  # that were sampled
+    "turns": pa.string(),  # of an episode, as JSON: action, its reward, observation; else null
 }
 EVALUATIONS = pa.schema(_RESPONSE)
 ROLLOUTS = pa.schema(

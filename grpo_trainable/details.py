@@ -6,8 +6,10 @@ needs it takes it out again.
 
 from __future__ import annotations
 
+import json
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,21 +91,49 @@ def rollout_columns(
 def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
     """Columns that every response has, sampled for training or for an evaluation."""
     names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
-    columns: Columns = {name: [] for name in names}
+    columns: Columns = {name: [] for name in (*names, "turns")}
     for group in groups:
         text = prompt(group.example)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
-        sampled = zip(group.response_ids, group.response_mask, strict=True)
-        for g, (row, mask) in enumerate(sampled):
-            ids = row[mask].tolist()
+        for g, sampled in enumerate(group.response_mask.sum(dim=1).tolist()):
             columns["cursor"].append(group.prompt_index)
             columns["response_index"].append(g)
             columns["prompt"].append(text)
-            columns["response"].append(decode(ids))
+            columns["response"].append(decode(group.whole(g)))
             columns["reward"].append(rewards[g])
             columns["finished"].append(finished[g])
-            columns["tokens"].append(len(ids))
+            columns["tokens"].append(sampled)
+            columns["turns"].append(_turns(group, g, decode))
     return columns
+
+
+def _turns(group: RolloutGroup, response: int, decode: Decode) -> str | None:
+    """The turns of an episode as JSON: what the policy wrote, what that earned (null where the
+    action was cut off), and what it read then. None where the response was not played."""
+    if group.turn_rewards is None:
+        return None
+    turns: list[dict[str, Any]] = []
+    for actions, ids, reward in _spans(group, response):
+        if actions:
+            turns.append({"action": decode(ids), "reward": reward, "observation": ""})
+        else:
+            turns[-1]["observation"] = decode(ids)
+    return json.dumps(turns, ensure_ascii=False)
+
+
+def _spans(group: RolloutGroup, response: int) -> Iterator[tuple[bool, list[int], float | None]]:
+    """(whether it was sampled, its tokens, its reward) of each action and observation, in turn. A
+    response begins with an action."""
+    assert group.turn_rewards is not None, "only episodes have turns"
+    ids = group.whole(response)
+    sampled = group.response_mask[response].tolist()
+    rewards = group.turn_rewards[response].tolist()
+    start = 0
+    for t in range(len(ids)):
+        earned = not math.isnan(rewards[t])
+        if earned or t + 1 == len(ids) or sampled[t + 1] != sampled[t]:
+            yield sampled[t], ids[start : t + 1], rewards[t] if earned else None
+            start = t + 1
 
 
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:

@@ -79,11 +79,17 @@ def _template_file(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
         yield "task.template", task.template
 
 
+def _no_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
+    yield from ()
+
+
 # What the built-in tasks read.
 TASK_FILES = {
     "keyword": _keyword_files,
     "math": _math_files,
     "reasoning_gym": _template_file,
+    "guess": _no_files,
+    "calculator": _no_files,
 }
 
 

@@ -133,12 +133,19 @@ def estimate(
     parts = [
         Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
     ]
-    processes = 1 + len(actors) + (r.reward_workers if config.task.is_scored_apart else 0)
+    processes = 1 + len(actors) + _beside(config)
     rest = [
         Part(what="buffer", bytes=trial.buffer_bytes()),
         Part(what="processes", bytes=processes * PROCESS_BYTES),
     ]
     return Estimate(parts=[*parts, *rest])
+
+
+def _beside(config: GRPOConfig) -> int:
+    """Processes that score, or play the groups of a chunk."""
+    if config.env.plays:
+        return config.unit_prompts
+    return config.resources.reward_workers if config.task.is_scored_apart else 0
 
 
 def _sum(parts: Sequence[Part]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 from grpo_trainable.config import GRPOConfig, shown
 from grpo_trainable.models.chat import chat_template
@@ -32,7 +33,8 @@ def build_task(config: GRPOConfig) -> Task:
     """
     task = config.task
     if task.is_custom:
-        return CustomTask(task.name, dict(task.own), config.seed)
+        rewards = not config.env.plays
+        return CustomTask(task.name, dict(task.own), config.seed, rewards=rewards)
     return TASKS[task.name](task, config.seed)
 
 
@@ -102,6 +104,20 @@ class Prompts:
         if self._chat is None:
             return as_text(prompt)
         return self._chat.render(as_messages(prompt, self._system))
+
+    def said(self, stream: str, example: int) -> str:
+        """The prompt as its task gives it; of a conversation, the last message."""
+        prompt = self._example(stream, example).prompt
+        return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+    def reply(self, text: str, action: Sequence[int]) -> tuple[int, ...]:
+        """The ids that follow an action of the policy's when `text` is what it reads next.
+
+        They are encoded by themselves: nothing that was sampled is encoded again.
+        """
+        if self._chat is None:
+            return tuple(self._tokenizer.encode(text))
+        return tuple(self._chat.encode_reply(text, action, self._system))
 
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         return self._example(stream, example).ground_truth

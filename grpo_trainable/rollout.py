@@ -61,6 +61,11 @@ class Request:
     state: StateOf | None = None
 
     @property
+    def example(self) -> int:
+        """The index of the example that the prompt is."""
+        return self.prompt_index if self.example_index is None else self.example_index
+
+    @property
     def answered(self) -> tuple[int, ...]:
         """The tokens of the response that the prompt ends with; none without a state."""
         count = 0 if self.state is None else self.state.tokens
@@ -76,11 +81,13 @@ class RolloutGroup:
 
     prompt_index: int
     prompt_ids: Tensor  # (P,) int64
-    response_ids: Tensor  # (G, R) int64, pad off the mask
-    response_mask: Tensor  # (G, R) bool, what ended it included; may have holes
+    response_ids: Tensor  # (G, R) int64; in a hole what was fed, pad behind the last sampled token
+    response_mask: Tensor  # (G, R) bool, the sampled tokens, what ended it included. Its holes are
+    #                        tokens that the policy read within its response and did not sample
     behaviour_log_probs: Tensor  # (G, R) float32, nats, as sampled; 0 off the mask
     rewards: Tensor  # (G,) float32
-    finished: Tensor  # (G,) bool, ended by an end id or a stop string rather than by length
+    finished: Tensor  # (G,) bool, ended by an end id, a stop string or, an episode, by its
+    #                   environment rather than by length
     token_versions: Tensor  # (G, R) int32, gradient steps of the weights that sampled it
     token_rounds: Tensor  # (G, R) int32, rounds of those weights
     reference_log_probs: Tensor | None = None  # (G, R) float32, nats, 0 off the mask; None where
@@ -90,6 +97,9 @@ class RolloutGroup:
     # (G, R) float32, what the state before a token is worth, from completions that were sampled
     # there; NaN where none were; None where nobody asks for it.
     state_values: Tensor | None = None
+    # (G, R) float32, of an episode: what an action earned, at its last token; NaN at all others;
+    # None where responses are not played.
+    turn_rewards: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
     example_index: int | None = None  # as in the request
 
@@ -110,7 +120,17 @@ class RolloutGroup:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens that were sampled."""
         return int(self.response_mask.sum())
+
+    @property
+    def extents(self) -> Tensor:
+        """(G,) int64, how far each response reaches: `extents` of its mask."""
+        return extents(self.response_mask)
+
+    def whole(self, response: int) -> list[int]:
+        """The tokens of a response up to the last that was sampled, those in holes included."""
+        return self.response_ids[response, : int(self.extents[response])].tolist()
 
     @property
     def has_signal(self) -> bool:
@@ -193,6 +213,13 @@ class PolicyWeights:
     tensors: dict[str, Tensor]  # unique named parameters: a tied head once
 
 
+def extents(mask: Tensor) -> Tensor:
+    """(G,) int64: the tokens of each row of a mask (G, R) up to its last one, holes included."""
+    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    # The zero stands for rows without any token.
+    return torch.cat((torch.zeros_like(mask[:, :1], dtype=torch.int64), mask * position), 1).amax(1)
+
+
 def collate(
     groups: Sequence[RolloutGroup], advantages: Sequence[Tensor], pad_id: int
 ) -> TrainBatch:
@@ -265,9 +292,7 @@ def _places(groups: Sequence[RolloutGroup]) -> list[_Place]:
     places = []
     for i, group in enumerate(groups):
         start = len(group.prompt_ids) - 1  # predicts the first response token
-        for g, mask in enumerate(group.response_mask):
-            sampled = mask.nonzero()
-            length = int(sampled[-1]) + 1 if len(sampled) else 0
+        for g, length in enumerate(group.extents.tolist()):
             places.append(_Place(i, g, slice(start, start + length)))
     return places
 

@@ -2,6 +2,7 @@
 
     python launch/pretrain.py --out DIR                        writes stories, about 10 minutes
     python launch/pretrain.py --out DIR --corpus arithmetic    solves word problems, as long
+    python launch/pretrain.py --out DIR --corpus games         plays at random, a minute
     python launch/pretrain.py --out DIR --corpus FILE          one of your own texts
 
 The story corpus comes in an order, and the order is what makes it work: documents that all hold
@@ -9,6 +10,9 @@ their keyword teach copying; then come documents of which only a share holds it,
 the inclusion rate that GRPO starts from. Without the first ones the policy is fluent but never
 copies, and GRPO learns nothing. All are of one length, so that nothing but the keyword itself tells
 a story that holds it from one that does not.
+
+The games corpus is random legal play of a guessing game and of questions with a calculator at hand,
+of which a share makes use of what it is told.
 
 The arithmetic corpus is word problems with their calculation, step by step, and the answer. The
 first documents are all right, and teach calculating; of the later ones only a share is calculated
@@ -41,6 +45,7 @@ from grpo_trainable.pretraining.pretrain import make_corpus, pretrain
 from grpo_trainable.pretraining.recipe import (
     RECIPES,
     ArithmeticRecipe,
+    GamesRecipe,
     Recipe,
     StoryRecipe,
 )
@@ -122,7 +127,7 @@ def _add_general(parser: argparse.ArgumentParser) -> None:
 
 def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
     """The settings of one corpus each."""
-    stories, arithmetic = StoryRecipe(), ArithmeticRecipe()
+    stories, arithmetic, games = StoryRecipe(), ArithmeticRecipe(), GamesRecipe()
     parser.add_argument(
         "--front-share",
         type=number(float, 0, 1),
@@ -163,13 +168,25 @@ def _add_of_corpora(parser: argparse.ArgumentParser) -> None:
         help="share of the later word problems whose answer is marked as the reward wants it "
         f"(default {arithmetic.format_share:g})",
     )
+    for option, what, default in (
+        ("listening", "guessing players who listen to the hints", games.listening_share),
+        ("calling", "players who call the calculator first", games.calling_share),
+        ("copying", "those who then answer what it says", games.copying_share),
+    ):
+        parser.add_argument(
+            f"--{option}-share",
+            type=number(float, 0, 1),
+            metavar="X",
+            help=f"share of {what} (default {default:g})",
+        )
 
 
 def _defaults(setting: str) -> str:
-    """The default of a setting, and that of the arithmetic corpus where it differs."""
-    stories, arithmetic = (getattr(RECIPES[name](), setting) for name in RECIPES)
-    both = "" if arithmetic == stories else f", {_plain(arithmetic)} for arithmetic"
-    return f"default {_plain(stories)}{both}"
+    """The default of a setting, and those of corpora that have one of their own."""
+    stories = getattr(StoryRecipe(), setting)
+    others = {name: getattr(made(), setting, stories) for name, made in RECIPES.items()}
+    own = (f", {_plain(value)} for {name}" for name, value in others.items() if value != stories)
+    return f"default {_plain(stories)}{''.join(own)}"
 
 
 def _plain(value: Any) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from reports.records import TrialRecord
 EXAMPLES = 4  # held-out prompts whose responses are shown
 
 MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is no time
+
+# What parts of older versions lack, and what only some trials have.
+OPTIONAL = frozenset({"turns"})
 
 # The columns that are read of each kind of part; the parts have more.
 SCHEMAS = {
@@ -37,6 +41,7 @@ SCHEMAS = {
             "reward": pa.float32(),
             "finished": pa.bool_(),
             "tokens": pa.int32(),
+            "turns": pa.string(),
         }
     ),
     "steps": pa.schema(
@@ -74,6 +79,8 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
             # `read_table` would take a directory called `a=b` for a column.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
+            for name in OPTIONAL.intersection(schema.names).difference(table.column_names):
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
             table = table.select(schema.names).cast(schema)
             table.validate(full=True)  # a text that is not UTF-8 would raise only later
             tables.append(table)
@@ -198,7 +205,7 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
     """The first response to each of the first held-out prompts, not the best ones."""
     by_round: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
-        if any(value is None for value in row.values()):
+        if any(value is None for name, value in row.items() if name not in OPTIONAL):
             continue
         prompts = by_round.setdefault(row["round"], {})
         known = prompts.get(row["cursor"])
@@ -213,14 +220,32 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
         pairs=[
             Example(
                 prompt=before[cursor]["prompt"],
-                before=before[cursor]["response"],
+                before=response_text(before[cursor]),
                 before_reward=before[cursor]["reward"],
-                after=after[cursor]["response"],
+                after=response_text(after[cursor]),
                 after_reward=after[cursor]["reward"],
             )
             for cursor in sorted(before.keys() & after.keys())[:number]
         ],
     )
+
+
+def response_text(row: Mapping[str, Any]) -> str:
+    """A response as people read it: an episode turn by turn, with what each action earned."""
+    try:
+        turns = json.loads(row["turns"] or "null")
+        lines = [line for turn in turns or () for line in _turn_lines(turn)]
+    except (ValueError, TypeError, KeyError, RecursionError):  # a file that is not ours
+        lines = []
+    return "\n".join(lines) if lines else row["response"]
+
+
+def _turn_lines(turn: Mapping[str, Any]) -> Iterator[str]:
+    reward = turn["reward"]
+    earned = "cut off" if reward is None else f"reward {reward:g}"
+    yield f"policy: {turn['action'].strip()} ({earned})"
+    if turn["observation"]:
+        yield f"environment: {turn['observation'].strip()}"
 
 
 def _changes(rows: Sequence[Mapping[str, Any]]) -> list[VersionPoint]:

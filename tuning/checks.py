@@ -69,6 +69,7 @@ def check_transport(trial: GRPOConfig) -> None:
 def check_inputs(trial: GRPOConfig) -> str | None:
     """Reads what a trial will read: model, tokenizer, task files and reward function. Returns a
     note where not every prompt was looked at."""
+    from grpo_trainable.actors.env_processes import check_environment
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.actors.teacher import check_teacher
     from grpo_trainable.engines.choice import chosen_engine
@@ -83,7 +84,9 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         chosen_engine(trial)
         context = min(shape.context_length, check_teacher(trial) or shape.context_length)
         prompts = Prompts(trial, build_task(trial), tokenizer)
-        if trial.task.is_scored_apart:
+        if trial.env.plays:
+            check_environment(trial.env)
+        elif trial.task.is_scored_apart:
             check_reward(*reward_apart(trial))
         until = time.monotonic() + MAX_LENGTHS_S
         of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}

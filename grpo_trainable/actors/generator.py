@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
+from grpo_trainable.actors.episodes import EpisodePlayer
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import InlineScorer, make_scorer
 from grpo_trainable.actors.state_values import Completer, state_values
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.engines.base import EngineSetup, build_engine
-from grpo_trainable.engines.checks import check_load, checked_groups
+from grpo_trainable.engines.base import EngineSetup, PlayingEngine, build_engine
+from grpo_trainable.engines.checks import check_load, check_played, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Completions, Deposited, Loaded, Sampled, Scored
 from grpo_trainable.models.store import policy_shape, policy_tokenizer
@@ -84,7 +85,11 @@ class Generator:
             self._completer = Completer(config.vine, self._tokenizer.decode, self._complete)
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
-        self._scorer = make_scorer(config, task)
+        self._player = self._scorer = None
+        if config.env.plays:
+            self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
+        else:
+            self._scorer = make_scorer(config, task)
         self._parts = tuple(config.task.part_weights)  # of the reward, that groups bring with them
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
@@ -144,17 +149,17 @@ class Generator:
         """Samples the requests, all of one stream, and scores them by a built-in reward.
 
         A user's reward may take its time: it is left to `score`, while the next requests are
-        sampled. In an evaluation both are the stage `eval`.
+        sampled. Episodes are rewarded while they are played. In an evaluation all of it is the
+        stage `eval`.
         """
         stream = requests[0].stream
         with self._context.call():
             with self._context.clock("eval" if stream == "eval" else "rollout"):
-                groups = self._sample(requests, self.between_tokens)
+                groups, scores = self._sample_or_play(requests)
             completions = self._completions(requests, groups)
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
-            scores = None
             if isinstance(self._scorer, InlineScorer):
                 with self._context.clock(_scoring_stage(stream)):
                     scores = self._scores(stream, groups, completions)
@@ -200,6 +205,18 @@ class Generator:
         """Samples completions with the weights that have sampled the responses."""
         return self._sample(requests, advance)
 
+    def _sample_or_play(
+        self, requests: Sequence[Request]
+    ) -> tuple[list[RolloutGroup], list[Scores] | None]:
+        """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        if self._player is None:
+            return self._sample(requests, self.between_tokens), None
+        assert isinstance(self.engine, PlayingEngine), "checked with the config"
+        groups, scores = self._player.play(self.engine, requests, self.between_tokens)
+        check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        scores = [[self._with_every_part(score) for score in own] for own in scores]
+        return _of_examples(requests, groups), scores
+
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
@@ -211,10 +228,7 @@ class Generator:
             self._tokenizer,
             self._vocab_size,
         )
-        return [
-            replace(group, example_index=request.example_index)
-            for request, group in zip(requests, groups, strict=True)
-        ]
+        return _of_examples(requests, groups)
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""
@@ -229,7 +243,9 @@ class Generator:
         return steps_done()
 
     def close(self) -> None:
-        self._scorer.close()
+        for own in (self._scorer, self._player):
+            if own is not None:
+                own.close()
         self._receiver.close()
 
     def _scores(
@@ -240,10 +256,7 @@ class Generator:
     ) -> list[Scores]:
         """A score of every response, and of every completion after them, by group."""
         texts = [
-            [
-                self._tokenizer.decode(ids[mask].tolist())
-                for ids, mask in zip(group.response_ids, group.response_mask, strict=True)
-            ]
+            [self._tokenizer.decode(group.whole(g)) for g in range(len(group.response_ids))]
             for group in groups
         ]
         for of_group, completed in zip(texts, completions, strict=False):
@@ -253,6 +266,7 @@ class Generator:
             for group, of_group in zip(groups, texts, strict=True)
             for text in of_group
         ]
+        assert self._scorer is not None, "episodes are scored while they are played"
         answers = map(self._with_every_part, self._scorer.score(requests))
         return [[next(answers) for _ in of_group] for of_group in texts]
 
@@ -267,6 +281,16 @@ class Generator:
             f"task.reward_weights names {missing[0]}, but the reward has the parts "
             f"{', '.join(score.all_parts)}"
         )
+
+
+def _of_examples(
+    requests: Sequence[Request], groups: Sequence[RolloutGroup]
+) -> list[RolloutGroup]:
+    """The groups, each with the example that its request names."""
+    return [
+        replace(group, example_index=request.example_index)
+        for request, group in zip(requests, groups, strict=True)
+    ]
 
 
 def _scoring_stage(stream: str) -> str:

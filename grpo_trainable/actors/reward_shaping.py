@@ -22,7 +22,7 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
     the KL to the reference, `kl_coefficient` times, and what is too long, or of another length than
     was wanted."""
     rewards, rollout, task = _rewards(config, group), config.rollout, config.task
-    lengths = group.response_mask.sum(dim=1)
+    sampled = group.response_mask.sum(dim=1)
     if kl_coefficient > 0:
         assert group.reference_log_probs is not None, "the round begins with the reference's pass"
         rewards = rewards - kl_coefficient * kl_penalty(
@@ -30,11 +30,11 @@ def shaped_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: floa
         )
     if rollout.overlong == "penalty":
         rewards = rewards - rollout.overlong_penalty * overlong_penalty(
-            lengths, rollout.max_new_tokens, config.overlong_buffer
+            group.extents, rollout.max_new_tokens, config.overlong_buffer
         )
     if task.length_penalty > 0:
         assert task.length_target is not None, "checked with the config"
-        rewards = rewards - task.length_penalty * length_deviation(lengths, task.length_target)
+        rewards = rewards - task.length_penalty * length_deviation(sampled, task.length_target)
     return rewards
 
 

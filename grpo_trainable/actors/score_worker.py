@@ -13,16 +13,14 @@ of the LIFELINE_FD pipe closes. The signal needs no cooperation of a function th
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import resource
-import select
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
+from grpo_trainable.actors.worker_side import die_with_parent, take_standard_streams
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import load, one_line
 from grpo_trainable.tasks import REWARDS, as_score
@@ -30,27 +28,6 @@ from grpo_trainable.tasks.custom import CustomTask
 
 # Bytes that a built-in reward may have mapped: an answer can be a number that no memory holds.
 MEMORY_BYTES = 2 << 30
-
-
-def die_with_parent(lifeline_fd: int) -> None:
-    """Let the kernel end this process, and all of its group, once the other end of the pipe is
-    closed."""
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
-    # No signal comes for what was closed before; nothing is ever written, so readable is closed.
-    if select.select([lifeline_fd], [], [], 0)[0]:
-        sys.exit()
-
-
-def take_standard_streams() -> tuple[TextIO, TextIO]:
-    """The streams of the protocol; from here on the user's input is empty and prints are errors."""
-    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # by the line: a killed process flushes nothing
-    return requests, replies
 
 
 def reward_function(reference: str, task: str | None) -> Callable[[str, Any], Any]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
-import os
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from grpo_trainable.actors.progress import advance
+from grpo_trainable.actors.worker_process import WorkerProcess
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
@@ -26,8 +20,6 @@ from grpo_trainable.tasks.answers import answer_form
 logger = logging.getLogger(__name__)
 
 HANGS_A_CHUNK = 10  # answers that may fail to come before the rest of a chunk is not asked for
-WAIT_S = 0.5  # for a process, until the wait is told as progress
-START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
 
 
 class Scorer(Protocol):
@@ -82,14 +74,14 @@ class ProcessScorer:
         task: Mapping[str, Any] | None = None,
         unverified: Callable[[str], Score] | None = None,
     ) -> None:
-        self._start = functools.partial(_Worker, reward, directory, task)
+        self._start = functools.partial(_worker, reward, directory, task)
         self._deadline_s = deadline_s
         self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._changing = threading.Lock()  # of the two that follow
         self._processes = [self._start() for _ in range(workers)]  # the spare last
         self._closed = False
-        self._free: SimpleQueue[_Worker] = SimpleQueue()
+        self._free: SimpleQueue[WorkerProcess] = SimpleQueue()
         for worker in self._processes:
             worker.wait_until_ready()
             self._free.put(worker)
@@ -150,7 +142,7 @@ class ProcessScorer:
             return RewardError(reason)
         return self._unverified(request.response)
 
-    def _spare_for(self, ended: _Worker) -> _Worker:
+    def _spare_for(self, ended: WorkerProcess) -> WorkerProcess:
         """The spare, which gets another behind it. EOFError once the scorer is closed."""
         with self._changing:
             if self._closed:
@@ -203,132 +195,18 @@ def check_reward(
 
     Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
     """
-    worker = _Worker(reward, directory, task)
+    worker = _worker(reward, directory, task)
     try:
         worker.wait_until_ready()
     finally:
         worker.kill()
 
 
-class _Worker:
-    """One `score_worker` process and the conversation with it."""
-
-    def __init__(self, reward: str, directory: str | None, task: Mapping[str, Any] | None) -> None:
-        self._name = f"task.{'reward' if task is None else 'name'}={reward}"
-        program = [sys.executable, "-m", "grpo_trainable.actors.score_worker", reward]
-        # The worker ends when our end of this pipe closes, even if we are killed.
-        lifeline, our_end = os.pipe()
-        self._lifeline = os.fdopen(our_end, "wb", buffering=0)
-        try:
-            self._process = subprocess.Popen(
-                [*program, str(lifeline), *([] if task is None else [json.dumps(task)])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                cwd=directory,
-                # A Ray worker has the driver's sys.path, but its children do not inherit that.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=[lifeline],
-                # Its own group, so that kill() takes the user's subprocesses too and Ctrl-C, which
-                # is ours to handle, does not reach it.
-                start_new_session=True,
-            )
-        finally:
-            os.close(lifeline)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        os.set_blocking(self._stdin.fileno(), False)
-        self._unread = b""
-        self._killed = self._stopped = False
-
-    def wait_until_ready(self) -> None:
-        """ValueError naming the reward when it cannot be had."""
-        try:
-            reply = self._converse(b"", START_DEADLINE_S)
-        except TimeoutError:
-            reason = f"not imported within {START_DEADLINE_S:g} s"
-        except EOFError as death:
-            reason = f"its import ended the process, {death}"
-        else:
-            if "error" not in reply:
-                return
-            self.kill()
-            raise ValueError(reply["error"])
-        raise ValueError(f"{self._name}: {reason}")
-
-    def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-        """The reply; when none comes TimeoutError, or EOFError saying how the process died."""
-        return self._converse(json.dumps(message).encode() + b"\n", deadline_s)
-
-    def is_alive(self) -> bool:
-        """Whether it may be asked; one that was told to end need not have ended yet."""
-        return not self._stopped and self._process.poll() is None
-
-    def stop(self) -> None:
-        """End it from another thread than the one that talks to it, which is told so by EOFError
-        and has yet to `kill` it."""
-        self._stopped = True
-        if self._process.poll() is None:
-            self._signal_group()
-
-    def kill(self) -> None:
-        """End it and the processes it started; it is gone on return. Again is harmless."""
-        if not self._killed:
-            self._killed = True
-            self._signal_group()
-            self._process.wait()
-        for pipe in (self._stdin, self._stdout, self._lifeline):
-            pipe.close()
-
-    def _signal_group(self) -> None:
-        # It leads its group, whose number nobody else gets while one of its processes is left.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _converse(self, data: bytes, deadline_s: float) -> dict[str, Any]:
-        """Send `data`, return the next reply."""
-        deadline = time.monotonic() + deadline_s
-        try:
-            self._send(data, deadline)
-            return self._receive(deadline)
-        except BaseException:
-            # Whatever interrupted us: a late reply must not become the next response's.
-            self.kill()
-            raise
-
-    def _send(self, data: bytes, deadline: float) -> None:
-        while data:
-            self._wait(self._stdin, select.POLLOUT, deadline)
-            try:
-                data = data[os.write(self._stdin.fileno(), data) :]
-            except BrokenPipeError:
-                raise EOFError(self._cause_of_death()) from None
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        while b"\n" not in self._unread:
-            self._wait(self._stdout, select.POLLIN, deadline)
-            chunk = os.read(self._stdout.fileno(), 65536)
-            if not chunk:
-                raise EOFError(self._cause_of_death())
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        return json.loads(line)
-
-    def _cause_of_death(self) -> str:
-        # Its pipes close a moment before its status is there; killed now, it would say SIGKILL.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        self.kill()
-        status = self._process.returncode
-        return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
-
-    def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Until `pipe` is ready or closed at the other end; TimeoutError at the deadline. A wait
-        that ends by itself is progress: whoever is in one does not hang."""
-        poller = select.poll()  # select.select() refuses file descriptors above 1023
-        poller.register(pipe, event)
-        while not poller.poll(min(WAIT_S, max(0.0, deadline - time.monotonic())) * 1000):
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-            advance()
+def _worker(
+    reward: str, directory: str | None, task: Mapping[str, Any] | None
+) -> WorkerProcess:
+    """A process that scores."""
+    name = f"task.{'reward' if task is None else 'name'}={reward}"
+    made_of = [] if task is None else [json.dumps(task)]
+    module = "grpo_trainable.actors.score_worker"
+    return WorkerProcess(name, module, [reward, *made_of], directory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from grpo_trainable.config.schema import fresh_wanted
+from grpo_trainable.config.schema import GAMES, fresh_wanted
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
@@ -33,6 +33,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _steps,
         _replay,
         _task,
+        _environment,
     ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
@@ -374,7 +375,9 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
     )
     yield (
-        not task.has_custom_reward and not set(task.part_weights) <= set(PARTS),
+        not task.has_custom_reward
+        and not config.env.plays
+        and not set(task.part_weights) <= set(PARTS),
         "task.reward_weights",
         f"the reward of task.name={task.name} has the parts {' and '.join(PARTS)}",
     )
@@ -384,7 +387,35 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         "task.name=reasoning_gym needs the name of a data set, such as chain_sum",
     )
     yield (
-        task.is_scored_apart and enough_s > config.resources.deadline_s,
+        task.is_scored_apart and not config.env.plays and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
         f"must be >= {enough_s:g}, twice task.reward_deadline_s={task.reward_deadline_s:g}",
+    )
+
+
+def _environment(config: GRPOConfig) -> Iterator[Rule]:
+    env, enough_s = config.env, 2 * config.env.step_deadline_s
+    can_play = config.engine == "auto" or engine_record(config.engine).plays
+
+    yield (
+        config.task.name in GAMES and env.name != config.task.name,
+        "env.name",
+        f"must be {config.task.name} with task.name={config.task.name}, which only that plays",
+    )
+    yield (
+        env.plays and not can_play,
+        "engine",
+        f"cannot extend a response by what an environment says; env.name={env.name} needs "
+        "engine=torch",
+    )
+    yield (
+        env.plays and config.loss.advantage == "vine",
+        "loss.advantage",
+        f"must not be vine with env.name={env.name}: completions would need an environment in the "
+        "middle of its episode",
+    )
+    yield (
+        env.plays and enough_s > config.resources.deadline_s,
+        "resources.deadline_s",
+        f"must be >= {enough_s:g}, twice env.step_deadline_s={env.step_deadline_s:g}",
     )

@@ -72,6 +72,16 @@ _SCORED_APART = Condition(
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
 )
+_NOT_PLAYED = _is("env.name", "off")
+_PLAYED = Condition(
+    keys=("env.name",), needs="an env.name other than off", holds=lambda name: name != "off"
+)
+# An environment may fail, as what is scored apart may.
+_MAY_FAIL = Condition(
+    keys=("env.name", *_SCORED_APART.keys),
+    needs=f"env.name, {_SCORED_APART.needs}",
+    holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
+)
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _GAE = _is("loss.advantage", "gae")
@@ -138,15 +148,16 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "model.lora_alpha": (_LORA,),
     "model.lora_targets": (_LORA,),
     **_task_settings(),
+    "task.reward": (_NOT_PLAYED,),
     # A reward that is computed in the generator neither hangs nor fails.
-    "task.reward_deadline_s": (_SCORED_APART,),
-    "task.max_error_rate": (_SCORED_APART,),
+    "task.reward_deadline_s": (_SCORED_APART, _NOT_PLAYED),
+    "task.max_error_rate": (_MAY_FAIL,),
     "task.strict": (
         Condition(
-            keys=("task.train_file", "task.eval_file", *_SCORED_APART.keys),
-            needs=f"task.train_file, task.eval_file, {_SCORED_APART.needs}",
-            holds=lambda train_file, eval_file, *scoring: (
-                train_file is not None or eval_file is not None or scored_apart(*scoring)
+            keys=("task.train_file", "task.eval_file", *_MAY_FAIL.keys),
+            needs=f"task.train_file, task.eval_file, {_MAY_FAIL.needs}",
+            holds=lambda train_file, eval_file, *failing: (
+                train_file is not None or eval_file is not None or _MAY_FAIL.holds(*failing)
             ),
         ),
     ),
@@ -156,6 +167,11 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
         ),
     ),
+    "rollout.min_new_tokens": (_NOT_PLAYED,),
+    **{
+        f"env.{name}": (_PLAYED,)
+        for name in ("max_turns", "discount", "step_deadline_s", "episode_deadline_s", "patience_s")
+    },
     "rollout.oversample": (_RESAMPLED,),
     "rollout.redraws": (_RESAMPLED,),
     "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
@@ -217,8 +233,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.learner_cpus": (_DISAGGREGATED,),
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),
-    "resources.reward_workers": (_SCORED_APART,),
-    "resources.reward_cpus": (_SCORED_APART,),
+    "resources.reward_workers": (_SCORED_APART, _NOT_PLAYED),
+    "resources.reward_cpus": (_MAY_FAIL,),
     "resources.worker_gpus": (_COLOCATED,),
 }
 
@@ -236,9 +252,9 @@ ALWAYS_READ = frozenset(
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
-        *("task.name", "task.reward", "task.reward_weights", "task.length_penalty"),
+        *("task.name", "task.reward_weights", "task.length_penalty", "env.name"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
-        *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
+        *("rollout.max_new_tokens", "rollout.stop"),
         *("rollout.temperature", "rollout.zero_advantage", "rollout.overlong"),
         "pools.enabled",
         *("loss.type", "loss.advantage", "loss.aggregation", "loss.teacher"),

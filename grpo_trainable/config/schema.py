@@ -44,9 +44,10 @@ class ModelSettings(Settings):
     SECTION: ClassVar[str] = "model"
 
     preset: str = choice(
-        ("tiny", "arithmetic", "small", "course"),
+        ("tiny", "arithmetic", "games", "small", "course"),
         "What the trial starts from: tiny is the shipped policy that writes stories, arithmetic "
-        "the one that solves word problems; small and course are shapes with random weights.",
+        "the one that solves word problems, games the one that plays at random; small and course "
+        "are shapes with random weights.",
     )
     path: str | None = path_or_hub_id(
         None,
@@ -190,12 +191,24 @@ class ReasoningGymSettings(AnswerSettings):
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class GameSettings(Settings):
+    """The settings of the tasks guess and calculator, which have none."""
+
+    SECTION: ClassVar[str] = "task"
+
+
 # The settings of each built-in task, besides those that every task has.
 TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,
     "reasoning_gym": ReasoningGymSettings,
+    "guess": GameSettings,
+    "calculator": GameSettings,
 }
+
+# Tasks whose prompts only make sense in the environment of the same name.
+GAMES = ("guess", "calculator")
 
 
 def _are_weights(text: str) -> bool:
@@ -286,7 +299,8 @@ class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTa
 
     @property
     def is_scored_apart(self) -> bool:
-        """Whether responses are scored in processes of their own, since that may take long."""
+        """Whether the task, or what stands in for its reward, scores in processes of its own, since
+        that may take long."""
         return scored_apart(self.reward, self.name, self.equality)
 
     def to_dict(self) -> dict[str, Any]:
@@ -364,6 +378,41 @@ class RolloutSettings(Settings):
     overlong_penalty: float = number(
         1.0, "What a response of max_new_tokens loses of its reward.", above=0
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvSettings(Settings):
+    """Episodes of several turns: what the policy writes is answered by an environment."""
+
+    SECTION: ClassVar[str] = "env"
+
+    name: str = choice_or_reference(
+        ("off", "guess", "calculator", "python"),
+        "The environment in which responses are played, and which rewards them in place of the "
+        "task: a number to guess, a calculator, a Python interpreter, or a Class of yours.",
+        what="Class",
+    )
+    max_turns: int = integer(8, "Actions of an episode after which it is cut off.", minimum=1)
+    discount: float = number(
+        1.0, "What the reward of an action counts for each action before it.", above=0, maximum=1
+    )
+    step_deadline_s: float = number(
+        10.0, "Seconds that an environment may take to begin or to answer.", above=0
+    )
+    episode_deadline_s: float = number(
+        60.0, "Seconds that an environment may take for an episode in all.", above=0
+    )
+    patience_s: float = number(
+        1.0,
+        "Seconds that a call of a generator waits in all for environments while others of its "
+        "episodes could go on; a call that waits no longer repeats bit by bit.",
+        minimum=0,
+    )
+
+    @property
+    def plays(self) -> bool:
+        """Whether responses are episodes."""
+        return self.name != "off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -820,6 +869,7 @@ class TrialSettings(Settings):
     model: ModelSettings = ModelSettings()
     task: TaskSettings = TaskSettings()
     rollout: RolloutSettings = RolloutSettings()
+    env: EnvSettings = EnvSettings()
     pools: PoolSettings = PoolSettings()
     loss: LossSettings = LossSettings()
     critic: CriticSettings = CriticSettings()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config.schema import CHECKS
+from grpo_trainable.config.schema import CHECKS, GAMES
 
 # Task -> dotted key of a section -> default. docs/defaults.md says why.
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -20,6 +20,18 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
         "rollout.temperature": 1.0,
         "optim.lr": 1e-4,
         "eval.temperature": 1.0,
+    },
+    **{
+        game: {
+            "model.preset": "games",
+            "env.name": game,
+            "rollout.group_size": 8,
+            "rollout.max_new_tokens": 40,
+            "rollout.temperature": 1.0,
+            "optim.lr": 5e-4,
+            "eval.temperature": 1.0,
+        }
+        for game in GAMES
     },
 }
 

@@ -39,6 +39,7 @@ class EngineRecord:
     refused_transports: Mapping[str, str] = field(default_factory=dict)
     gpus: bool = True  # whether it may sample on a GPU
     lowest_temperature: float = 0.0  # above 0, which takes the most likely token
+    plays: bool = False  # whether it can extend a response by what an environment says
     libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
     install: str = ""  # the line that installs them
 
@@ -68,6 +69,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("ours",),
             same_bits=True,
             log_prob_error=1e-4,
+            plays=True,
         ),
         EngineRecord(
             name="hf",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -69,6 +69,54 @@ class Engine(Protocol):
         log-prob at temperature 1. All tensors are on the CPU; `check_groups` lists what else is
         checked. The same requests give the same tokens under the same weights, or a resumed run
         differs from one that was never stopped.
+        """
+        ...
+
+
+class Action(NamedTuple):
+    """What the policy wrote until it let its environment answer."""
+
+    row: int  # among the responses of the call, those of one request after those of the other
+    ids: list[int]  # as sampled, what ended it included
+    end: int  # which token of the response is its last
+
+
+class Observation(NamedTuple):
+    """What follows an action."""
+
+    row: int
+    ids: tuple[int, ...] = ()  # what the policy reads before it acts again
+    over: bool = False  # nothing does: the response ends with the action
+    finished: bool = False  # by its environment, where it is over
+
+
+class Partner(Protocol):
+    """The other side of the episodes of one call."""
+
+    def act(self, action: Action) -> None:
+        """Takes an action. What follows it is among the `observations` to come."""
+        ...
+
+    def observations(self, *, waits: bool) -> list[Observation]:
+        """What has come since the last time, in the order of rows. `waits`: no row can go on, so
+        there must be one."""
+        ...
+
+
+@runtime_checkable
+class PlayingEngine(Protocol):
+    """An engine that can extend a response by tokens that it did not sample."""
+
+    def play(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
+    ) -> list[RolloutGroup]:
+        """As `Engine.generate`, but a token that ends a response there ends an action here.
+
+        The row waits then until `partner` has an observation, which is fed to it token by token
+        while other rows go on: nothing is tokenised twice, and nothing is prefilled again. What was
+        fed is a hole in `response_mask`, with its ids, without log-prob, version and round.
+        `max_new_tokens` counts sampled and fed tokens. `finished` says what the observation that
+        ended the response says. Token t of a response, sampled or fed, has draw t.
         """
         ...
 

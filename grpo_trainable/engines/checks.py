@@ -59,6 +59,37 @@ def checked_groups(
     return groups
 
 
+def check_played(
+    name: str,
+    engine: Engine,
+    requests: Sequence[Request],
+    groups: Sequence[RolloutGroup],
+    vocab_size: int,
+) -> None:
+    """Checks what an engine has played (`PlayingEngine`), as far as it can be told without the
+    environments.
+
+    Raises:
+        EngineError: as `check_groups`.
+    """
+    for request, group in zip(requests, groups, strict=True):
+        for wrong in _mistakes_in_play(engine, request, group, vocab_size):
+            raise EngineError(f"engine={name}: prompt {request.prompt_index}: {wrong}")
+
+
+def _mistakes_in_play(
+    engine: Engine, request: Request, group: RolloutGroup, vocab_size: int
+) -> Iterator[str]:
+    yield from _wrong_shapes(request, group)
+    if group.prompt_ids.tolist() != list(request.prompt_ids):
+        yield "prompt_ids are not those of the request"
+    if not bool(group.response_mask[:, 0].all()):
+        yield "a response does not begin with a token that was sampled"
+    if int(group.extents.max()) > request.limits.max_new_tokens:
+        yield f"a response exceeds the limit of {request.limits.max_new_tokens} tokens"
+    yield from _wrong_tokens(engine, group, vocab_size)
+
+
 def check_groups(
     name: str,
     engine: Engine,

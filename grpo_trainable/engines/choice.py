@@ -30,6 +30,12 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"engine={config.engine}: samples {_named(record)}, and "
             f"model.path={config.model.path or 'none'} is {POLICY_KINDS[kind]}; valid: {valid}"
         )
+    if config.env.plays and not record.plays:
+        raise ValueError(
+            f"env.name={config.env.name}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, cannot extend a response by what an "
+            "environment says; use a policy of this package with engine=torch"
+        )
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.rollout import Request, RolloutGroup
+from grpo_trainable.rollout import Request, RolloutGroup, extents
 
 # Rows that have ended are dropped from the batch once a smaller share than this still runs. Copying
 # the cache costs about as much as two tokens.
@@ -114,7 +114,7 @@ class Rows:
         for request in self._requests:
             rows = slice(start, start + request.group_size)
             start += request.group_size
-            longest = int(mask[rows].sum(dim=1).max())
+            longest = int(extents(mask[rows]).max())
             ids, response_mask, log_probs, versions, rounds = (
                 field[rows, :longest].clone() for field in fields
             )

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from grpo_trainable.engines.base import EngineSetup
-from grpo_trainable.engines.local import LocalEngine, PromptBatch
+from grpo_trainable.engines.base import EngineSetup, Partner
+from grpo_trainable.engines.episode_cache import EpisodeCache
+from grpo_trainable.engines.episode_rows import EpisodeRows
+from grpo_trainable.engines.local import LocalEngine, PromptBatch, common_limits
 from grpo_trainable.models.kv_cache import KVCache, decode, prefill
+from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.rollout import Request, RolloutGroup
 
 
 class TorchEngine(LocalEngine):
@@ -26,6 +32,46 @@ class TorchEngine(LocalEngine):
 
     def _decoder(self, batch: PromptBatch) -> TorchDecoder:
         return TorchDecoder(self.model, batch, self._tokenizer.pad_id)
+
+    @torch.no_grad()
+    def play(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
+    ) -> list[RolloutGroup]:
+        """One unscored group of episodes for each request (`PlayingEngine`).
+
+        Raises:
+            ValueError: as `generate`.
+        """
+        batch = self._prompts(requests, common_limits(requests))
+        rows = self._episode_rows(requests)
+        cache = EpisodeCache(self.model, batch, self._tokenizer.pad_id)
+        between_tokens()
+        logits = cache.first()
+        while True:
+            for action in rows.draw(logits, self._version, self._round):
+                partner.act(action)
+            rows.listen_to(partner)
+            keep = rows.drop_over()
+            if keep is not None:
+                if not len(keep):
+                    return rows.groups()
+                cache.keep(keep)
+            loads = self._loads
+            between_tokens()
+            if self._recompute and self._loads != loads:
+                cache.rebuild(rows.sequences())
+            logits = cache.next(*rows.last_tokens())
+
+    def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
+        strings = requests[0].limits.stop_strings
+        on_cpu = torch.device("cpu")  # where rows are looked at
+        return EpisodeRows(
+            requests,
+            pad_id=self._tokenizer.pad_id,
+            seed=self._seed,
+            stops=stops_of(strings, self._tokenizer, self.model.vocab_size, on_cpu),
+            device=self.device,
+        )
 
 
 def build_torch_engine(setup: EngineSetup) -> TorchEngine:

@@ -11,19 +11,22 @@ from dataclasses import replace
 
 import torch
 
+from grpo_trainable.actors.episodes import EpisodePlayer
 from grpo_trainable.actors.scorer import make_scorer
 from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.engines.base import EngineSetup, build_engine
-from grpo_trainable.engines.checks import check_load, checked_groups
+from grpo_trainable.engines.base import EngineSetup, PlayingEngine, build_engine
+from grpo_trainable.engines.checks import check_load, check_played, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.evaluation.generation import Generation
 from grpo_trainable.evaluation.policy import EvaluatedPolicy
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest, eval_size
 
 STREAM = "eval"
+
+Scores = list[Score | RewardError]  # of responses, in their order
 
 
 def with_all_prompts(config: GRPOConfig) -> GRPOConfig:
@@ -71,7 +74,11 @@ class Evaluator:
         )
         self._engine.load(policy.weights)
         check_load(self._engine_name, self._engine, policy.weights)
-        self._scorer = make_scorer(config, task)
+        self._player = self._scorer = None
+        if config.env.plays:
+            self._player = EpisodePlayer(config.env, self._prompts, policy.tokenizer)
+        else:
+            self._scorer = make_scorer(config, task)
 
     @property
     def prompts(self) -> list[str]:
@@ -87,46 +94,55 @@ class Evaluator:
         """Yields the responses of one batch after the other, in the order of prompts."""
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
-            groups = checked_groups(
-                self._engine_name,
-                self._engine,
-                requests,
-                lambda: None,
-                self.policy.tokenizer,
-                self.policy.vocab_size,
-            )
-            yield self._scored(groups)
+            groups, scores = self._sampled(requests)
+            sampled = [response for group in groups for response in self._responses(group)]
+            if scores is None:
+                scores = self._scores(sampled)
+            yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
 
     def close(self) -> None:
-        """Ends the processes of a reward of the user's."""
-        self._scorer.close()
+        """Ends the processes of a reward or an environment of the user's."""
+        for own in (self._scorer, self._player):
+            if own is not None:
+                own.close()
 
-    def _scored(self, groups: Sequence[RolloutGroup]) -> list[Generation]:
-        sampled = [response for group in groups for response in self._responses(group)]
-        requests = [ScoreRequest(own.response, own.ground_truth) for own in sampled]
-        return [
-            _with_score(own, score)
-            for own, score in zip(sampled, self._scorer.score(requests), strict=True)
-        ]
+    def _sampled(self, requests: Sequence[Request]) -> tuple[list[RolloutGroup], Scores | None]:
+        """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        name, vocab_size = self._engine_name, self.policy.vocab_size
+        if self._player is None:
+            tokenizer = self.policy.tokenizer
+            groups = checked_groups(
+                name, self._engine, requests, lambda: None, tokenizer, vocab_size
+            )
+            return groups, None
+        assert isinstance(self._engine, PlayingEngine), "checked with the config"
+        groups, scores = self._player.play(self._engine, requests, lambda: None)
+        check_played(name, self._engine, requests, groups, vocab_size)
+        return groups, [score for own in scores for score in own]
+
+    def _scores(self, sampled: Sequence[Generation]) -> Scores:
+        assert self._scorer is not None, "episodes are scored while they are played"
+        return self._scorer.score(
+            [ScoreRequest(own.response, own.ground_truth) for own in sampled]
+        )
 
     def _responses(self, group: RolloutGroup) -> Iterator[Generation]:
         """Yields the responses of a group, not scored yet."""
         index = group.prompt_index
         log_probs = group.behaviour_log_probs.double().sum(dim=1).tolist()
-        for g, (ids, mask) in enumerate(zip(group.response_ids, group.response_mask, strict=True)):
-            tokens = ids[mask].tolist()
+        for g, mask in enumerate(group.response_mask):
             yield Generation(
                 prompt_index=index,
                 response_index=g,
                 prompt=self._prompts.text(STREAM, index),
-                response=self.policy.tokenizer.decode(tokens),
+                response=self.policy.tokenizer.decode(group.whole(g)),
                 ground_truth=self._prompts.ground_truth(STREAM, index),
                 answer=None,
                 reward=None,
                 format_reward=None,
                 answer_reward=None,
                 finished=bool(group.finished[g]),
-                tokens=len(tokens),
+                tokens=int(mask.sum()),
                 log_prob=log_probs[g],
             )
 

@@ -24,7 +24,7 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 # The keys that an evaluation reads; a name with a dot at its end is a whole section. A trial's own
 # evaluation is repeated in the batches and with the threads of its generators as well.
 READ = (
-    *("model.", "task.", "engine", "seed", "transport_dtype"),
+    *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
     *("eval.prompts", "eval.samples", "eval.temperature"),
     "resources.reward_workers",

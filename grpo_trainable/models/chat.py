@@ -78,13 +78,45 @@ class ChatTemplate:
             return self._tokenizer.encode_rendered(self.render(messages))
         before, after = _unused_characters("".join(contents))
         marked = [
-            message | {"content": re.sub(self._special, rf"{before}\g<0>{after}", content)}
+            message | {"content": self._marked(content, before, after)}
             for message, content in zip(messages, contents, strict=True)
         ]
         rendered = self.render(marked)
         quoted = re.compile(f"{before}({self._special}){after}")
         self._refuse_inseparable(quoted.sub("", rendered), spelled[0])
         return self._by_parts(rendered, quoted, stray=f"[{before}{after}]")
+
+    def encode_reply(
+        self, text: str, response: Sequence[int], system: str | None = None
+    ) -> list[int]:
+        """The ids between a response of the model's and its next one, when `text` is what the user
+        says in between.
+
+        They begin with the token by which the template ends a message of the model's, unless the
+        response has ended with it. They do not depend on what the response says: a template that
+        leaves out earlier reasoning leaves out nothing here, where it was sampled and stays.
+
+        Raises:
+            ValueError: the template refuses such a conversation, or leaves out what the model said.
+        """
+        before, after = _unused_characters(text + (system or ""))
+        said = f"{before}{after}"
+        messages = [
+            *([] if system is None else [{"role": "system", "content": system}]),
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": self._marked(text, before, after)},
+        ]
+        _, found, rest = self.render(messages).partition(said)
+        if not found:
+            raise ValueError("model.chat_template: leaves out what the model said before")
+        quoted = re.compile(f"{before}({self._special}){after}")
+        ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
+        return ids[1:] if list(response[-1:]) == ids[:1] else ids
+
+    def _marked(self, content: str, before: str, after: str) -> str:
+        """A message in which what spells a special token stands between two characters."""
+        return re.sub(self._special, rf"{before}\g<0>{after}", content)
 
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
         """The ids of a rendered text, encoded between the special tokens of the template. What

@@ -7,6 +7,7 @@ sampled token.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -117,9 +118,7 @@ def decode(
     `tokens` and `positions` are (B, T): a row's position counts its own tokens, its column those of
     the longest prompt.
     """
-    config = model.config
-    rows, count = tokens.shape
-    scale = 1 / math.sqrt(config.head_dim)
+    count = tokens.shape[1]
     cache.reserve(column + count)
     written = slice(column, column + count)
     cache.bias[..., written] = 0.0
@@ -128,6 +127,45 @@ def decode(
         later = torch.full((count, count), -torch.inf, device=bias.device).triu(1)
         bias = bias.repeat(1, 1, count, 1)  # (B, 1, T, C)
         bias[..., written] = later
+
+    def write(cached: Tensor, computed: Tensor) -> None:
+        cached[:, :, written] = computed.transpose(1, 2)
+
+    return _decoded(model, tokens, positions, cache, bias, write)
+
+
+def decode_in_place(
+    model: TransformerLM, tokens: Tensor, positions: Tensor, cache: KVCache
+) -> Tensor:
+    """Hidden states (B, D) after one more token a row, `tokens` (B,), each written to the column of
+    its own position (B,), where it may take the place of what was there.
+
+    Rows may have come unequally far: a row sees the columns that it has written, and those of its
+    prompt.
+    """
+    rows = torch.arange(len(tokens), device=tokens.device)
+    cache.reserve(int(positions.max()) + 1)
+    cache.bias[rows, 0, 0, positions] = 0.0
+
+    def write(cached: Tensor, computed: Tensor) -> None:
+        cached[rows, :, positions] = computed[:, 0]
+
+    return _decoded(model, tokens[:, None], positions[:, None], cache, cache.bias, write)[:, 0]
+
+
+def _decoded(
+    model: TransformerLM,
+    tokens: Tensor,
+    positions: Tensor,
+    cache: KVCache,
+    bias: Tensor,
+    write: Callable[[Tensor, Tensor], None],
+) -> Tensor:
+    """Hidden states (B, T, D) of tokens (B, T) at their positions; `bias` (B, 1, 1 or T, C) hides
+    columns, and `write` puts keys and values (B, T, N, H) into the cached ones (B, N, C, H)."""
+    config = model.config
+    rows, count = tokens.shape
+    scale = 1 / math.sqrt(config.head_dim)
     cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
     # Flattened to (B T, D): on a CPU a product of matrices is faster than a batched one.
     x = model.embedding(tokens.flatten())
@@ -136,8 +174,8 @@ def decode(
         qkv = qkv.view(rows, count, 3, config.num_heads, config.head_dim)
         qk = rotate(qkv[:, :, :2], cos, sin)
         keys, values = cache.layer(layer)
-        keys[:, :, written] = qk[:, :, 1].transpose(1, 2)
-        values[:, :, written] = qkv[:, :, 2].transpose(1, 2)
+        write(keys, qk[:, :, 1])
+        write(values, qkv[:, :, 2])
         query = qk[:, :, 0].transpose(1, 2) * scale  # (B, N, T, H)
         scores = (query @ keys.transpose(2, 3)).add_(bias)
         mixed = scores.softmax(dim=-1) @ values

@@ -26,7 +26,8 @@ ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
 ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
 # The presets whose weights ship; the others start from random ones.
-SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY}
+GAMES_POLICY = ASSETS / "games"  # it plays at random
+SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
 
 

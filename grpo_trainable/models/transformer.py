@@ -69,6 +69,10 @@ PRESETS = {
     "arithmetic": ModelConfig(
         vocab_size=1024, context_length=160, d_model=128, num_layers=4, num_heads=4, d_ff=344
     ),
+    # The shape of the shipped policy that plays.
+    "games": ModelConfig(
+        vocab_size=272, context_length=64, d_model=64, num_layers=2, num_heads=4, d_ff=176
+    ),
     # The shape for benchmarks.
     "small": ModelConfig(
         vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688

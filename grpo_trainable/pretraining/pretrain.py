@@ -16,6 +16,7 @@ from grpo_trainable.pretraining.arithmetic_corpus import arithmetic_corpus
 from grpo_trainable.pretraining.card import card_text, make_card
 from grpo_trainable.pretraining.corpus import Corpus, check_prompts, encode
 from grpo_trainable.pretraining.file_corpus import file_corpus
+from grpo_trainable.pretraining.games_corpus import games_corpus
 from grpo_trainable.pretraining.measuring import Measurements
 from grpo_trainable.pretraining.recipe import Recipe
 from grpo_trainable.pretraining.story_corpus import story_corpus
@@ -24,6 +25,7 @@ from grpo_trainable.pretraining.training import train
 CORPORA: dict[str, Callable[[Any], Corpus]] = {
     "stories": story_corpus,
     "arithmetic": arithmetic_corpus,
+    "games": games_corpus,
 }
 
 

@@ -36,5 +36,21 @@ class ArithmeticRecipe(Recipe):
     format_share: float = 0.7  # the share of the later documents that mark their answer right
 
 
+@dataclass(frozen=True, kw_only=True)
+class GamesRecipe(Recipe):
+    """Settings of a policy that plays at random."""
+
+    preset: str = "games"
+    steps: int = 1200
+    batch_size: int = 64
+    listening_share: float = 0.33  # the share of guessing players who listen to the hints
+    calling_share: float = 0.2  # the share of players who call the calculator first
+    copying_share: float = 0.7  # the share of these who answer what it says
+
+
 # Corpora that are generated, by name; a JSONL file has the settings of any policy.
-RECIPES: dict[str, type[Recipe]] = {"stories": StoryRecipe, "arithmetic": ArithmeticRecipe}
+RECIPES: dict[str, type[Recipe]] = {
+    "stories": StoryRecipe,
+    "arithmetic": ArithmeticRecipe,
+    "games": GamesRecipe,
+}

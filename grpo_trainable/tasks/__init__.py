@@ -11,6 +11,7 @@ from grpo_trainable.tasks.base import (
     eval_size,
     train_size,
 )
+from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
     keyword_inclusion_reward_fn,
@@ -26,7 +27,13 @@ from grpo_trainable.tasks.math_reward import (
 from grpo_trainable.tasks.messages import Message, Prompt, as_messages, as_text
 from grpo_trainable.tasks.reasoning_gym import ReasoningGymReward, ReasoningGymTask
 
-TASKS = {"keyword": KeywordTask, "math": MathTask, "reasoning_gym": ReasoningGymTask}
+TASKS = {
+    "keyword": KeywordTask,
+    "math": MathTask,
+    "reasoning_gym": ReasoningGymTask,
+    "guess": GuessTask,
+    "calculator": CalculatorTask,
+}
 
 # The rewards of the tasks whose responses are scored in processes of their own.
 REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
@@ -34,7 +41,9 @@ REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
 __all__ = [
     "REWARDS",
     "TASKS",
+    "CalculatorTask",
     "Example",
+    "GuessTask",
     "JSONValue",
     "KeywordTask",
     "MathTask",

@@ -100,14 +100,17 @@ def with_task_settings(
 class CustomTask:
     """The user's class behind the interface of a task."""
 
-    def __init__(self, name: str, given: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, name: str, given: Mapping[str, Any], seed: int, *, rewards: bool = True
+    ) -> None:
+        """`rewards`: whether it is asked for rewards; an environment may be in its place."""
         settings_class = _settings_class(name)
         settings = complete_settings(name, given)
         self._name = name
         with self._blamed("cannot be made"):
             arguments = [] if settings_class is None else [settings_class(**settings)]
             self._task: Any = _task_class(name)(*arguments, seed)
-        for method in ("train_example", "eval_examples", "reward"):
+        for method in ("train_example", "eval_examples", *(("reward",) if rewards else ())):
             if not callable(getattr(self._task, method, None)):
                 raise self._error(f"has no method {method}")
         self.stop = self._stop_strings()

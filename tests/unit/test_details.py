@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -48,10 +49,11 @@ def test_columns_have_one_entry_a_response_in_order():
         "cursor": [4, 4, 5, 5],
         "response_index": [0, 1, 0, 1],
         "prompt": ["prompt 4", "prompt 4", "prompt 5", "prompt 5"],
-        "response": ["5-7", "8-9", "0", "0"],
+        "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
         "reward": [1.0, 0.0, 0.5, 0.5],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],
+        "turns": [None] * 4,
         "advantage": [1.0, -1.0, 0.0, 0.0],
         "uses": [1, 1, 2, 2],
         "version": [6, 6, 8, 8],
@@ -113,3 +115,28 @@ def test_no_groups_give_empty_columns():
 def test_lags_count_groups_at_their_first_use():
     assert first_use_lags(GROUPS, learner_round=5) == {2: 1}
     assert first_use_lags([], learner_round=5) == {}
+
+
+def test_an_episode_turn_by_turn():
+    """Two actions in a row, an observation, and an action that was cut off."""
+    nan = math.nan
+    group = replace(
+        GROUPS[0],
+        response_ids=torch.tensor([[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]),
+        response_mask=torch.tensor([[1, 1, 1, 0, 1], [1, 1, 1, 0, 0]]).bool(),
+        behaviour_log_probs=torch.zeros(2, 5),
+        token_versions=torch.zeros(2, 5, dtype=torch.int32),
+        token_rounds=torch.zeros(2, 5, dtype=torch.int32),
+        turn_rewards=torch.tensor([[0.0, nan, 0.5, nan, nan], [nan, nan, 1.0, nan, nan]]),
+    )
+    columns = response_columns([group], str, lambda ids: "-".join(map(str, ids)))
+    assert [json.loads(turns) for turns in columns["turns"]] == [
+        [
+            {"action": "5", "reward": 0.0, "observation": ""},
+            {"action": "6-7", "reward": 0.5, "observation": "8"},
+            {"action": "9", "reward": None, "observation": ""},
+        ],
+        [{"action": "5-6-7", "reward": 1.0, "observation": ""}],
+    ]
+    assert columns["tokens"] == [4, 3]
+    assert columns["response"] == ["5-6-7-8-9", "5-6-7"]

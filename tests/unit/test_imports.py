@@ -38,6 +38,7 @@ FOUNDATION = {
     "atomic",
     "command_line",
     "wording",
+    "environments",
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
@@ -52,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"wording"},
     "config": {"plugins", "wording", *TABLES},
     "command_line": {"config", "plugins"},
-    "tasks": {"config", "plugins"},
+    "tasks": {"config", "plugins", "environments"},
     **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
     **dict.fromkeys(MIDDLE, BELOW_ACTORS),
     "actors": BELOW_ACTORS,
@@ -76,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
 MAY_IMPORT_RAY |= {"trainable", "rllib"}
-STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
+STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests", "environments"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 

@@ -1,0 +1,30 @@
+"""What a worker process does with its streams and its life, on its own side."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import sys
+from typing import TextIO
+
+
+def die_with_parent(lifeline_fd: int) -> None:
+    """Let the kernel end this process, and all of its group, once the other end of the pipe is
+    closed."""
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, os.O_ASYNC)
+    # No signal comes for what was closed before; nothing is ever written, so readable is closed.
+    if select.select([lifeline_fd], [], [], 0)[0]:
+        sys.exit()
+
+
+def take_standard_streams() -> tuple[TextIO, TextIO]:
+    """The streams of the protocol; from here on the user's input is empty and prints are errors."""
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(1, "w", buffering=1)  # by the line: a killed process flushes nothing
+    return requests, replies

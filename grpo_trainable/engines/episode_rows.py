@@ -1,0 +1,192 @@
+"""The responses of one call that is played, while they grow: sampled tokens, and between them what
+an environment said.
+
+B rows to fill, of which A are still in the batch; R new tokens at most; V vocabulary. A row has
+come as far as its own tokens, whatever the others did meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.engines.base import Action, Observation, Partner
+from grpo_trainable.engines.rows import COMPACT_BELOW
+from grpo_trainable.models.sampling import draw_tokens, uniforms
+from grpo_trainable.models.stop_strings import StopStrings
+from grpo_trainable.rollout import Request, RolloutGroup, extents
+
+
+class EpisodeRows:
+    """Draws the tokens of actions, feeds those of observations, and knows which rows wait."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        *,
+        pad_id: int,
+        seed: int,
+        stops: StopStrings | None,
+        device: torch.device,
+    ) -> None:
+        """The requests share their limits. `stops`: the stop strings among these, if any."""
+        self._requests = requests
+        self._limits = limits = requests[0].limits
+        self._stops = stops
+        self._end_ids = frozenset(limits.end_ids)
+        self._device = device
+        owners = [(r, response) for r in requests for response in range(r.group_size)]
+        self._uniforms = np.stack(  # (B, R)
+            [
+                uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens)
+                for r, response in owners
+            ]
+        )
+        self._prompts = [r.prompt_ids for r, _ in owners]
+        shape = (len(owners), limits.max_new_tokens)
+        self._ids = torch.full(shape, pad_id)
+        self._mask = torch.zeros(shape, dtype=torch.bool)
+        self._log_probs = torch.zeros(shape)
+        self._versions = torch.zeros(shape, dtype=torch.int32)
+        self._rounds = torch.zeros(shape, dtype=torch.int32)
+        self._finished = torch.zeros(len(owners), dtype=torch.bool)
+
+        self._rows = list(range(len(owners)))  # (A,) which of the B
+        self._length = [0] * len(owners)  # tokens of each response
+        self._action: list[list[int]] = [[] for _ in owners]  # the tokens of the one under way
+        self._fed: list[deque[int]] = [deque() for _ in owners]  # still to be fed
+        self._waiting: set[int] = set()  # for what their environment says
+        self._over: set[int] = set()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a row has a token to sample or to feed."""
+        return any(row not in self._waiting and row not in self._over for row in self._rows)
+
+    def listen_to(self, partner: Partner) -> None:
+        """Takes in what has come for rows that wait; where none can go on, waits for it."""
+        while self._waiting:
+            for observation in partner.observations(waits=not self.can_go_on):
+                self.extend(observation)
+            if self.can_go_on:
+                return
+
+    def extend(self, observation: Observation) -> None:
+        """Goes on with a row that waits: feeds what its environment said, or ends it.
+
+        An observation after which no token could be sampled any more cuts the response off.
+        """
+        row = observation.row
+        self._waiting.remove(row)
+        if observation.over:
+            self._over.add(row)
+            self._finished[row] = observation.finished
+        elif self._length[row] + len(observation.ids) >= self._limits.max_new_tokens:
+            self._over.add(row)
+        else:
+            self._fed[row].extend(observation.ids)
+
+    def drop_over(self) -> Tensor | None:
+        """Drops rows that are over, once they are many; returns which of the A are kept then: none
+        where all are."""
+        left = [place for place, row in enumerate(self._rows) if row not in self._over]
+        if left and len(left) >= COMPACT_BELOW * len(self._rows):
+            return None
+        self._rows = [self._rows[place] for place in left]
+        return torch.tensor(left, dtype=torch.int64, device=self._device)
+
+    def last_tokens(self) -> tuple[Tensor, Tensor]:
+        """The last token (A,) of every row, which the next one follows, and its position (A,) in
+        prompt and response. Some have been fed before; a row that waits is fed its own again."""
+        tokens = [self._last(row) for row in self._rows]
+        positions = [len(self._prompts[row]) + self._length[row] - 1 for row in self._rows]
+        return torch.tensor(tokens, device=self._device), torch.tensor(
+            positions, device=self._device
+        )
+
+    def _last(self, row: int) -> int:
+        length = self._length[row]
+        return int(self._ids[row, length - 1]) if length else self._prompts[row][-1]
+
+    def sequences(self) -> list[Tensor]:
+        """Prompt and response so far of every row in the batch, without the last token."""
+        return [
+            torch.cat((torch.tensor(self._prompts[row]), self._ids[row, : self._length[row]]))[:-1]
+            for row in self._rows
+        ]
+
+    def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
+        """Goes on by a token with every row that does not wait: a token of its observation, or one
+        drawn from `logits` (A, V), which it changes. Returns the actions that this ended; their
+        rows wait now.
+
+        Token t of a response always gets draw t.
+        """
+        at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
+        uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)
+        tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
+        drawn = zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True)
+        acted = []
+        for row, token, log_prob in drawn:
+            if row in self._waiting or row in self._over:
+                continue
+            if self._fed[row]:
+                self._add(row, self._fed[row].popleft())
+                continue
+            t = self._length[row]
+            self._mask[row, t] = True
+            self._log_probs[row, t] = log_prob
+            self._versions[row, t], self._rounds[row, t] = version, round_
+            self._add(row, token)
+            self._action[row].append(token)
+            if self._ends_action(row):
+                acted.append(Action(row, self._action[row], t))
+                self._action[row] = []
+                self._waiting.add(row)
+            elif self._length[row] == self._limits.max_new_tokens:
+                self._over.add(row)
+        return acted
+
+    def _add(self, row: int, token: int) -> None:
+        self._ids[row, self._length[row]] = token
+        self._length[row] += 1
+
+    def _ends_action(self, row: int) -> bool:
+        action = self._action[row]
+        if action[-1] in self._end_ids:
+            return True
+        stops = self._stops
+        if stops is None or not stops.may_complete[action[-1]]:
+            return False
+        return stops.completed(action)
+
+    def groups(self) -> list[RolloutGroup]:
+        """Returns a group for each request, on the CPU, cut to its own longest response."""
+        groups, start = [], 0
+        for request in self._requests:
+            rows = slice(start, start + request.group_size)
+            start += request.group_size
+            reach = extents(self._mask[rows])
+            groups.append(self._group(request, rows, int(reach.max())))
+        return groups
+
+    def _group(self, request: Request, rows: slice, longest: int) -> RolloutGroup:
+        fields = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)
+        ids, mask, log_probs, versions, rounds = (
+            field[rows, :longest].clone() for field in fields
+        )
+        return RolloutGroup(
+            prompt_index=request.prompt_index,
+            prompt_ids=torch.tensor(request.prompt_ids),
+            response_ids=ids,
+            response_mask=mask,
+            behaviour_log_probs=log_probs,
+            rewards=torch.full((request.group_size,), torch.nan),
+            finished=self._finished[rows].clone(),
+            token_versions=versions,
+            token_rounds=rounds,
+        )

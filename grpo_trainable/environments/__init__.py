@@ -1,0 +1,15 @@
+"""Environments: text in, text out, over several turns. `ENVIRONMENTS` names the shipped ones.
+
+Only the standard library is imported, so that a process that plays starts soon.
+"""
+
+from grpo_trainable.environments.base import Environment, JSONValue, Turn, as_text, as_turn
+
+# `env.name` -> what it is made by.
+ENVIRONMENTS = {
+    "guess": "grpo_trainable.environments.guess:Guess",
+    "calculator": "grpo_trainable.environments.calculator:Calculator",
+    "python": "grpo_trainable.environments.python_tool:PythonTool",
+}
+
+__all__ = ["ENVIRONMENTS", "Environment", "JSONValue", "Turn", "as_text", "as_turn"]

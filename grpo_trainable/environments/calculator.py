@@ -1,0 +1,77 @@
+"""A question with a calculator at hand: a line `calc EXPRESSION` is answered with its value, any
+other line is the answer."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+from grpo_trainable.environments.base import JSONValue, Turn
+
+CALL = "calc "
+MOST_CHARACTERS = 40  # of an expression
+MOST_CALLS = 2
+
+_OPERATIONS: dict[type, Callable[..., int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+
+def calculate(expression: str) -> int:
+    """The value of + - * // % and brackets over integers.
+
+    Raises:
+        ValueError: it is anything else, too long, or divides by 0.
+    """
+    if len(expression) > MOST_CHARACTERS:
+        raise ValueError("too long")
+    try:
+        return _value(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+        raise ValueError("not arithmetic") from None
+
+
+def _value(node: ast.AST) -> int:
+    match node:
+        case ast.Constant(value=int(number)) if type(number) is int:
+            return number
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
+            return _OPERATIONS[type(sign)](_value(left), _value(right))
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _OPERATIONS:
+            return _OPERATIONS[type(sign)](_value(operand))
+    raise ValueError("not arithmetic")
+
+
+class Calculator:
+    """`spec`: {"question": an expression, "answer": its value}."""
+
+    def reset(self, spec: JSONValue) -> str:
+        assert isinstance(spec, Mapping), spec
+        self._answer, self._calls = str(spec["answer"]), 0
+        return f"{spec['question']}=?\n"
+
+    def step(self, action: str) -> Turn:
+        """1 for the right answer, which ends the episode as a wrong one and too many calls do."""
+        line = action.strip()
+        if not line.startswith(CALL):
+            return Turn(reward=float(line == self._answer), done=True, info={"calls": 0})
+        self._calls += 1
+        if self._calls > MOST_CALLS:
+            return Turn(done=True, info={"calls": 1})
+        return Turn(f"={self._said(line.removeprefix(CALL))}\n", info={"calls": 1})
+
+    def _said(self, expression: str) -> str:
+        try:
+            return str(calculate(expression))
+        except ValueError as error:
+            return str(error)
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,68 @@
+"""Tasks that are played: they make specifications, and what an environment says first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.environments import Environment
+from grpo_trainable.environments.calculator import Calculator
+from grpo_trainable.environments.guess import Guess
+from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
+from grpo_trainable.tasks.order import permutation
+
+
+class _Game:
+    """Every specification there is, in another order in each pass. All are held out as well: what
+    is learned is how to play, not what to answer."""
+
+    stop = ("\n",)
+    specs: list[dict[str, Any]]
+    environment: Callable[[], Environment]
+
+    def __init__(self, settings: TaskSettings, seed: int) -> None:
+        self._seed = seed
+
+    @property
+    def train_size(self) -> int:
+        """How many specifications there are."""
+        return len(self.specs)
+
+    eval_size = train_size
+
+    def train_example(self, prompt_index: int) -> Example:
+        """Specification `prompt_index`; each pass over all of them has its own order."""
+        epoch, place = divmod(prompt_index, len(self.specs))
+        order = permutation(f"train {self._seed}", epoch, len(self.specs))
+        return self._example(self.specs[order[place]])
+
+    def eval_examples(self, count: int) -> list[Example]:
+        """`count` specifications in an order that is the same for every seed."""
+        order = permutation("eval", 0, len(self.specs))
+        return [self._example(self.specs[order[i % len(order)]]) for i in range(count)]
+
+    def _example(self, spec: dict[str, Any]) -> Example:
+        return Example(self.environment().reset(spec), spec)
+
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """What a single action earns."""
+        environment = self.environment()
+        environment.reset(ground_truth)
+        return as_score(environment.step(response).reward)
+
+
+class GuessTask(_Game):
+    """A digit to guess."""
+
+    specs = [{"secret": digit} for digit in range(10)]
+    environment = Guess
+
+
+class CalculatorTask(_Game):
+    """Products of two digits from 2 to 9."""
+
+    specs = [
+        {"question": f"{a}*{b}", "answer": a * b} for a in range(2, 10) for b in range(2, 10)
+    ]
+    environment = Calculator
