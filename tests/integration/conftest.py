@@ -1,7 +1,8 @@
-"""One Ray session a test module, small trials, and what is left of them afterwards."""
+"""One Ray for the tests of this directory, small trials, and what is left of them afterwards."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,21 +12,36 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import torch
 from ray import tune
 
-from grpo_trainable.trainable import GRPOTrainable
+from grpo_trainable.calls import await_call
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.metrics import NAMES, TIMED
+from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
+from grpo_trainable.trial import BUILT_INTO_ACTORS
 
 # Read when Ray starts its processes, which share two cores with everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 
+HERE = Path(__file__).parent
+
+
 @pytest.fixture(scope="module")
-def ray_session() -> Iterator[None]:
-    # More than this machine may have: the trials are tiny, and two of them run at once.
-    ray.init(num_cpus=4, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+def ray_session() -> None:
+    """Ray, started by the first module that needs it; it goes on to the next one."""
+    if not ray.is_initialized():
+        # More than this machine may have: the trials are tiny, and most of their actors wait.
+        ray.init(num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Ends Ray after the last test of this directory: the unit tests have none."""
+    if nextitem is None or not nextitem.path.is_relative_to(HERE):
+        ray.shutdown()
 
 
 def trial_config(**values: Any) -> dict[str, Any]:
@@ -48,9 +64,23 @@ def trial_config(**values: Any) -> dict[str, Any]:
     return data
 
 
+def untimed(row: dict[str, Any]) -> dict[str, float]:
+    """What a row tells of the training, Tune's own keys left out."""
+    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
+
+
+def rows(trial: Path | str) -> list[dict[str, Any]]:
+    """The rows of a trial's directory."""
+    return [json.loads(line) for line in (Path(trial) / "result.json").read_text().splitlines()]
+
+
+def checkpoints(trial: Path | str) -> list[Path]:
+    return sorted(Path(trial).glob("checkpoint_*"))
+
+
 def written_by_the_page(page: str, title: str, directory: Path) -> Path:
     """The file of this title that a page of docs/howto tells its reader to write."""
-    text = (Path(__file__).parents[2] / "docs" / "howto" / page).read_text(encoding="utf-8")
+    text = (HERE.parents[1] / "docs" / "howto" / page).read_text(encoding="utf-8")
     _, _, rest = text.partition(f'```python title="{title}"\n')
     path = directory / title
     path.write_text(rest.partition("```\n")[0], encoding="utf-8")
@@ -86,9 +116,20 @@ def assert_no_actor_left(seconds: float = 10.0) -> None:
     assert not left
 
 
+def own_processes(trainable: GRPOTrainable) -> dict[str, int]:
+    """The processes of a trial's actors, by the actors' names."""
+    trial = trainable.trial
+    calls = [actor.submit_function("probe", os.getpid) for actor in trial.actors]
+    return {call.actor.name: await_call(trial.runtime, call, 60.0) for call in calls}
+
+
+def kill(trainable: GRPOTrainable, name: str) -> None:
+    next(actor for actor in trainable.trial.actors if actor.name == name).kill()
+
+
 @pytest.fixture
 def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Builds Trainables outside Tune, and ends them."""
+    """Builds Trainables outside Tune, in processes of their own, and ends them."""
     monkeypatch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", str(tmp_path))
     built = []
 
@@ -101,11 +142,59 @@ def trainable(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         trainable.stop()
 
 
-def fit(space: dict[str, Any], storage: Path, **options: Any) -> tune.ResultGrid:
+@pytest.fixture(scope="module")
+def begun(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Begins trials outside Tune, where it can in the actors of an earlier one, as PBT does with a
+    clone: to start actors takes most of a short trial's time. That nothing of the earlier trial
+    stays is what test_arms.py shows."""
+    patch = pytest.MonkeyPatch()
+    storage = str(tmp_path_factory.mktemp("begun"))
+    patch.setattr("ray.tune.trainable.trainable.DEFAULT_STORAGE_PATH", storage)
+    kept: list[DetailedGRPO] = []
+
+    def begin(config: dict[str, Any]) -> DetailedGRPO:
+        wanted = GRPOConfig.from_dict(config)
+        for earlier in kept:
+            had = earlier.trial.config
+            if all(wanted[key] == had[key] for key in BUILT_INTO_ACTORS):
+                assert earlier.reset(dict(config))
+                return earlier
+        kept.append(DetailedGRPO(dict(config)))
+        return kept[-1]
+
+    yield begin
+    for trainable in kept:
+        trainable.stop()
+    patch.undo()
+
+
+def fit(
+    space: dict[str, Any],
+    storage: Path,
+    trainable: type = GRPOTrainable,
+    one_by_one: bool = False,
+    **options: Any,
+) -> tune.ResultGrid:
+    """Trials under Tune. `one_by_one`: each begins anew in the actors of the one before, where both
+    reserve the same; `options`: of the RunConfig."""
     return tune.Tuner(
-        GRPOTrainable,
+        trainable,
         param_space=space,
+        tune_config=tune.TuneConfig(
+            reuse_actors=one_by_one, max_concurrent_trials=1 if one_by_one else None
+        ),
         run_config=tune.RunConfig(
             name="experiment", storage_path=str(storage), verbose=0, **options
         ),
     ).fit()
+
+
+@pytest.fixture
+def in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For commands that are called as functions, in a directory of the test. What they set for
+    their process is put back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

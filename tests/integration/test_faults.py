@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from conftest import assert_no_actor_left, trial_config
+from conftest import assert_no_actor_left, rows, trial_config
 from ray import tune
 
 from callbacks import grpo_callbacks
@@ -21,36 +21,33 @@ from reports.experiment import read_experiment
 from reports.summary import compare, table
 
 
-class KillOnce(tune.Callback):
-    """SIGKILL to the process of a role after round 3, once."""
+class Killer(tune.Callback):
+    """SIGKILL to the process of a role after a round, once for each."""
 
-    def __init__(self, role: str) -> None:
-        self._role, self._done = role, False
+    def __init__(self, roles: dict[int, str]) -> None:
+        """`roles`: by the round."""
+        self.left = dict(roles)
 
     def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
-        if self._done or result["training_iteration"] < 3:
-            return
-        for process in psutil.Process().children(recursive=True):
-            if f"ray::{self._role}" in " ".join(process.cmdline()):
+        role = self.left.get(result["training_iteration"])
+        for process in psutil.Process().children(recursive=True) if role else ():
+            if f"ray::{role}" in " ".join(process.cmdline()):
                 process.kill()
-                self._done = True
-        assert self._done
+                self.left.pop(result["training_iteration"], None)
 
 
 @pytest.mark.parametrize(
-    ("role", "placement", "starts_over"),
+    ("placement", "killed"),
     [
-        ("Generator", "disaggregated", False),
-        ("Learner", "disaggregated", True),
-        ("Colocated", "colocated", True),
-        ("DetailedGRPO", "disaggregated", True),
+        ("disaggregated", {2: "Generator", 4: "Learner", 7: "DetailedGRPO"}),
+        ("colocated", {4: "Colocated"}),
     ],
 )
 def test_killed_process_costs_no_round_and_leaves_none_twice(
-    ray_session: None, tmp_path: Path, role: str, placement: str, starts_over: bool
+    ray_session: None, tmp_path: Path, placement: str, killed: dict[int, str]
 ) -> None:
-    config = trial_config(placement=placement, rounds=6, checkpoint={"every": 2})
-    killer = KillOnce(role)
+    config = trial_config(placement=placement, rounds=8, checkpoint={"every": 3})
+    killer = Killer(killed)
     (result,) = tune.Tuner(
         DetailedGRPO,
         param_space=config,
@@ -62,22 +59,24 @@ def test_killed_process_costs_no_round_and_leaves_none_twice(
             failure_config=tune.FailureConfig(max_failures=2),
         ),
     ).fit()
-    assert result.error is None or not result.error
-    assert killer._done
-    trial = Path(result.path)
-    lines = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
-    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    last = lines[-1]
-    assert last["count/trained"] == 24
-    assert (last["count/redispatched"] > 0) == (role == "Generator")
-    # A trial that was started again went on from its last checkpoint, not from the start.
-    assert (last["iterations_since_restore"] < 6) == starts_over
+    assert not result.error
+    assert not killer.left
+    lines = rows(result.path)
+    assert [line["training_iteration"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert lines[-1]["count/trained"] == 32
+    # A generator is replaced. Other trials are started again, and go on from their last checkpoint.
+    asked_again = [line["count/redispatched"] > 0 for line in lines]
+    generator_after = min((r for r, role in killed.items() if role == "Generator"), default=8)
+    assert asked_again == [round_ > generator_after for round_ in range(1, 9)]
+    restarts = {3 * (r // 3) for r, role in killed.items() if role != "Generator"}
+    since = [line["iterations_since_restore"] for line in lines]
+    assert [round_ for round_, n in enumerate(since) if n == 1] == [0, *sorted(restarts)]
     rounds = [
         entry["round"]
-        for path in sorted((trial / "rollouts").glob("*.parquet"))
+        for path in sorted((Path(result.path) / "rollouts").glob("*.parquet"))
         for entry in pq.read_table(path, columns=["round"]).to_pylist()
     ]
-    assert rounds == [round_ for round_ in range(1, 7) for _ in range(16)]
+    assert rounds == [round_ for round_ in range(1, 9) for _ in range(16)]
     assert_no_actor_left()
 
 
@@ -106,8 +105,7 @@ def test_checkpoint_that_finds_no_space_is_counted_and_the_trial_goes_on(
         ),
     ).fit()
     assert not result.error
-    trial = Path(result.path)
-    lines = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
+    trial, lines = Path(result.path), rows(result.path)
     assert [line["count/checkpoint_failures"] for line in lines] == [0, 0, 0, 0, 1]
     # The one before stays, and none is written over.
     found = {path.name: checkpoint_round(path) for path in trial.glob("checkpoint_*")}
@@ -152,11 +150,10 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
         ),
     ).fit()
     assert not result.error
-    trial = Path(result.path)
-    rows = [json.loads(line) for line in (trial / "result.json").read_text().splitlines()]
-    assert [row["training_iteration"] for row in rows] == [1, 2, 3]
-    assert (rows[-1]["count/skipped_rounds"], rows[-1]["version/learner"]) == (1, 2)
-    (skipped,) = (row for row in rows if "reward/train_mean" not in row)
+    trial, history = Path(result.path), rows(result.path)
+    assert [row["training_iteration"] for row in history] == [1, 2, 3]
+    assert (history[-1]["count/skipped_rounds"], history[-1]["version/learner"]) == (1, 2)
+    (skipped,) = (row for row in history if "reward/train_mean" not in row)
     for kind in ("rollouts", "steps", "versions"):
         parts = {path.name: pq.read_table(path) for path in (trial / kind).glob("*.parquet")}
         assert len(parts) == 3
@@ -164,7 +161,7 @@ def test_round_of_a_prompt_that_cannot_be_scored_is_skipped_and_every_file_goes_
         assert empty == (kind != "versions")
     with (trial / "progress.csv").open() as file:
         trained = [row["reward/train_mean"] for row in csv.DictReader(file)]
-    assert [value == "" for value in trained] == [row is skipped for row in rows]
+    assert [value == "" for value in trained] == [row is skipped for row in history]
     # The report is made of the same files.
     experiment = read_experiment(tmp_path / "skips")
     assert not experiment.trials[0].problems

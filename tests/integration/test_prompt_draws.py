@@ -5,17 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conftest import trial_config
+from conftest import trial_config, untimed
 
 from grpo_trainable.checkpointing import read_checkpoint
-from grpo_trainable.metrics import NAMES, TIMED
 
 RESAMPLED = {"zero_advantage": "resample", "group_size": 2, "oversample": 16.0, "redraws": 32}
 TWO_GENERATORS = {"num_generators": 2, "generator_cpus": 0.95}
-
-
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
 
 
 def assert_same_checkpoint(ours: Path, theirs: Path) -> None:
@@ -32,9 +27,9 @@ def assert_accounts_close(row: dict[str, Any]) -> None:
 
 
 def test_resampled_run_is_the_same_with_other_actors_and_after_a_restart(
-    trainable: Any, tmp_path: Path
+    begun: Any, tmp_path: Path
 ) -> None:
-    alone = trainable(trial_config(placement="colocated", rollout=RESAMPLED))
+    alone = begun(trial_config(placement="colocated", rollout=RESAMPLED))
     rows = [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "middle"))
     rows += [alone.step() for _ in range(2)]
@@ -48,9 +43,8 @@ def test_resampled_run_is_the_same_with_other_actors_and_after_a_restart(
     drawn = sum(row["group/drawn"] for row in rows)
     assert rows[-1]["count/requested"] == drawn > 16, "every group had signal by chance"
     assert rows[-1]["env_runners/num_episodes_lifetime"] == 2 * drawn
-    alone.stop()
 
-    resumed = trainable(trial_config(rollout=RESAMPLED, resources=TWO_GENERATORS))
+    resumed = begun(trial_config(rollout=RESAMPLED, resources=TWO_GENERATORS))
     resumed.restore(str(tmp_path / "middle"))
     again = [resumed.step() for _ in range(2)]
     assert [untimed(row) for row in again] == [untimed(row) for row in rows[2:]]
@@ -58,8 +52,8 @@ def test_resampled_run_is_the_same_with_other_actors_and_after_a_restart(
     assert_same_checkpoint(tmp_path / "again", tmp_path / "end")
 
 
-def test_asynchronous_resampling_trains_full_batches_within_the_lag(trainable: Any) -> None:
-    running = trainable(trial_config(lag=2, rollout=RESAMPLED, resources=TWO_GENERATORS, rounds=6))
+def test_asynchronous_resampling_trains_full_batches_within_the_lag(begun: Any) -> None:
+    running = begun(trial_config(lag=2, rollout=RESAMPLED, resources=TWO_GENERATORS, rounds=6))
     rows = [running.step() for _ in range(6)]
     for row in rows:
         assert_accounts_close(row)
@@ -70,7 +64,7 @@ def test_asynchronous_resampling_trains_full_batches_within_the_lag(trainable: A
 
 
 def test_pools_draw_the_same_examples_with_other_actors_and_after_a_restart(
-    trainable: Any, tmp_path: Path
+    begun: Any, tmp_path: Path
 ) -> None:
     words = ["cat", "dog", "sun", "tree", "house", "bird", "fish", "boat", "ball", "cake"]
     file = tmp_path / "words.txt"
@@ -81,12 +75,11 @@ def test_pools_draw_the_same_examples_with_other_actors_and_after_a_restart(
         "task": {"match": "substring", "keywords_file": str(file)},
         "eval": {"prompts": 1},
     }
-    alone = trainable(trial_config(placement="colocated", **chosen))
+    alone = begun(trial_config(placement="colocated", **chosen))
     rows = [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "middle"))
     rows += [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "end"))
-    alone.stop()
     examples = sum(rows[-1][f"pool/{name}_size"] for name in ("easy", "mid", "hard"))
     assert 0 < examples < len(words)  # some words are held out
     for row in rows:
@@ -95,7 +88,7 @@ def test_pools_draw_the_same_examples_with_other_actors_and_after_a_restart(
     assert rows[-1]["pool/new_size"] == 0
     assert any(row["pool/easy_drawn"] + row["pool/hard_drawn"] for row in rows)
 
-    resumed = trainable(trial_config(resources=TWO_GENERATORS, **chosen))
+    resumed = begun(trial_config(resources=TWO_GENERATORS, **chosen))
     resumed.restore(str(tmp_path / "middle"))
     again = [resumed.step() for _ in range(2)]
     assert [untimed(row) for row in again] == [untimed(row) for row in rows[2:]]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import ray
 import torch
-from conftest import assert_no_actor_left, fit, trial_config, written_by_the_page
-from ray import cloudpickle, tune
+from conftest import kill, trial_config, untimed, written_by_the_page
+from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from weight_lines import Line, Reader, Restless
@@ -23,7 +23,6 @@ from weight_lines import Line, Reader, Restless
 from grpo_trainable.calls import ActorFailed, ActorLost, await_call
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import NAMES, TIMED
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.rollout import LiveWeights
@@ -99,22 +98,19 @@ def test_tearing_would_be_seen(ray_session: None) -> None:
         ray.kill(actor)  # type: ignore[arg-type]
 
 
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
-
-
 def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
-    trainable: Any, tmp_path: Path
+    begun: Any, trainable: Any, tmp_path: Path
 ) -> None:
     weights = tmp_path / "weights"
     page = written_by_the_page("transport.md", "my_transport.py", tmp_path)
     page.write_text(page.read_text().replace("/tmp/weights", str(weights)))
     told = {}
     for name in (*(n for n in ALL if TRANSPORTS[n].missing() is None), f"{page}:FILES"):
-        running = trainable(trial_config(transport=name, rounds=2, eval={"every": 2}))
+        begin = begun if name in ALL else trainable
+        running = begin(trial_config(transport=name, rounds=2, eval={"every": 2}))
         running.step()
         told[name] = untimed(running.step())
-        running.stop()
+    running.stop()
     assert weights.is_dir()  # the learner's process wrote there
     assert list(weights.iterdir()) == []  # and removed its directory at the end
     first, *others = told.values()
@@ -123,9 +119,9 @@ def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_weights_may_travel_as_bfloat16(trainable: Any, name: str) -> None:
+def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
     config = trial_config(transport=name, transport_dtype="bfloat16", rounds=1)
-    row = trainable(config).step()
+    row = begun(config).step()
     model, _ = build_policy(GRPOConfig().model, 0)
     assert row["sync/bytes"] == 2 * sum(parameter.numel() for parameter in model.parameters())
     # The sampler's rounding is in the ratio from the first step on.
@@ -133,10 +129,10 @@ def test_weights_may_travel_as_bfloat16(trainable: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
-def test_weights_may_come_between_two_tokens(trainable: Any, name: str) -> None:
+def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
     """By Ray Direct Transport too; the pipeline's own tests have the rest."""
     config = trial_config(transport=name, lag=1, weight_update="in_flight", rounds=4)
-    running = trainable(config)
+    running = begun(config)
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) <= 1
     model, _ = build_policy(GRPOConfig().model, 0)
@@ -147,9 +143,9 @@ def test_weights_may_come_between_two_tokens(trainable: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
-def test_actors_that_begin_anew_keep_their_way(trainable: Any, name: str) -> None:
+def test_actors_that_begin_anew_keep_their_way(begun: Any, name: str) -> None:
     """As for a clone of PBT: the same group, other settings."""
-    running = trainable(trial_config(transport=name, lag=1))
+    running = begun(trial_config(transport=name, lag=1))
     running.step()
     before = [actor.handle for actor in running.trial.actors]
     assert running.reset_config(trial_config(transport=name, lag=1, optim={"lr": 2e-3}))
@@ -186,10 +182,10 @@ def test_what_is_frozen_travels_once(ray_session: None) -> None:
 
 
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("object_store", "nixl")])
-def test_generator_that_died_is_replaced(trainable: Any, name: str) -> None:
-    running = trainable(trial_config(transport=name, lag=1, rounds=4))
+def test_generator_that_died_is_replaced(begun: Any, name: str) -> None:
+    running = begun(trial_config(transport=name, lag=1, rounds=4))
     running.step()
-    running.trial.actors.generators[0].kill()
+    kill(running, "generator-0")
     for _ in range(2):
         row = running.step()
     assert row["count/redispatched"] >= 2
@@ -280,54 +276,29 @@ def test_weights_that_do_not_come_in_time_are_an_error(ray_session: None) -> Non
     ray.cancel(never, force=True)
 
 
-MURDER_ONCE = """
-import os, pathlib, signal
-done = pathlib.Path({file!r})
-
-def reward(response, ground_truth):
-    count = done.stat().st_size if done.exists() else 0
-    with done.open("a") as file:
-        file.write(".")
-    if count == {at}:
-        os.kill(os.getppid(), signal.SIGKILL)
-    return 1.0
-"""
-
-
-def test_a_collective_group_is_made_anew_from_the_last_checkpoint(
-    ray_session: None, tmp_path: Path
-) -> None:
-    reward = tmp_path / "murder.py"
-    # The evaluation of round 0 asks for 12 rewards, a round for 16: in the third round.
-    reward.write_text(MURDER_ONCE.format(file=str(tmp_path / "calls"), at=12 + 2 * 16 + 4))
-    (result,) = fit(
-        trial_config(
-            transport="gloo",
-            rounds=4,
-            task={"reward": f"{reward}:reward", "reward_deadline_s": 2.0},
-            checkpoint={"every": 1},
-        ),
-        tmp_path / "results",
-        failure_config=tune.FailureConfig(max_failures=1),
-    )
-    assert result.error is None
-    assert result.metrics is not None
-    assert result.metrics["training_iteration"] == 4
-    assert "generator-0" in (Path(result.path) / "error.txt").read_text()
-    assert_no_actor_left()
-
-
-def run(trainable: Any, rounds: int) -> None:
+def run(trainable: Any, rounds: int) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     for _ in range(rounds):
-        trainable.step()
+        row = trainable.step()
+    return row
 
 
-def test_a_lost_generator_of_a_collective_group_is_an_error(trainable: Any) -> None:
-    running = trainable(trial_config(transport="gloo", lag=1, rounds=50))
-    running.step()
-    running.trial.actors.generators[0].kill()
+def test_a_lost_generator_of_a_collective_group_is_an_error_after_which_the_group_is_made_anew(
+    begun: Any, tmp_path: Path
+) -> None:
+    config = trial_config(transport="gloo", lag=1, rounds=6)
+    running = begun(config)
+    run(running, 2)
+    running.save_checkpoint(str(tmp_path / "last"))
+    kill(running, "generator-0")
     with pytest.raises(ActorFailed, match=r"(generator-0|learner) died"):
-        run(running, 5)
+        run(running, 4)
+    # As the retry of a trial does.
+    again = begun(config)
+    again.restore(str(tmp_path / "last"))
+    row = run(again, 4)
+    assert row["done"]
+    assert row["count/requested"] == row["count/trained"] == 24
 
 
 class Starts:

@@ -841,3 +841,13 @@ def test_a_resume_loads_no_class_that_state_of_others_may_have_named(started, co
 
     refused(command("--resume", "--name", "mine"), f"{path} can be written by others")
     assert not mine.with_name("imported").exists()
+
+
+def test_a_wrong_loss_of_the_users_is_refused(command, tmp_path):
+    (tmp_path / "losses.py").write_text(
+        "def mean(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):\n"
+        "    return -(advantages * log_probs).mean()\n"
+    )
+    result = command(*SPACE, "--name", "mean", "--set", "loss.type=losses.py:mean")
+    refused(result, "losses.py:mean: the loss, one number a token", "shape ()")
+    assert not (tmp_path / "storage" / "mean").exists()

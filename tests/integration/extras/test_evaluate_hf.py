@@ -7,59 +7,70 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
+from commands import parts
+from conftest import fit, rows, trial_config
 from hf_models import write_hf_model
-from test_evaluate import run
+from ray import tune
 
+from callbacks import grpo_callbacks
 from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.trainable import DetailedGRPO
+from launch import evaluate, export
 from reports.evaluations.files import read_evaluation
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 NEW_TOKENS, PROMPTS = 16, 12
-SETTINGS: dict[str, list[str]] = {
-    "whole": [],
-    "adapters": ["model.lora_rank=4", "model.gradient_checkpointing=true"],
+SETTINGS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "adapters": {"lora_rank": 4, "gradient_checkpointing": True},
 }
 REWARD = "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
-def trial(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trial that really ran; it was evaluated greedily after its third and last round."""
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("reward") / "letters.py"
+    file.write_text(REWARD)
+    return f"{file}:score"
+
+
+@pytest.fixture(scope="module")
+def trials(
+    ray_session: None, reward: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Trials that really ran; each was evaluated greedily after its third and last round."""
     storage = tmp_path_factory.mktemp("storage")
     model = write_hf_model(storage / "model", "qwen2", tied=True, max_position_embeddings=96)
-    (storage / "letters.py").write_text(REWARD)
-    settings = [
-        *(f"model.path={model}", f"task.reward={storage}/letters.py:score", "arm=sync"),
-        *("rollout.prompts=4", "rollout.group_size=4", f"rollout.max_new_tokens={NEW_TOKENS}"),
-        *(f"eval.prompts={PROMPTS}", "eval.samples=1", "eval.temperature=0", "eval.every=3"),
-        *("optim.lr=1e-2", *SETTINGS[request.param]),
-    ]
-    done = run(
-        "tune.py",
-        *("--space", "async_vs_sync", "--name", "short", "--iterations", "3"),
-        *("--storage", str(storage)),
-        *(word for setting in settings for word in ("--set", setting)),
-        cwd=storage,
+    config = trial_config(
+        rounds=3,
+        rollout={"max_new_tokens": NEW_TOKENS},
+        eval={"prompts": PROMPTS, "samples": 1, "temperature": 0.0},
+        optim={"lr": 1e-2, "schedule": "constant"},
+        task={"reward": reward},
     )
-    assert done.returncode == 0, done.stderr
-    (directory,) = (path.parent for path in (storage / "short").glob("*/result.json"))
-    return directory
-
-
-def last_row(trial: Path) -> dict[str, Any]:
-    return json.loads((trial / "result.json").read_text().splitlines()[-1])
+    models = [{"path": model, **settings} for settings in SETTINGS.values()]
+    grid = fit(
+        {**config, "model": tune.grid_search(models)},
+        storage,
+        DetailedGRPO,
+        one_by_one=True,
+        callbacks=grpo_callbacks(console=False),
+    )
+    assert [str(error) for error in grid.errors] == []
+    return {
+        "adapters" if "lora_rank" in result.config["model"] else "whole": Path(result.path)
+        for result in grid
+    }
 
 
 def own_responses(trial: Path, round_: int = 3) -> list[tuple[int, str]]:
     """What the trial itself sampled in its evaluation after `round_`."""
-    parts = (trial / "evaluations").glob("part-*.parquet")
-    rows = [row for part in sorted(parts) for row in pq.read_table(part).to_pylist()]
-    return [(row["cursor"], row["response"]) for row in rows if row["round"] == round_]
+    entries = parts(trial, "evaluations")
+    return [(row["cursor"], row["response"]) for row in entries if row["round"] == round_]
 
 
 def evaluated(path: Path) -> tuple[list[tuple[int, str]], float]:
@@ -69,28 +80,30 @@ def evaluated(path: Path) -> tuple[list[tuple[int, str]], float]:
     return responses, data["figures"]["reward"]["value"]
 
 
-def test_checkpoint_export_and_transformers_answer_as_the_trial_did(trial, tmp_path):
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_checkpoint_export_and_transformers_answer_as_the_trial_did(
+    trials: dict[str, Path], reward: str, tmp_path: Path, settings: str
+) -> None:
+    trial = trials[settings]
     trained = own_responses(trial)
     assert len(trained) == PROMPTS
     assert trained != own_responses(trial, 0)  # training changed what it says
 
-    reward = ("--set", f"task.reward={trial.parents[1]}/letters.py:score")
-    of_trial = ("--checkpoint", str(trial), *reward, "--out", "of_trial")
-    done = run("evaluate.py", *of_trial, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    own_figure = pytest.approx(last_row(trial)["reward/eval_mean"], rel=1e-6)  # of float32 rewards
+    scored = ("--set", f"task.reward={reward}")
+    assert evaluate.main(["--checkpoint", str(trial), *scored, "--out", "of_trial"]) == 0
+    own_figure = pytest.approx(rows(trial)[-1]["reward/eval_mean"], rel=1e-6)  # of float32 rewards
     assert evaluated(tmp_path / "of_trial") == (trained, own_figure)
 
-    done = run("export.py", str(trial), "exported", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = run(
-        "evaluate.py",
-        *("--model", "exported", "--prompts", str(PROMPTS), "--samples", "1"),
-        *("--temperature", "0", "--out", "of_export"),
-        *("--set", f"rollout.max_new_tokens={NEW_TOKENS}", *reward),
-        cwd=tmp_path,
+    assert export.main([str(trial), "exported"]) == 0
+    status = evaluate.main(
+        [
+            *("--model", "exported", "--prompts", str(PROMPTS), "--samples", "1"),
+            *("--temperature", "0", "--out", "of_export"),
+            *("--set", f"rollout.max_new_tokens={NEW_TOKENS}", *scored),
+        ]
     )
-    assert done.returncode == 0, done.stderr
+    assert status == 0
     assert evaluated(tmp_path / "of_export") == (trained, own_figure)
 
     assert by_transformers(tmp_path / "exported", tmp_path / "of_trial") == trained

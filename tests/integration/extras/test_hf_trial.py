@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import trial_config
+from conftest import trial_config, untimed
 from hf_models import write_hf_model
 
 from grpo_trainable.checkpointing import read_checkpoint
-from grpo_trainable.metrics import NAMES, TIMED
 
 pytest.importorskip("transformers")
 
@@ -31,11 +30,6 @@ def reward(tmp_path_factory: pytest.TempPathFactory) -> str:
         "def score(response, truth):\n    return response.count('e') - len(response) / 9\n"
     )
     return f"{file}:score"
-
-
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    """What a row tells of the training, Tune's own keys left out."""
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
 
 
 def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
@@ -59,6 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
+    begun: Callable[[dict[str, Any]], Any],
     trainable: Callable[[dict[str, Any]], Any],
     model_path: str,
     reward: str,
@@ -68,7 +63,7 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     if "adapters" in settings:
         pytest.importorskip("peft")
     config = hf_config(model_path, reward, **SETTINGS[settings])
-    whole = trainable(config)
+    whole = begun(config)
     rows = [whole.step() for _ in range(2)]
     whole.save_checkpoint(str(tmp_path / "half"))
     rows += [whole.step() for _ in range(2)]
@@ -78,7 +73,10 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=rounding) for row in rows)
     assert all(row["response/truncated_fraction"] <= 1 for row in rows)
 
-    resumed = trainable(config)
+    begin = (
+        trainable if settings == "whole" else begun
+    )  # in processes that knew nothing of it, or not
+    resumed = begin(config)
     resumed.load_checkpoint(str(tmp_path / "half"))
     assert [untimed(resumed.step()) for _ in range(2)] == [untimed(row) for row in rows[2:]]
     resumed.save_checkpoint(str(tmp_path / "again"))
@@ -94,9 +92,9 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
 
 
 def test_weights_arrive_between_two_tokens(
-    trainable: Callable[[dict[str, Any]], Any], model_path: str, reward: str
+    begun: Callable[[dict[str, Any]], Any], model_path: str, reward: str
 ) -> None:
-    running = trainable(hf_config(model_path, reward, lag=1, weight_update="in_flight", rounds=6))
+    running = begun(hf_config(model_path, reward, lag=1, weight_update="in_flight", rounds=6))
     rows = [running.step() for _ in range(4)]
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)

@@ -141,13 +141,14 @@ def run_page(page: str, name: str, monkeypatch: pytest.MonkeyPatch, directory: P
 
 
 @pytest.fixture
-def no_ray_left():
-    """Ends the Ray that a page may have started, as the end of a reader's program does."""
+def ray_of_its_own():
+    """A page may start a Ray: none is there before, nor afterwards, as with a reader's program."""
+    ray.shutdown()
     yield
     ray.shutdown()
 
 
-@pytest.mark.usefixtures("no_ray_left")
+@pytest.mark.usefixtures("ray_of_its_own")
 @pytest.mark.parametrize("path", HOWTO, ids=lambda path: path.stem)
 def test_how_to_page_does_what_it_says(path, monkeypatch, tmp_path):
     page = path.read_text(encoding="utf-8")

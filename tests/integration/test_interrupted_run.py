@@ -1,0 +1,210 @@
+"""An experiment that is killed, finds its checkpoints damaged, is interrupted, and still ends with
+every round once."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from commands import SMALL, parts, spans, trial_directories, tune, tune_command
+from conftest import rows, wait_for
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from grpo_trainable.checkpointing import checkpoint_round
+from reports.experiment import read_experiment
+
+ROUNDS = 40
+BETWEEN = 6  # rounds between two checkpoints
+EVALUATED = [0, 10, 20, 30, 40]
+RESUME = ["--resume", "must", "--name", "cut"]
+ROLES = ("Generator", "Learner", "DetailedGRPO")
+
+
+def start(*arguments: str, storage: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        tune_command(*arguments, storage=storage),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=storage,
+    )
+
+
+def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Our processes under a command, without those of Ray's own, of which some take long to notice
+    that their driver is gone."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            title = " ".join(child.cmdline())
+        except psutil.Error:
+            continue  # it ended meanwhile
+        if any(f"ray::{role}" in title for role in ROLES):
+            found.append(child)
+    return found
+
+
+def all_actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Those of a trial with one generator, once all of them have their names."""
+    return wait_for(lambda: found if len(found := actors(process)) == len(ROLES) else None, 120)
+
+
+def noted(experiment: Path, checkpoint: str) -> bool:
+    """Whether Tune's snapshot of the experiment, one a second, names a checkpoint."""
+    states = [path.read_text() for path in experiment.glob("experiment_state-*.json")]
+    # What is not JSON stands in it as pickle, in hexadecimal.
+    return any(checkpoint in state or checkpoint.encode().hex() in state for state in states)
+
+
+@dataclass
+class Story:
+    """What was seen of the first of two trials."""
+
+    storage: Path
+    outlived_the_driver: list[psutil.Process] = field(default_factory=list)
+    rows_when_killed: int = 0
+    status: int | None = None  # of the interrupted command
+    printed: str = ""
+    outlived_the_interrupt: list[psutil.Process] = field(default_factory=list)
+    rows_when_interrupted: int = 0
+    saved_round: int = 0
+    began: int = 0  # trials that had begun by then
+
+    @property
+    def experiment(self) -> Path:
+        return self.storage / "cut"
+
+    @property
+    def first(self) -> Path:
+        return trial_directories(self.experiment)[0]
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Story:
+    """The driver got SIGKILL after the third checkpoint, which was damaged."""
+    story = Story(tmp_path_factory.mktemp("storage"))
+    argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
+    argv += ["--set", f"eval.every={EVALUATED[1]}", "--set", "checkpoint.keep=null"]
+    argv += ["--iterations", str(ROUNDS), "--checkpoint-every", str(BETWEEN), "--num-samples", "2"]
+    process = start(*argv, storage=story.storage)
+    wait_for(lambda: noted(story.experiment, "checkpoint_000002"), 120)
+    family = all_actors(process)
+    process.kill()
+    process.wait()
+    _, story.outlived_the_driver = psutil.wait_procs(family, timeout=20)
+    story.rows_when_killed = len(rows(story.first))
+    whole = {story.first / f"checkpoint_00000{index}" for index in (0, 1)}
+    for path in set(story.first.glob("checkpoint_*")) - whole:
+        with (path / "policy-00001-of-00001.safetensors").open("r+b") as file:
+            file.truncate(1000)
+    return story
+
+
+@pytest.fixture(scope="module")
+def interrupted(killed: Story) -> Story:
+    """The resumed command got SIGINT between two checkpoints."""
+    process = start(*RESUME, storage=killed.storage)
+    enough = 2 * BETWEEN + 2
+
+    def goes_on() -> bool:
+        history = rows(killed.first)
+        return len(history) > enough and history[enough]["iterations_since_restore"] <= 3
+
+    wait_for(goes_on, 120)
+    children = psutil.Process(process.pid).children(recursive=True)
+    end = time.monotonic() + 25
+    process.send_signal(signal.SIGINT)
+    killed.printed, _ = process.communicate(timeout=25)
+    _, killed.outlived_the_interrupt = psutil.wait_procs(children, timeout=end - time.monotonic())
+    killed.status = process.returncode
+    killed.began = len(trial_directories(killed.experiment))
+    killed.rows_when_interrupted = len(rows(killed.first))
+    killed.saved_round = checkpoint_round(max(killed.first.glob("checkpoint_*")))
+    return killed
+
+
+@pytest.fixture(scope="module")
+def ended(interrupted: Story) -> Story:
+    resumed = tune(*RESUME, storage=interrupted.storage)
+    assert resumed.returncode == 0, resumed.stderr
+    return interrupted
+
+
+def test_actors_end_with_a_killed_driver(killed):
+    assert not killed.outlived_the_driver
+    assert 3 * BETWEEN <= killed.rows_when_killed < ROUNDS
+
+
+def test_damaged_checkpoints_give_way_to_the_newest_whole_one(ended):
+    last_whole = 2 * BETWEEN
+    assert f"going on from checkpoint_000001 (round {last_whole})" in ended.printed
+    assert rows(ended.first)[last_whole]["iterations_since_restore"] == 1
+
+
+def test_an_interrupt_saves_the_trial_that_runs_and_ends_everything(interrupted):
+    assert interrupted.status == 130
+    assert not interrupted.outlived_the_interrupt
+    assert "--resume must --name cut" in interrupted.printed
+    assert interrupted.began == 1
+    assert interrupted.rows_when_interrupted < ROUNDS
+    # A row may come in while the experiment ends.
+    assert interrupted.saved_round >= interrupted.rows_when_interrupted - 1
+
+
+def test_a_resume_goes_on_where_the_interrupt_saved_and_then_runs_the_other_trial(ended):
+    first, second = (rows(trial) for trial in trial_directories(ended.experiment))
+    assert first[ended.saved_round]["iterations_since_restore"] == 1
+    assert second[0]["timestamp"] >= first[-1]["timestamp"]
+    for history in (first, second):
+        assert history[-1]["count/requested"] == history[-1]["count/trained"] == ROUNDS * 4
+
+
+def test_no_round_is_there_twice_or_missing_in_any_file(ended):
+    trial = ended.first
+    every = list(range(1, ROUNDS + 1))
+    assert [row["training_iteration"] for row in rows(trial)] == every
+    with (trial / "progress.csv").open(newline="") as file:
+        assert [int(row["training_iteration"]) for row in csv.DictReader(file)] == every
+    for kind in ("rollouts", "versions"):
+        assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
+    assert len(parts(trial, "rollouts")) == ROUNDS * 16
+    held_out = [entry["round"] for entry in parts(trial, "evaluations")]
+    assert held_out == [round_ for round_ in EVALUATED for _ in range(8)]
+    assert len([span for span in spans(trial)["trial"] if span[0] == "round"]) == ROUNDS
+    events = EventAccumulator(str(trial), {"scalars": 0, "histograms": 0, "tensors": 0})
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        assert [event.step for event in events.Scalars(name)] == every
+    assert [event.step for event in events.Histograms("rollouts/reward")] == every
+    texts = [event.step for event in events.Tensors("examples/held_out/text_summary")]
+    assert texts == [1, *EVALUATED[1:]]
+    records = read_experiment(ended.experiment).trials
+    assert len(records) == 2
+    for record in records:
+        assert [row["training_iteration"] for row in record.rows] == every
+        assert [round_ for round_, _, _ in record.evaluated()] == EVALUATED
+
+
+def test_second_interrupt_stops_at_once_and_leaves_no_actor(tmp_path):
+    """The first one is SIGTERM, which does what Ctrl-C does."""
+    # Rounds of half a minute: the first interrupt alone would wait for one.
+    argv = ["--space", "async_vs_sync", "--name", "twice", "--set", "arm=sync"]
+    argv += ["--set", "rollout.prompts=512", "--set", "eval.prompts=4"]
+    process = start(*argv, storage=tmp_path)
+    family = all_actors(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=5)
+    assert process.returncode == 130
+    assert "SIGTERM: finishing the current round and saving every trial" in told
+    assert "interrupted again: stopping at once" in told
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive

@@ -1,0 +1,77 @@
+"""Actors that die in a trial, or never start: it goes on without a loss, or says why it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import assert_no_actor_left, kill, trial_config
+
+from grpo_trainable.calls import ActorFailed
+
+
+def test_dead_generator_costs_an_asynchronous_run_no_prompt(begun: Any) -> None:
+    running = begun(trial_config(lag=1, rounds=6))
+    running.step()
+    kill(running, "generator-0")
+    row = running.step()
+    while not row["done"]:
+        row = running.step()
+        assert row["lag/max"] <= 1
+    assert row["count/requested"] == row["count/trained"] == 24
+    assert row["count/redispatched"] >= 2
+
+
+MURDEROUS_REWARD = """
+import os, signal, sys, pathlib
+calls = pathlib.Path({file!r})
+
+def reward(response, ground_truth):
+    with calls.open("a") as file:
+        file.write(".")
+    if calls.stat().st_size > {allowed}:
+        os.kill(os.getppid(), signal.SIGKILL)
+    return 1.0
+"""
+
+
+def test_generator_that_dies_again_and_again_fails_the_trial(begun: Any, tmp_path: Path) -> None:
+    # The first evaluation asks for 12 rewards, a round for 16: the third round's rollout dies.
+    reward = tmp_path / "murder.py"
+    reward.write_text(MURDEROUS_REWARD.format(file=str(tmp_path / "calls"), allowed=50))
+    running = begun(trial_config(task={"reward": f"{reward}:reward", "reward_deadline_s": 5.0}))
+    for _ in range(2):
+        running.step()
+    # It samples the second unit while it scores the first.
+    with pytest.raises(ActorFailed, match=r"(rollout|reward): generator-0 died") as failed:
+        running.step()
+    assert "replaced 3 times without finishing any work" in str(failed.value)
+
+
+def test_dead_learner_is_an_error_that_names_it_and_no_actor_is_left(begun: Any) -> None:
+    running = begun(trial_config(lag=1, rounds=50))
+    running.step()
+    kill(running, "learner")
+    with pytest.raises(ActorFailed, match=r"(optimize|sync): learner died"):
+        running.step()
+    running.stop()
+    assert_no_actor_left()
+
+
+def test_actor_that_cannot_start_is_an_error_that_says_why(trainable: Any) -> None:
+    # The launcher refuses this before Ray starts.
+    running = trainable(
+        trial_config(
+            placement="colocated",
+            task={"reward": "no_such_module:reward", "reward_deadline_s": 5.0},
+        )
+    )
+    with pytest.raises(ActorFailed, match=r"warm-up: worker .*No module named 'no_such_module'"):
+        running.step()
+
+
+def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere.* cannot be read"):
+        trainable(trial_config(model={"path": str(tmp_path / "nowhere")}))
+    assert_no_actor_left()
