@@ -83,7 +83,7 @@ class Trial:
         """Starts the actors and puts the trial at round 0."""
         self._warm_up_s: float | None = None  # None: the actors are not warm yet
         self.config = config
-        self.runtime = RayRuntime()
+        self.runtime = RayRuntime(config.resources.deadline_s)
         self.meter = Meter(filter(None, [driver_pid()]))
         self.actors = TrialActors(config, self.runtime)
         try:
@@ -150,15 +150,16 @@ class Trial:
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
-    def replace_generator(self, name: str) -> Actor:
-        """A new generator in place of the one of this name, which was killed.
+    def replace_generator(self, name: str, patience_s: float) -> Actor | None:
+        """A new generator in place of the one of this name, which was killed; None where no machine
+        has had room for it for `patience_s`.
 
         Raises:
             InputChanged: a file that it would read has changed.
         """
         self._lost_actor = True
         input_digests(self.config, self._inputs)  # the new actor reads the files again
-        return self.actors.replace(name)
+        return self.actors.replace(name, patience_s)
 
     # ---- Rounds ------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from grpo_trainable.liveness import Watch
 from grpo_trainable.noise import Place, place
 from grpo_trainable.remote import RayActor, RayCall, RayRuntime
 from grpo_trainable.rollout import Request
+from grpo_trainable.room import has_room
 from grpo_trainable.timers import now
 from grpo_trainable.transports.choice import (
     check_here,
@@ -138,9 +139,12 @@ class TrialActors:
         """
         return self._config.placement != "colocated" and not self.choice.transport.two_sided
 
-    def replace(self, name: str) -> Actor:
-        """A new generator in place of the one of this name, which was killed."""
+    def replace(self, name: str, patience_s: float) -> Actor | None:
+        """A new generator in place of the one of this name, which was killed; None where no machine
+        has had room for it for `patience_s`."""
         index = [actor.name for actor in self._actors].index(name)
+        if not has_room(bundle_of(index), patience_s):
+            return None
         self._actors[index] = self._generator(index)
         return self._actors[index]
 
@@ -169,7 +173,7 @@ class TrialActors:
             ends,
             num_cpus=cpus,
             num_gpus=gpus,
-            bundle=1 + index,
+            bundle=bundle_of(index),
             direct=self.choice.transport.tensor_transport,
         )
         self._unplaced.append(actor.submit_function("place", place))
@@ -220,6 +224,11 @@ class MadeInActor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._make, self._args
+
+
+def bundle_of(index: int) -> int:
+    """The bundle of the actor at this index: the trial's own process has the first."""
+    return 1 + index
 
 
 def reserved_nodes() -> list[str]:

@@ -741,7 +741,8 @@ class ResourceSettings(Settings):
     )
     deadline_s: float = number(
         600.0,
-        "Seconds without an answer or progress after which an actor that owes one is given up.",
+        "Seconds without an answer or progress after which an actor that owes one is given up; an "
+        "answer may take as long to arrive from another machine.",
         above=0,
     )
 

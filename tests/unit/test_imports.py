@@ -60,13 +60,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calls": set(),
     "liveness": {"calls"},
     "remote": {"calls", "timers"},
+    "room": set(),
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},
     "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
-    "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
+    "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote", "room"},
     "trial_storage": {"checkpointing"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
     "trainable": PIPELINE | {"trial"},
@@ -75,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
-MAY_IMPORT_RAY |= {"trainable", "rllib"}
+MAY_IMPORT_RAY |= {"trainable", "rllib", "room"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
