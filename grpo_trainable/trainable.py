@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
+from grpo_trainable.storage import reason
 from grpo_trainable.trial import TrainedRound, Trial, resolved
 
 NAME = "GRPO"
@@ -75,9 +75,9 @@ class GRPOTrainable(tune.Trainable):
             with stored.saving() as directory:
                 result = super().save(directory)
         except OSError as error:
-            # No space, or no permission: work that can go on must not end because of it.
-            reason = error if error.errno is None else os.strerror(error.errno)
-            note = f"the checkpoint could not be written ({reason}); the one before stays"
+            # No space, no permission, a store that fails or is silent: work that can go on must not
+            # end because of it.
+            note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
             self.trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
         self.trial.note_checkpoints(stored.remove_older())

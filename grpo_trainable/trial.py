@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -109,7 +110,7 @@ class Trial:
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
         self.stored = TrialStorage(self._storage, config.checkpoint.keep)
-        self._notes = self.stored.notes()  # warnings since the last round
+        self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
         self._news = [
             f"weights travel by {choice.key}: {choice.why}",
@@ -118,6 +119,8 @@ class Trial:
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # written since the last round
         self._saved_round: int | None = None
+        self._failures = 0  # checkpoints in a row that could not be written
+        self._retry_at = math.inf  # the round after which the next of them is tried again
         self._due = False  # whether the trial itself has asked for a checkpoint of this round
         self._started = False
         self._disturbed = False  # whether the user was told of a disturbed round
@@ -181,7 +184,8 @@ class Trial:
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
-        self._due = report.last or report.round % self.config.checkpoint.every == 0
+        regular = report.round % self.config.checkpoint.every == 0
+        self._due = report.last or regular or report.round >= self._retry_at
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)
@@ -290,9 +294,12 @@ class Trial:
             self._wall_clock.leave_out(span.seconds)
 
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
-        """Tells the user of trouble with checkpoints, and counts one that could not be written."""
+        """Tells the user of trouble with checkpoints, and counts one that could not be written. The
+        next is tried after one round, then two, four and so on, where none is due before."""
         self._notes += notes
         self.pipeline.counts.checkpoint_failures += failed
+        self._failures = self._failures + 1 if failed else 0
+        self._retry_at = self.rounds_trained + 2 ** (self._failures - 1) if failed else math.inf
 
     def save(self, directory: str | Path) -> None:
         """Writes policy, optimizer, waiting groups and every counter as safetensors and JSON.

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
+from grpo_trainable.storage import Place
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join
 from tuning.grid import OrderedGrid, param_space
@@ -97,6 +99,8 @@ def fit(plan: Plan) -> tune.ResultGrid:
     if not plan.options.verbose:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        # Of Tune's snapshots of an experiment, once a second with a traceback.
+        logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
     register(plan.inputs)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
@@ -116,16 +120,25 @@ def _new(plan: Plan) -> tune.Tuner:
         tune_config=tune_config(plan),
         run_config=tune.RunConfig(
             name=plan.name,
-            storage_path=str(plan.storage),
+            **kept_in(plan.storage),
             callbacks=grpo_callbacks(verbose=plan.options.verbose),
             verbose=0,  # of Tune's own reporter, which the callbacks replace
         ),
     )
 
 
+def kept_in(directory: Place) -> dict[str, Any]:
+    """A directory as Tune takes it."""
+    if isinstance(directory, Path):
+        return {"storage_path": str(directory)}
+    return {"storage_path": directory.path, "storage_filesystem": directory.filesystem}
+
+
 def _restored(plan: Plan) -> tune.Tuner:
     try:
-        tuner = tune.Tuner.restore(str(plan.directory), trainable=NAME, resume_errored=True)
+        where = kept_in(plan.directory)
+        path = where.pop("storage_path")
+        tuner = tune.Tuner.restore(path, trainable=NAME, resume_errored=True, **where)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "

@@ -312,7 +312,8 @@ class Fleet:
     def _join(self, member: Member, patience_s: float) -> bool:
         """Starts an actor for a member that has none, and has it load the newest weights; False
         where no machine has had room for it for so long."""
-        assert self._spawn is not None and self._published is not None
+        assert self._spawn is not None
+        assert self._published is not None
         actor = self._spawn(member.actor.name, patience_s)
         if actor is None:
             return False

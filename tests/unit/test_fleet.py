@@ -50,7 +50,9 @@ def test_a_trial_goes_on_with_the_generators_that_are_left(lag: int) -> None:
     reports = w.run(config.rounds)
     assert reports[-1].metrics["fleet/generators"] == GENERATORS - 1
     (note,) = [note for report in reports for note in report.notes]
-    assert note.startswith("generator-1 is lost (rollout: generator-1 died (killed)) and no machine")
+    assert note.startswith(
+        "generator-1 is lost (rollout: generator-1 died (killed)) and no machine"
+    )
     assert "going on with 2 of 3 generators; asking again for" in note
     assert trained(w) == all_prompts(config)
     ((name, at_s),) = w.runtime.kills

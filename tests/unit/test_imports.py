@@ -38,6 +38,7 @@ FOUNDATION = {
     "atomic",
     "command_line",
     "wording",
+    "storage",
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote", "room"},
-    "trial_storage": {"checkpointing"},
+    "trial_storage": {"checkpointing", "storage"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
     "trainable": PIPELINE | {"trial"},
     "rllib": PIPELINE | {"actors", "trial"},
