@@ -31,12 +31,17 @@ def has_room(bundle: int, patience_s: float) -> bool:
 
 
 def _has_room_now(bundle: int) -> bool:
-    group = ray.util.get_current_placement_group()
-    if group is None:  # outside of Tune, where actors may be anywhere
+    if ray.util.get_current_placement_group() is None:  # outside of Tune: actors may be anywhere
         return True
-    places = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    node = node_of(bundle, places, ray.nodes())
+    node = node_of(bundle, places_of_bundles(), ray.nodes())
     return node is not None and _answers(node["NodeManagerAddress"], node["NodeManagerPort"])
+
+
+def places_of_bundles() -> dict[int, str]:
+    """The id of the machine that each bundle of the trial's placement group lies on; empty outside
+    of Tune."""
+    group = ray.util.get_current_placement_group()
+    return {} if group is None else ray.util.placement_group_table(group)["bundles_to_node_id"]
 
 
 def node_of(

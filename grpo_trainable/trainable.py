@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import ray
+import ray.util
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
@@ -13,6 +15,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
+from grpo_trainable.shipping import ShippingError, lay_down
 from grpo_trainable.storage import reason
 from grpo_trainable.trial import TrainedRound, Trial, resolved
 
@@ -31,13 +34,25 @@ class GRPOTrainable(tune.Trainable):
         """A bundle for the trial's own process and one for each actor."""
         return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
 
-    def setup(self, config: dict[str, Any], inputs: Mapping[str, str] | None = None) -> None:
-        """`inputs`: as `Trial` takes them. Hand them over by `tune.with_parameters`.
+    def setup(
+        self,
+        config: dict[str, Any],
+        inputs: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`inputs`: as `Trial` takes them. `files`: as `shipping.contents` gives them; the machines
+        of the trial get those that they lack. Hand both over by `tune.with_parameters`.
 
         Raises:
             InputChanged: a file that the trial reads has changed.
+            ShippingError: a machine cannot have one.
         """
-        self.trial = Trial(resolved(config), self._storage, inputs)
+        shipped = None
+        if files:
+            if wrong := lay_down(files):
+                raise ShippingError(f"node {ray.util.get_node_ip_address()} of the cluster {wrong}")
+            shipped = ray.put(files)
+        self.trial = Trial(resolved(config), self._storage, inputs, shipped)
 
     def step(self) -> dict[str, Any]:
         trained = self.trial.run_round()
@@ -128,14 +143,17 @@ class DetailedGRPO(GRPOTrainable):
         return {DETAILS: self.trial.details(trained)}
 
 
-def register(inputs: Mapping[str, str] | None = None) -> None:
+def register(
+    inputs: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+) -> None:
     """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
 
     `inputs`: what `inputs.digests_of_all` says of the trials. A trial that would then read a file
     with another content fails and names it; without them each trial reads what it finds.
+    `files`: what `shipping.contents` gives, for machines that lack files of the user's.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
-        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs)
+        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
         trainable.__qualname__ = DetailedGRPO.__qualname__  # which Ray names the process by
     register_trainable(NAME, trainable)

@@ -66,17 +66,21 @@ class Trial:
         config: GRPOConfig,
         storage: StorageContext | None = None,
         inputs: Mapping[str, str] | None = None,
+        files: Any = None,
     ) -> None:
         """Starts the actors, without waiting for them. `config`: with absolute paths, as `resolved`
         gives it. `storage`: where Tune keeps the trial's checkpoints; None where it keeps none.
 
         `inputs`: what `digests_of_all` said of the trials when the experiment started. The files
-        that this trial reads must still be so; None compares nothing.
+        that this trial reads must still be so; None compares nothing. `files`: a reference to what
+        `shipping.contents` gives, for the machines of a cluster.
 
         Raises:
             InputChanged: a file that the trial reads has changed.
+            ShippingError: a machine cannot have one.
         """
         self._storage = storage
+        self._files = files
         self._inputs_at_start = inputs
         self._open(config)
 
@@ -86,7 +90,7 @@ class Trial:
         self.config = config
         self.runtime = RayRuntime(config.resources.deadline_s)
         self.meter = Meter(filter(None, [driver_pid()]))
-        self.actors = TrialActors(config, self.runtime)
+        self.actors = TrialActors(config, self.runtime, self._files)
         try:
             self.actors.start()
             self._begin()

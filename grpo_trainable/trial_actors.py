@@ -21,7 +21,8 @@ from grpo_trainable.liveness import Watch
 from grpo_trainable.noise import Place, place
 from grpo_trainable.remote import RayActor, RayCall, RayRuntime
 from grpo_trainable.rollout import Request
-from grpo_trainable.room import has_room
+from grpo_trainable.room import has_room, places_of_bundles
+from grpo_trainable.shipping import ship
 from grpo_trainable.timers import now
 from grpo_trainable.transports.choice import (
     check_here,
@@ -41,10 +42,12 @@ CLOSE_DEADLINE_S = 2.0  # all actors of a trial together have this long to close
 class TrialActors:
     """The learner and the generators of a trial, or the colocated worker that is both."""
 
-    def __init__(self, config: GRPOConfig, runtime: RayRuntime) -> None:
-        """`start` starts them."""
+    def __init__(self, config: GRPOConfig, runtime: RayRuntime, files: Any = None) -> None:
+        """`start` starts them. `files`: a reference to what `shipping.contents` gives, for the
+        machines they run on."""
         self._config = config
         self._runtime = runtime
+        self._files = files
         self._actors: list[RayActor] = []  # the learner, or the worker, comes first
         self._group: Group | None = None
         self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
@@ -55,7 +58,10 @@ class TrialActors:
         Raises:
             TransportError: the transport cannot work between the machines of the trial.
             PluginError: the user's transport cannot be loaded.
+            ShippingError: a machine cannot have a file that the trial reads.
         """
+        if self._files is not None:
+            ship(self._files, reserved_nodes())
         config, r = self._config, self._config.resources
         self.choice = choose_transport(config, reserved_nodes())
         logger.info("transport=%s: %s", self.choice.key, self.choice.why)
@@ -145,6 +151,8 @@ class TrialActors:
         index = [actor.name for actor in self._actors].index(name)
         if not has_room(bundle_of(index), patience_s):
             return None
+        if self._files is not None:
+            ship(self._files, {places_of_bundles()[bundle_of(index)]})
         self._actors[index] = self._generator(index)
         return self._actors[index]
 
@@ -233,8 +241,7 @@ def bundle_of(index: int) -> int:
 
 def reserved_nodes() -> list[str]:
     """The machines that a trial's actors may be on: of its placement group, or all there are."""
-    group = ray.util.get_current_placement_group()
-    if group is None:
+    nodes = places_of_bundles()
+    if not nodes:
         return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
     return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own

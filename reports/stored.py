@@ -65,7 +65,10 @@ def _bring(copy: Path, place: StoredPath) -> None:
         return
     earlier = (place / "plots").names()
     for name, path in written.items():
-        (place / name).write_bytes(path.read_bytes())
+        content = path.read_bytes()
+        if path.suffix == ".html":  # it says where the experiment is
+            content = content.replace(str(copy).encode(), str(place).encode())
+        (place / name).write_bytes(content)
     for name in earlier:
         if f"plots/{name}" not in written:
             (place / "plots" / name).unlink()

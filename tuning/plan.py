@@ -347,6 +347,21 @@ class Plan:
                 raise
             raise UsageError(f"{error} (arm {trial.arm} of {self.space.name})") from None
 
+    def files_to_ship(self) -> dict[str, bytes]:
+        """The user's own files that trials read, by their paths, for the nodes of a cluster.
+
+        Raises:
+            UsageError: one cannot be read, or has just changed.
+        """
+        from grpo_trainable.shipping import ShippingError, contents
+
+        own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
+        files = {key: path for key, path in own.items() if key != SPACE_INPUT}
+        try:
+            return contents(files, self.inputs or {})
+        except (ShippingError, OSError) as error:
+            raise UsageError(f"{_told(error)}") from None
+
     def check(self) -> None:
         """Reads what the trials will read, and compares what they need with what is here. Writes
         nothing, and starts no Ray.

@@ -21,7 +21,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
 from grpo_trainable.storage import Place
 from grpo_trainable.trainable import NAME, register
-from tuning.cluster import check_nodes, join
+from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import Interrupt
 from tuning.mutations import pbt_bounds, within_bounds
@@ -54,6 +54,7 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
             where = f"the cluster at {address}"
             check_resources(plan.trials, nodes, where)
             check_nodes(plan.storage)
+            ship_to_nodes(plan.files_to_ship())
             # Ray divides the memory of its nodes between processes and objects.
             memory = total(nodes, "memory") + total(nodes, "object_store_memory")
             plan.check_memory(nodes, int(memory), where)
@@ -101,7 +102,7 @@ def fit(plan: Plan) -> tune.ResultGrid:
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Of Tune's snapshots of an experiment, once a second with a traceback.
         logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
-    register(plan.inputs)
+    register(plan.inputs, {} if plan.options.address is None else plan.files_to_ship())
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
     set_verbose(plan.options.verbose)

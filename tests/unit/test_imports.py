@@ -62,22 +62,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "liveness": {"calls"},
     "remote": {"calls", "timers"},
     "room": set(),
+    "shipping": {"atomic", "digests"},
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},
     "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
-    "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote", "room"},
+    "trial_actors": PIPELINE
+    | {"actors", "transports", "learner_group", "remote", "room", "shipping"},
     "trial_storage": {"checkpointing", "storage"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
-    "trainable": PIPELINE | {"trial"},
+    "trainable": PIPELINE | {"trial", "shipping"},
     "rllib": PIPELINE | {"actors", "trial"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
-MAY_IMPORT_RAY |= {"trainable", "rllib", "room"}
+MAY_IMPORT_RAY |= {"trainable", "rllib", "room", "shipping"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}

@@ -244,7 +244,8 @@ def test_a_report_of_a_store_is_that_of_a_directory(store: Store, tmp_path: Path
         write_report(copy, lambda text: None)
     assert not [path for _, path in store.asked if "checkpoint_000001/" in path or ".pkl" in path]
     for name in ("report.json", "report.html"):
-        assert (stored / name).read_bytes() == (here / name).read_bytes()
+        of_local = (here / name).read_bytes().replace(str(here).encode(), str(stored).encode())
+        assert (stored / name).read_bytes() == of_local
     plots = sorted(path.name for path in (here / "plots").iterdir())
     assert (stored / "plots").names() == plots
 
