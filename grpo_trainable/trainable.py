@@ -32,7 +32,8 @@ class GRPOTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """A bundle for the trial's own process and one for each actor."""
-        return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
+        trial = GRPOConfig.from_dict(config)
+        return tune.PlacementGroupFactory(trial.bundles(), strategy=trial.placement_strategy)
 
     def setup(
         self,

@@ -368,7 +368,7 @@ class Trial:
         Otherwise others are started.
         """
         old = self.config
-        if new.bundles() != old.bundles():
+        if (new.bundles(), new.placement_strategy) != (old.bundles(), old.placement_strategy):
             return False
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):

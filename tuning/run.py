@@ -28,6 +28,8 @@ from tuning.mutations import pbt_bounds, within_bounds
 from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
+from tuning.token import make_token
+from tuning.waiting import WaitingCallback
 
 # Threads that spin while they wait take the core that another actor was promised.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -80,6 +82,7 @@ def _start_ray(plan: Plan) -> None:
         join(address, **options)
         return
     os.environ.update(ENVIRONMENT)
+    make_token(Path.home(), os.environ)
     (machine,) = this_machine(plan.trials)
     ray.init(
         address="local",  # not a cluster that somebody else has started here
@@ -122,7 +125,7 @@ def _new(plan: Plan) -> tune.Tuner:
         run_config=tune.RunConfig(
             name=plan.name,
             **kept_in(plan.storage),
-            callbacks=grpo_callbacks(verbose=plan.options.verbose),
+            callbacks=[*grpo_callbacks(verbose=plan.options.verbose), WaitingCallback()],
             verbose=0,  # of Tune's own reporter, which the callbacks replace
         ),
     )

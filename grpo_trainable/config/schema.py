@@ -733,6 +733,11 @@ class ResourceSettings(Settings):
         minimum=0.01,
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")
+    spread: str = choice(
+        ("pack", "spread"),
+        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible, or "
+        "on as many, so that the death of one costs few of them.",
+    )
     reward_workers: int = integer(
         1, "Processes of each generator that call your own reward.", minimum=1
     )
