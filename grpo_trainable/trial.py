@@ -138,6 +138,8 @@ class Trial:
         if self._started:
             return
         self._warm_up()
+        for actor in self.actors:
+            self.pipeline.clock_offsets[actor.name] = self.actors.clock_offset(actor.name)
         self.pipeline.start(self.actors.set_up_transport())
         self._started = True
         self._place_actors()
@@ -166,7 +168,10 @@ class Trial:
         """
         self._lost_actor = True
         input_digests(self.config, self._inputs)  # the new actor reads the files again
-        return self.actors.replace(name, patience_s)
+        actor = self.actors.replace(name, patience_s)
+        if actor is not None:
+            self.pipeline.clock_offsets[name] = self.actors.clock_offset(name)
+        return actor
 
     # ---- Rounds ------------------------------------------------------------------------------
 

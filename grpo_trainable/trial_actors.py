@@ -15,6 +15,7 @@ from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.calls import Actor, ActorFailed, await_call
+from grpo_trainable.clocks import offset_of
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
@@ -186,6 +187,13 @@ class TrialActors:
         )
         self._unplaced.append(actor.submit_function("place", place))
         return actor
+
+    def clock_offset(self, name: str) -> float:
+        """Seconds that the clock of an actor's machine is ahead of ours."""
+        index = [actor.name for actor in self._actors].index(name)
+        node = places_of_bundles().get(bundle_of(index))
+        here = node is None or node == ray.get_runtime_context().get_node_id()
+        return 0.0 if here else offset_of(node)
 
     def newly_placed(self) -> list[Place]:
         """Where actors run that have started since the last call."""

@@ -41,7 +41,7 @@ def at_hand(place: Place) -> Iterator[Path]:
         try:
             yield copy
         except ReportError as error:
-            raise ReportError(str(error).replace(str(copy), str(place))) from None
+            raise ReportError(_naming_the_store(str(error), copy, place)) from None
         with _naming(place):
             _bring(copy, place)
 
@@ -57,6 +57,12 @@ def _naming(place: StoredPath) -> Iterator[None]:
         raise ReportError(f"{place}: {reason(error)}") from None
 
 
+def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
+    """The text with the directory in the store in place of its copy here."""
+    above = str(place).removesuffix(f"/{place.name}")
+    return text.replace(str(copy.parent), above)
+
+
 def _bring(copy: Path, place: StoredPath) -> None:
     """Brings a report to the store, in place of an earlier one."""
     found = [path for name in REPORT_FILES for path in (copy / name, *(copy / name).glob("*"))]
@@ -67,7 +73,7 @@ def _bring(copy: Path, place: StoredPath) -> None:
     for name, path in written.items():
         content = path.read_bytes()
         if path.suffix == ".html":  # it says where the experiment is
-            content = content.replace(str(copy).encode(), str(place).encode())
+            content = _naming_the_store(content.decode(), copy, place).encode()
         (place / name).write_bytes(content)
     for name in earlier:
         if f"plots/{name}" not in written:

@@ -82,7 +82,9 @@ class Pipeline:
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.evaluation: Evaluation | None = None
-        self._recorder = Recorder()
+        # Actor -> seconds that the clock of its machine is ahead of ours, where that is another.
+        self.clock_offsets: dict[str, float] = {}
+        self._recorder = Recorder(self.clock_offsets)
         self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)

@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "liveness": {"calls"},
     "remote": {"calls", "timers"},
     "room": set(),
+    "clocks": {"timers"},
     "shipping": {"atomic", "digests"},
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
@@ -70,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
     "trial_actors": PIPELINE
-    | {"actors", "transports", "learner_group", "remote", "room", "shipping"},
+    | {"actors", "transports", "learner_group", "remote", "room", "shipping", "clocks"},
     "trial_storage": {"checkpointing", "storage"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
     "trainable": PIPELINE | {"trial", "shipping"},
@@ -79,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
-MAY_IMPORT_RAY |= {"trainable", "rllib", "room", "shipping"}
+MAY_IMPORT_RAY |= {"trainable", "rllib", "room", "shipping", "clocks"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}

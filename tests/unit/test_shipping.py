@@ -28,7 +28,7 @@ def test_a_file_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     path = tmp_path / "file" / "words.txt"
-    assert lay_down({str(path): b"cat\n"}) == f"cannot have {path} (Not a directory)"
+    assert lay_down({str(path): b"cat\n"}) == f"cannot have {path} (File exists)"
 
 
 def test_a_file_that_changes_while_the_experiment_starts_is_refused(tmp_path: Path) -> None:
