@@ -61,7 +61,7 @@ def kill_while_copying(rng: random.Random, repeat: int) -> Outcome:
             struck = time.time()
             victim.kill()
             victim.wait()
-            torn = damage(str(copy))
+            torn = damage(copy)
             before = len(experiment.rows())
             running.ends_well()
         left = f"torn: {torn}" if torn else "whole by then"

@@ -24,6 +24,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.gradient_steps import GradientStepsCallback
     from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
+    from callbacks.mirroring import MirrorCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
     from callbacks.rollouts import RolloutsCallback
     from callbacks.stage_timings import StageTimingsCallback
@@ -35,6 +36,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     set_verbose(verbose)
     return [
         CheckpointFallback(),  # settles where a trial starts: before all that cut their files
+        MirrorCallback(),  # before all that write files
         KLCallback(),
         StageTimingsCallback(),  # adds to the row: before all that write it
         VersionLogCallback(),

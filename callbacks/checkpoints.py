@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
 from typing import Any
 
-import pyarrow.fs
 from ray.air.constants import EXPR_RESULT_FILE
 from ray.train._internal.session import _TrainingResult
-from ray.tune import Checkpoint
 
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import is_local, label, read_rows
+from callbacks.trial_files import continued_file, is_local, label, read_rows, trial_place
 from grpo_trainable.checkpointing import CheckpointError, checkpoint_round, newest_whole
 from grpo_trainable.details import DETAILS
+from grpo_trainable.storage import Place
+from grpo_trainable.trial_storage import checkpoint_at, place
 
 
 class CheckpointFallback(FailSafeCallback):
@@ -23,7 +23,10 @@ class CheckpointFallback(FailSafeCallback):
     Tune starts a trial from the newest checkpoint that it has noted. It copies checkpoints file by
     file, notes them in snapshots, and has no other choice when the one it noted is torn or gone:
     the trial fails. Here the newest whole checkpoint in the trial's directory takes its place, and
-    one line says so. Only a local storage path is looked into.
+    one line says so.
+
+    In an object store the files of a round come after its checkpoint, so that after a kill there
+    may be a checkpoint without them: an earlier one takes its place as well.
     """
 
     def __init__(self) -> None:
@@ -32,8 +35,7 @@ class CheckpointFallback(FailSafeCallback):
 
     def on_checkpoint(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._written.add(trial.trial_id)
-        if is_local(trial):
-            forget_missing(trial.run_metadata.checkpoint_manager)
+        forget_missing(trial.run_metadata.checkpoint_manager)
 
     def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         # Tune calls `on_checkpoint` first, and only for a checkpoint that was written.
@@ -53,18 +55,17 @@ class CheckpointFallback(FailSafeCallback):
         if restored is not None:
             # PBT keeps a row as the Trainable gave it, and gives it to the clone.
             restored.metrics.pop(DETAILS, None)
-        if not is_local(trial):
-            return
         manager = trial.run_metadata.checkpoint_manager
         noted = manager.latest_checkpoint_result
-        noted_at = None if noted is None or noted.checkpoint is None else noted.checkpoint.path
-        problem = "no checkpoint was noted" if noted_at is None else damage(noted_at)
+        last = math.inf if is_local(trial) else last_round(trial)
+        noted_at = place_of(noted)
+        problem = "no checkpoint was noted" if noted_at is None else damage(noted_at, last)
         if problem is None:
             return
-        whole = newest_whole(Path(trial.path))
+        whole = newest_whole(trial_place(trial), last)
         if noted is None and whole is None:
             return  # a trial that starts for the first time
-        instead = None if whole is None else training_result(Path(trial.path), *whole)
+        instead = None if whole is None else training_result(trial, *whole)
         # Tune has no public way to say this.
         manager._latest_checkpoint_result = instead
         manager._checkpoint_results = [r for r in manager._checkpoint_results if r is not noted]
@@ -74,7 +75,7 @@ class CheckpointFallback(FailSafeCallback):
             return
         assert whole is not None
         path, round_ = whole
-        if str(path) not in {result.checkpoint.path for result in manager._checkpoint_results}:
+        if path not in map(place_of, manager._checkpoint_results):
             manager._checkpoint_results.append(instead)
         print(f"{label(trial)}: {problem}; going on from {path.name} (round {round_})", flush=True)
 
@@ -84,24 +85,38 @@ def forget_missing(manager: Any) -> None:
     manager._checkpoint_results = [
         result
         for result in manager._checkpoint_results
-        if result.checkpoint and Path(result.checkpoint.path).is_dir()
+        if (path := place_of(result)) is not None and path.is_dir()
     ]
 
 
-def damage(path: str) -> str | None:
-    """What is wrong with a checkpoint, in one line; None when it is whole."""
+def place_of(result: Any) -> Place | None:
+    """Where the checkpoint that Tune has noted is; None where it has none."""
+    checkpoint = getattr(result, "checkpoint", None)
+    return None if checkpoint is None else place(checkpoint.filesystem, checkpoint.path)
+
+
+def last_round(trial: Any) -> int:
+    """The last round that the trial's files have; 0 without any."""
+    rows = read_rows(continued_file(trial, EXPR_RESULT_FILE))
+    return max((row["training_iteration"] for row in rows), default=0)
+
+
+def damage(path: Place, last: float = math.inf) -> str | None:
+    """What is wrong with a checkpoint, in one line; None when it is whole, and of round `last` or
+    an earlier one."""
     try:
-        checkpoint_round(path)
+        round_ = checkpoint_round(path)
     except CheckpointError as error:
-        return str(error).removeprefix(str(Path(path).parent)).lstrip("/")
+        return str(error).removeprefix(str(path).removesuffix(path.name))
+    if round_ > last:
+        return f"{path.name} is of round {round_}, the files of the trial end with round {last:g}"
     return None
 
 
-def training_result(directory: Path, path: Path, round_: int) -> _TrainingResult:
+def training_result(trial: Any, path: Place, round_: int) -> _TrainingResult:
     """A checkpoint with the row of its round, from which Tune goes on counting."""
     metrics: dict[str, Any] = {"training_iteration": round_}
-    for row in read_rows(directory / EXPR_RESULT_FILE):
+    for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
         if row["training_iteration"] == round_:
             metrics = row
-    checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
-    return _TrainingResult(checkpoint=checkpoint, metrics=metrics)
+    return _TrainingResult(checkpoint=checkpoint_at(path), metrics=metrics)

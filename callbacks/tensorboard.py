@@ -21,7 +21,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from callbacks import summaries
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.rollouts import EVALUATIONS
-from callbacks.trial_files import KEPT_BYTES, close, detach, restored_iteration, trial_directory
+from callbacks.trial_files import (
+    KEPT_BYTES,
+    close,
+    continued_files,
+    restored_iteration,
+    trial_directory,
+)
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
 from grpo_trainable.stages import IDLE_SIDES, STAGES
@@ -69,10 +75,8 @@ class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
         if trial in self._files:
             self._files.pop(trial).close()
         last, directory = restored_iteration(trial), trial_directory(trial)
-        for path in directory.glob("events.out.tfevents.*"):
-            detach(path)
+        for path in continued_files(trial, "events.out.tfevents.*"):
             cut_events(path, last)
-        # The purge hides what could not be cut: files that only a remote storage has.
         self._files[trial] = EventFile(directory, purge_step=last + 1)
         self._latest[trial] = {}
         self._files[trial].add(summaries.custom_scalars(LAYOUT))

@@ -28,7 +28,7 @@ class TraceCallback(DetailsReader):
 
     What other threads of an actor do during its calls (fetching weights, scoring) has a row of its
     own. The file is a JSON array with one event a line, complete after every round. Times are in
-    microseconds since 1970 by each actor's own clock.
+    microseconds since 1970 by the clock of the trial's process.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """Finds a trial's files, and cuts them when the trial starts again from a checkpoint.
 
 Everything is written once, straight to the storage path, a round at a time: it can be read while
-the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. What
-lies after the checkpoint that a trial starts from is removed before the trial writes it again.
+the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. Where
+that path is in an object store, `callbacks.mirror` brings there what is written here. What lies
+after the checkpoint that a trial starts from is removed before the trial writes it again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +23,8 @@ import pyarrow.parquet as pq
 
 from grpo_trainable.atomic import replacing
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.storage import Place, StoredPath
+from grpo_trainable.trial_storage import place
 
 # Bytes that an appended file keeps in memory while the disk is full; they are written with the next
 # row that there is space for.
@@ -34,24 +38,50 @@ def is_local(trial: Any) -> bool:
     return isinstance(trial.storage.storage_filesystem, pyarrow.fs.LocalFileSystem)
 
 
+def trial_place(trial: Any) -> Place:
+    """The trial's directory in the storage path."""
+    return place(trial.storage.storage_filesystem, trial.path)
+
+
 def trial_directory(trial: Any) -> Path:
-    """The trial's directory in the storage path; where that is no local file system, the directory
-    from which Tune copies to it."""
-    directory = Path(trial.path if is_local(trial) else trial.local_path)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory
+    """The directory to write a trial's files to: its own, or the one that is brought to its own in
+    an object store. Tune copies `trial.local_path` there again and again, so it is another."""
+    own = trial_place(trial)
+    if not isinstance(own, Path):
+        staging = Path(trial.local_path)
+        own = staging.parent.with_name(f"{staging.parent.name}-mirrored") / staging.name
+    own.mkdir(parents=True, exist_ok=True)
+    return own
 
 
 def continued_file(trial: Any, name: str) -> Path:
-    """A file that a trial goes on writing: as it is in the trial's directory, else as a remote
-    storage has it. It need not exist."""
-    path, storage = trial_directory(trial) / name, trial.storage.storage_filesystem
-    if not path.exists() and not is_local(trial):
-        stored = f"{trial.path}/{name}"
-        if storage.get_file_info(stored).type == pyarrow.fs.FileType.File:
-            pyarrow.fs.copy_files(stored, str(path), source_filesystem=storage)
+    """A file that a trial goes on writing: as it is here, else as an object store has it. It need
+    not exist."""
+    path, own = trial_directory(trial) / name, trial_place(trial)
+    if not path.exists() and isinstance(own, StoredPath) and (own / name).exists():
+        with replacing(path) as file:  # a part of it must not be brought to the store
+            file.write((own / name).read_bytes())
     detach(path)
     return path
+
+
+def continued_files(trial: Any, pattern: str) -> list[Path]:
+    """Every file of a trial whose name matches, here or in an object store, as `continued_file`
+    gives it."""
+    own = trial_place(trial)
+    here = [path.name for path in trial_directory(trial).glob(pattern)]
+    stored = own.names() if isinstance(own, StoredPath) else []
+    names = {*here, *(name for name in stored if fnmatch(name, pattern))}
+    return [continued_file(trial, name) for name in sorted(names)]
+
+
+def parts_after(trial: Any, last: int) -> list[str]:
+    """Parquet parts of later iterations that an object store has, by their paths from the trial's
+    directory."""
+    own = trial_place(trial)
+    files = own.files() if isinstance(own, StoredPath) else {}
+    found = ((name, PART.fullmatch(name.rpartition("/")[2])) for name in files)
+    return [name for name, part in found if part is not None and int(part[1]) > last]
 
 
 def detach(path: Path) -> None:

@@ -24,7 +24,7 @@ from grpo_trainable.versions import VersionChange
 
 SCHEMA = pa.schema(
     {
-        "at": pa.float64(),  # seconds since 1970, by the actor's clock
+        "at": pa.float64(),  # seconds since 1970, by the clock of the trial's process
         "round": pa.int32(),  # the trial's round in which it happened
         "side": pa.string(),  # "generator" or "learner"
         "actor": pa.string(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from grpo_trainable.rollout import RolloutGroup
+    from grpo_trainable.storage import Place, StoredPath
 
 FORMAT_VERSION = 4
 READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
@@ -40,6 +42,9 @@ BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
 STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
+
+
+Directory = TypeVar("Directory", Path, "StoredPath")
 
 
 class CheckpointError(RuntimeError):
@@ -210,27 +215,30 @@ def _joined(contents: Mapping[str, bytes], part: str) -> dict[str, Tensor]:
     return {name: held[0] if len(held) == 1 else torch.cat(held) for name, held in rows.items()}
 
 
-def checkpoint_round(directory: str | Path) -> int:
+def checkpoint_round(directory: str | Place) -> int:
     """Rounds trained when the checkpoint was taken, once all of it is verified.
 
     Raises:
         CheckpointError: as `read_checkpoint`.
     """
-    directory = Path(directory)
+    directory = Path(directory) if isinstance(directory, str) else directory
     return _round(_parse(directory / STATE, _verified(directory)[STATE]), directory)
 
 
-def newest_whole(directory: Path) -> tuple[Path, int] | None:
-    """The last whole checkpoint that was written to a trial's directory, and its rounds."""
+def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
+    """The last whole checkpoint that was written to a trial's directory, of round `last` or an
+    earlier one, and its rounds. OSError when a store cannot list the directory."""
     for path in reversed(numbered_checkpoints(directory)):
         try:
-            return path, checkpoint_round(path)
+            round_ = checkpoint_round(path)
         except CheckpointError:
             continue
+        if round_ <= last:
+            return path, round_
     return None
 
 
-def remove_older(directory: Path, keep: int, shared_rounds: Collection[int]) -> None:
+def remove_older(directory: Directory, keep: int, shared_rounds: Collection[int]) -> None:
     """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
 
     Raises:
@@ -241,20 +249,34 @@ def remove_older(directory: Path, keep: int, shared_rounds: Collection[int]) -> 
     older = [path for path in paths[:-keep] if _unverified_round(path) not in shared_rounds]
     if older:
         checkpoint_round(paths[-1])
-    # A rename hides it at once: half a checkpoint would look like a damaged one.
-    removed = directory / ".removed"
     for path in older:
-        shutil.rmtree(removed, ignore_errors=True)
-        path.rename(removed)
+        if isinstance(path, Path):
+            _remove_at_once(path)
+        else:
+            path.remove_tree()
+
+
+def _remove_at_once(path: Path) -> None:
+    """A rename hides it at once: half a checkpoint would look like a damaged one."""
+    removed = path.with_name(".removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
     shutil.rmtree(removed, ignore_errors=True)
 
 
-def numbered_checkpoints(directory: Path) -> list[Path]:
+def numbered_checkpoints(directory: Directory) -> list[Directory]:
     """The checkpoints that Tune has copied, or begun to copy, in order."""
-    return sorted(p for p in directory.glob("checkpoint_*") if CHECKPOINT.fullmatch(p.name))
+    return [directory / name for name in _names(directory) if CHECKPOINT.fullmatch(name)]
 
 
-def _unverified_round(directory: Path) -> int | None:
+def _names(directory: Place) -> list[str]:
+    """What a directory holds, sorted; nothing where there is none."""
+    if isinstance(directory, Path):
+        return sorted(path.name for path in directory.glob("*"))
+    return directory.names()
+
+
+def _unverified_round(directory: Place) -> int | None:
     """None when the checkpoint does not say."""
     try:
         return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
@@ -262,13 +284,13 @@ def _unverified_round(directory: Path) -> int | None:
         return None
 
 
-def _round(state: Mapping[str, Any], directory: Path) -> int:
+def _round(state: Mapping[str, Any], directory: Place) -> int:
     with _named_errors(directory):
         return int(state["pipeline"]["learner_round"])
 
 
 @contextmanager
-def _named_errors(directory: Path) -> Iterator[None]:
+def _named_errors(directory: Place) -> Iterator[None]:
     """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
     try:
         yield
@@ -278,9 +300,9 @@ def _named_errors(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def _verified(directory: Path) -> dict[str, bytes]:
+def _verified(directory: Place) -> dict[str, bytes]:
     """Every file's content, as the manifest vouches for it."""
-    if directory.is_symlink():
+    if isinstance(directory, Path) and directory.is_symlink():
         raise CheckpointError(f"{directory}: is a link, not a checkpoint")
     refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
@@ -307,16 +329,17 @@ def _verified(directory: Path) -> dict[str, bytes]:
     return contents
 
 
-def refuse_foreign_files(directory: str | Path) -> None:
+def refuse_foreign_files(directory: str | Place) -> None:
     """CheckpointError when `directory` holds a file that is not of a checkpoint.
 
     Ray unpickles a file of its own that it finds in a checkpoint's directory.
     """
-    for path in sorted(Path(directory).glob("*")):
+    directory = Path(directory) if isinstance(directory, str) else directory
+    for name in _names(directory):
         # What was killed while it wrote leaves a name with a dot in front and another behind.
-        whole = path.name[1:].rpartition(".")[0] if path.name.startswith(".") else path.name
+        whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
         if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
-            raise CheckpointError(f"{path}: is not of a checkpoint; nothing was loaded")
+            raise CheckpointError(f"{directory / name}: is not of a checkpoint; nothing was loaded")
 
 
 def _pack_groups(
@@ -362,7 +385,7 @@ def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _parse(path: Path, content: bytes) -> dict[str, Any]:
+def _parse(path: Place, content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -372,14 +395,16 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
     return data
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Place) -> bytes:
     try:
+        if not isinstance(path, Path):
+            return path.read_bytes()
         # A link could lead out of the checkpoint's directory.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
             return file.read()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _write(path: Path, content: bytes) -> None:

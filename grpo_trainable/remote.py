@@ -101,6 +101,11 @@ def driver_pid() -> int | None:
 class RayRuntime:
     """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
 
+    def __init__(self, fetch_s: float | None = None) -> None:
+        """`fetch_s`: how long an answer that is there may take to get here from another machine;
+        None: as long as it likes."""
+        self._fetch_s = fetch_s
+
     def now(self) -> float:
         return now()
 
@@ -117,7 +122,7 @@ class RayRuntime:
 
     def result(self, call: RayCall) -> Any:
         try:
-            return ray.get(call.ref, timeout=60.0)
+            return ray.get(call.ref, timeout=self._fetch_s)
         except RayActorError as error:
             # The last line is the reason; where the actor never started, a traceback precedes it.
             reason = str(error).strip().splitlines()[-1]
@@ -132,11 +137,12 @@ class RayRuntime:
                 f"{_one_line(str(cause))}"
             ) from error
         except GetTimeoutError as error:
-            raise ActorFailed(
-                f"{call.stage}: the answer of {call.actor.name} could not be fetched in 60 s"
+            raise ActorLost(
+                f"{call.stage}: the answer of {call.actor.name} could not be fetched within "
+                f"resources.deadline_s={self._fetch_s:g} s"
             ) from error
-        except RayError as error:
-            raise ActorFailed(
+        except RayError as error:  # as where the machine that holds the answer is gone
+            raise ActorLost(
                 f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
             ) from error
 

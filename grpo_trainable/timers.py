@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_trainable.stages import IDLE
 
@@ -30,6 +30,12 @@ class Span:
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    def earlier(self, seconds: float) -> Span:
+        """The same, by a clock that is so many seconds behind."""
+        if not seconds:
+            return self
+        return replace(self, start=self.start - seconds, end=self.end - seconds)
 
 
 class StageClock:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import ray
+import ray.util
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
@@ -14,6 +15,8 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
+from grpo_trainable.shipping import ShippingError, lay_down
+from grpo_trainable.storage import reason
 
 if TYPE_CHECKING:
     from grpo_trainable.trial import TrainedRound
@@ -31,19 +34,32 @@ class GRPOTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """A bundle for the trial's own process and one for each actor."""
-        return tune.PlacementGroupFactory(GRPOConfig.from_dict(config).bundles())
+        trial = GRPOConfig.from_dict(config)
+        return tune.PlacementGroupFactory(trial.bundles(), strategy=trial.placement_strategy)
 
-    def setup(self, config: dict[str, Any], inputs: Mapping[str, str] | None = None) -> None:
-        """`inputs`: as `Trial` takes them. Hand them over by `tune.with_parameters`.
+    def setup(
+        self,
+        config: dict[str, Any],
+        inputs: Mapping[str, str] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """`inputs`: as `Trial` takes them. `files`: as `shipping.contents` gives them; the machines
+        of the trial get those that they lack. Hand both over by `tune.with_parameters`.
 
         Raises:
             InputChanged: a file that the trial reads has changed.
+            ShippingError: a machine cannot have one.
         """
+        shipped = None
+        if files:
+            if wrong := lay_down(files):
+                raise ShippingError(f"node {ray.util.get_node_ip_address()} of the cluster {wrong}")
+            shipped = ray.put(files)
         # Here and not above: the command knows this class, and needs none of the libraries that a
         # trial needs, torch first among them.
         from grpo_trainable.trial import Trial, resolved
 
-        self.trial = Trial(resolved(config), self._storage, inputs)
+        self.trial = Trial(resolved(config), self._storage, inputs, shipped)
 
     def step(self) -> dict[str, Any]:
         trained = self.trial.run_round()
@@ -81,9 +97,9 @@ class GRPOTrainable(tune.Trainable):
             with stored.saving() as directory:
                 result = super().save(directory)
         except OSError as error:
-            # No space, or no permission: work that can go on must not end because of it.
-            reason = error if error.errno is None else os.strerror(error.errno)
-            note = f"the checkpoint could not be written ({reason}); the one before stays"
+            # No space, no permission, a store that fails or is silent: work that can go on must not
+            # end because of it.
+            note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
             self.trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
         self.trial.note_checkpoints(stored.remove_older())
@@ -136,14 +152,17 @@ class DetailedGRPO(GRPOTrainable):
         return {DETAILS: self.trial.details(trained)}
 
 
-def register(inputs: Mapping[str, str] | None = None) -> None:
+def register(
+    inputs: Mapping[str, str] | None = None, files: Mapping[str, bytes] | None = None
+) -> None:
     """Makes the Trainable known to Tune as "GRPO", with details for the callbacks.
 
     `inputs`: what `inputs.digests_of_all` says of the trials. A trial that would then read a file
     with another content fails and names it; without them each trial reads what it finds.
+    `files`: what `shipping.contents` gives, for machines that lack files of the user's.
     """
     trainable: type = DetailedGRPO
     if inputs is not None:
-        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs)
+        trainable = tune.with_parameters(DetailedGRPO, inputs=inputs, files=dict(files or {}))
         trainable.__qualname__ = DetailedGRPO.__qualname__  # which Ray names the process by
     register_trainable(NAME, trainable)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -65,17 +66,21 @@ class Trial:
         config: GRPOConfig,
         storage: StorageContext | None = None,
         inputs: Mapping[str, str] | None = None,
+        files: Any = None,
     ) -> None:
         """Starts the actors, without waiting for them. `config`: with absolute paths, as `resolved`
         gives it. `storage`: where Tune keeps the trial's checkpoints; None where it keeps none.
 
         `inputs`: what `digests_of_all` said of the trials when the experiment started. The files
-        that this trial reads must still be so; None compares nothing.
+        that this trial reads must still be so; None compares nothing. `files`: a reference to what
+        `shipping.contents` gives, for the machines of a cluster.
 
         Raises:
             InputChanged: a file that the trial reads has changed.
+            ShippingError: a machine cannot have one.
         """
         self._storage = storage
+        self._files = files
         self._inputs_at_start = inputs
         self._open(config)
 
@@ -83,9 +88,9 @@ class Trial:
         """Starts the actors and puts the trial at round 0."""
         self._warm_up_s: float | None = None  # None: the actors are not warm yet
         self.config = config
-        self.runtime = RayRuntime()
+        self.runtime = RayRuntime(config.resources.deadline_s)
         self.meter = Meter(filter(None, [driver_pid()]))
-        self.actors = TrialActors(config, self.runtime)
+        self.actors = TrialActors(config, self.runtime, self._files)
         try:
             self.actors.start()
             self._begin()
@@ -109,7 +114,7 @@ class Trial:
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
         self.stored = TrialStorage(self._storage, config.checkpoint.keep)
-        self._notes = self.stored.notes()  # warnings since the last round
+        self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
         self._news = [
             f"weights travel by {choice.key}: {choice.why}",
@@ -118,6 +123,8 @@ class Trial:
         self._wall_clock = WallClock()
         self._checkpoints: list[Span] = []  # written since the last round
         self._saved_round: int | None = None
+        self._failures = 0  # checkpoints in a row that could not be written
+        self._retry_at = math.inf  # the round after which the next of them is tried again
         self._due = False  # whether the trial itself has asked for a checkpoint of this round
         self._started = False
         self._disturbed = False  # whether the user was told of a disturbed round
@@ -131,6 +138,8 @@ class Trial:
         if self._started:
             return
         self._warm_up()
+        for actor in self.actors:
+            self.pipeline.clock_offsets[actor.name] = self.actors.clock_offset(actor.name)
         self.pipeline.start(self.actors.set_up_transport())
         self._started = True
         self._place_actors()
@@ -150,15 +159,19 @@ class Trial:
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
 
-    def replace_generator(self, name: str) -> Actor:
-        """A new generator in place of the one of this name, which was killed.
+    def replace_generator(self, name: str, patience_s: float) -> Actor | None:
+        """A new generator in place of the one of this name, which was killed; None where no machine
+        has had room for it for `patience_s`.
 
         Raises:
             InputChanged: a file that it would read has changed.
         """
         self._lost_actor = True
         input_digests(self.config, self._inputs)  # the new actor reads the files again
-        return self.actors.replace(name)
+        actor = self.actors.replace(name, patience_s)
+        if actor is not None:
+            self.pipeline.clock_offsets[name] = self.actors.clock_offset(name)
+        return actor
 
     # ---- Rounds ------------------------------------------------------------------------------
 
@@ -180,7 +193,8 @@ class Trial:
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         assert row.keys() <= NAMES, row.keys() - NAMES
-        self._due = report.last or report.round % self.config.checkpoint.every == 0
+        regular = report.round % self.config.checkpoint.every == 0
+        self._due = report.last or regular or report.round >= self._retry_at
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)
@@ -289,9 +303,12 @@ class Trial:
             self._wall_clock.leave_out(span.seconds)
 
     def note_checkpoints(self, notes: list[str], *, failed: bool = False) -> None:
-        """Tells the user of trouble with checkpoints, and counts one that could not be written."""
+        """Tells the user of trouble with checkpoints, and counts one that could not be written. The
+        next is tried after one round, then two, four and so on, where none is due before."""
         self._notes += notes
         self.pipeline.counts.checkpoint_failures += failed
+        self._failures = self._failures + 1 if failed else 0
+        self._retry_at = self.rounds_trained + 2 ** (self._failures - 1) if failed else math.inf
 
     def save(self, directory: str | Path) -> None:
         """Writes policy, optimizer, waiting groups and every counter as safetensors and JSON. What
@@ -352,7 +369,7 @@ class Trial:
         Otherwise others are started.
         """
         old = self.config
-        if new.bundles() != old.bundles():
+        if (new.bundles(), new.placement_strategy) != (old.bundles(), old.placement_strategy):
             return False
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):

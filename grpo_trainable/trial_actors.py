@@ -16,12 +16,15 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.learner_rank import LearnerRank
 from grpo_trainable.calls import Actor, ActorFailed, await_call
+from grpo_trainable.clocks import offset_of
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
 from grpo_trainable.noise import Place, place
 from grpo_trainable.remote import RayActor, RayCall, RayRuntime
 from grpo_trainable.rollout import Request
+from grpo_trainable.room import has_room, places_of_bundles
+from grpo_trainable.shipping import ship
 from grpo_trainable.timers import now
 from grpo_trainable.transports.choice import (
     check_here,
@@ -42,12 +45,14 @@ CLOSE_DEADLINE_S = 2.0  # all actors of a trial together have this long to close
 class TrialActors:
     """The learners and the generators of a trial, or the colocated worker that is both."""
 
-    def __init__(self, config: GRPOConfig, runtime: RayRuntime) -> None:
-        """`start` starts them."""
+    def __init__(self, config: GRPOConfig, runtime: RayRuntime, files: Any = None) -> None:
+        """`start` starts them. `files`: a reference to what `shipping.contents` gives, for the
+        machines they run on."""
         self._config = config
         self._runtime = runtime
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # of learners that look for one another
+        self._files = files
         self._group: Group | None = None
         self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
 
@@ -57,7 +62,10 @@ class TrialActors:
         Raises:
             TransportError: the transport cannot work between the machines of the trial.
             PluginError: the user's transport cannot be loaded.
+            ShippingError: a machine cannot have a file that the trial reads.
         """
+        if self._files is not None:
+            ship(self._files, reserved_nodes())
         config, r = self._config, self._config.resources
         self.choice = choose_transport(config, reserved_nodes())
         logger.info("transport=%s: %s", self.choice.key, self.choice.why)
@@ -160,9 +168,14 @@ class TrialActors:
         """
         return self._config.placement != "colocated" and not self.choice.transport.two_sided
 
-    def replace(self, name: str) -> Actor:
-        """A new generator in place of the one of this name, which was killed."""
+    def replace(self, name: str, patience_s: float) -> Actor | None:
+        """A new generator in place of the one of this name, which was killed; None where no machine
+        has had room for it for `patience_s`."""
         index = [actor.name for actor in self._actors].index(name)
+        if not has_room(bundle_of(index), patience_s):
+            return None
+        if self._files is not None:
+            ship(self._files, {places_of_bundles()[bundle_of(index)]})
         self._actors[index] = self._generator(index)
         return self._actors[index]
 
@@ -198,11 +211,18 @@ class TrialActors:
             ends,
             num_cpus=cpus,
             num_gpus=gpus,
-            bundle=1 + index,
+            bundle=bundle_of(index),
             direct=self.choice.transport.tensor_transport,
         )
         self._unplaced.append(actor.submit_function("place", place))
         return actor
+
+    def clock_offset(self, name: str) -> float:
+        """Seconds that the clock of an actor's machine is ahead of ours."""
+        index = [actor.name for actor in self._actors].index(name)
+        node = places_of_bundles().get(bundle_of(index))
+        here = node is None or node == ray.get_runtime_context().get_node_id()
+        return 0.0 if here else offset_of(node)
 
     def newly_placed(self) -> list[Place]:
         """Where actors run that have started since the last call."""
@@ -271,10 +291,14 @@ def own_address() -> str:
     return address
 
 
+def bundle_of(index: int) -> int:
+    """The bundle of the actor at this index: the trial's own process has the first."""
+    return 1 + index
+
+
 def reserved_nodes() -> list[str]:
     """The machines that a trial's actors may be on: of its placement group, or all there are."""
-    group = ray.util.get_current_placement_group()
-    if group is None:
+    nodes = places_of_bundles()
+    if not nodes:
         return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
     return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyarrow.fs import FileSelector, LocalFileSystem
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from ray import tune
 from ray.air.constants import TRAINING_ITERATION
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.checkpointing import CHECKPOINT, CheckpointError, newest_whole, remove_older
+from grpo_trainable.storage import Place, StoredPath
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +35,10 @@ class TrialStorage:
         self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
 
     @property
-    def _directory(self) -> Path | None:
-        """The trial's directory in the storage path; None where that is not on this machine."""
+    def _directory(self) -> Place | None:
+        """The trial's directory in the storage path; None outside of Tune."""
         context = self._context
-        if context is None or not isinstance(context.storage_filesystem, LocalFileSystem):
-            return None
-        return Path(context.trial_fs_path)
-
-    def notes(self) -> list[str]:
-        """What the user should know about `checkpoint.keep` here."""
-        if self._keep is None or self._context is None or self._directory is not None:
-            return []
-        return [f"checkpoint.keep={self._keep} has no effect on a remote storage path: all stay"]
+        return None if context is None else place(context.storage_filesystem, context.trial_fs_path)
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[str]:
@@ -65,8 +58,10 @@ class TrialStorage:
         try:
             yield str(directory)
         except OSError:
-            if context.current_checkpoint_index > before:
-                # A partial copy would take the space that is missing.
+            # A partial copy would take the space that is missing. A store that has just failed is
+            # not asked once more: what it has of this one goes with the older ones.
+            local = isinstance(context.storage_filesystem, LocalFileSystem)
+            if context.current_checkpoint_index > before and local:
                 with contextlib.suppress(OSError):
                     context.storage_filesystem.delete_dir(context.checkpoint_fs_path)
             raise
@@ -79,10 +74,7 @@ class TrialStorage:
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
     def remove_older(self) -> list[str]:
-        """Removes what need not be kept, and says why where it cannot.
-
-        On a remote storage path, where `restore` could not look for the newest one, all stay.
-        """
+        """Removes what need not be kept, and says why where it cannot."""
         if self._keep is None or self._directory is None:
             return []
         try:
@@ -97,7 +89,9 @@ class TrialStorage:
         `checkpoint.keep` may have removed it after Tune's last snapshot of the experiment.
         """
         checkpoint, directory = getattr(noted, "checkpoint", None), self._directory
-        if checkpoint is None or directory is None or Path(checkpoint.path).exists():
+        if checkpoint is None or directory is None:
+            return noted
+        if place(checkpoint.filesystem, checkpoint.path).exists():
             return noted
         whole = newest_whole(directory)
         if whole is None:
@@ -105,9 +99,22 @@ class TrialStorage:
         path, round_ = whole
         logger.warning("%s is gone; going on from %s", checkpoint.path, path)
         return _TrainingResult(
-            checkpoint=tune.Checkpoint(str(path), LocalFileSystem()),
+            checkpoint=checkpoint_at(path),
             metrics={**noted.metrics, TRAINING_ITERATION: round_},
         )
+
+
+def place(filesystem: FileSystem, path: str) -> Place:
+    """A path of a file system of Tune's: on this machine, or in a store."""
+    local = isinstance(filesystem, LocalFileSystem)
+    return Path(path) if local else StoredPath(filesystem, path)
+
+
+def checkpoint_at(path: Place) -> tune.Checkpoint:
+    """A checkpoint as Tune knows it."""
+    if isinstance(path, Path):
+        return tune.Checkpoint(str(path), LocalFileSystem())
+    return tune.Checkpoint(path.path, path.filesystem)
 
 
 def newest_index(context: StorageContext) -> int:

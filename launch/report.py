@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError
 from reports.report import ReportError, write_report
-from tuning.directories import local_directory
+from reports.stored import at_hand
+from tuning.directories import directory_named
 
 DESCRIPTION = """\
 Write EXPERIMENT_DIR/report.html, one page that compares the arms of an experiment: table, plots,
@@ -41,13 +42,15 @@ def _main(argv: Sequence[str] | None) -> None:
     parser.add_argument("experiment_dir", metavar="EXPERIMENT_DIR", help="as tune.py printed it")
     given = parser.parse_args(argv).experiment_dir
     try:
-        directory = local_directory(given)
+        place = directory_named(given)
     except ValueError as error:
         raise UsageError(f"{given}: {error}") from None
     try:
-        print(write_report(directory))
+        with at_hand(place) as directory:
+            page = write_report(directory)
     except ReportError as error:
         raise UsageError(str(error)) from None
+    print(place / page.name)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add(
         "--storage",
         metavar="DIR",
-        help="where experiments are kept, a directory of this machine (~/ray_results)",
+        help="where experiments are kept: a directory of this machine (~/ray_results), or "
+        "s3://BUCKET/PATH, with credentials and AWS_ENDPOINT_URL in the environment "
+        "(docs/howto/storage.md)",
     )
     add(
         "--resume",
@@ -291,35 +293,55 @@ def notes(plan: Plan) -> list[str]:
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
+    from reports.report import ReportError
+    from reports.stored import at_hand
+
+    failed = [result for result in results if result.error is not None]
+    command = shlex.join([*command_line.command("report"), str(plan.directory)])
+    try:
+        with at_hand(plan.directory) as directory:
+            tell(plan, directory, failed, command, interrupted=interrupted)
+    except ReportError as error:
+        print(f"no table, no report: {error}; then: {command}", flush=True)
+    if interrupted:
+        return INTERRUPTED
+    return FAILED if failed else OK
+
+
+def tell(
+    plan: Plan, directory: Path, failed: Sequence[Any], command: str, *, interrupted: bool
+) -> None:
+    """Prints what came out, and writes the report. `directory`: the experiment on this machine.
+    `command`: what writes the report."""
     from reports.experiment import read_experiment
     from reports.summary import compare, table
 
-    experiment = read_experiment(plan.directory)
+    experiment = read_experiment(directory)
     comparison = compare(experiment.trials)
     print()
     print(table(comparison))
     print()
-    print(f"tensorboard --logdir {shlex.quote(str(plan.directory))}")
-    failed = [result for result in results if result.error is not None]
+    if directory == plan.directory:
+        print(f"tensorboard --logdir {shlex.quote(str(directory))}")
     for result in failed:
         last = str(result.error).strip().splitlines()[-1]
-        print(f"failed: {last}\n        see {Path(result.path) / 'error.txt'}")
+        where = plan.directory / Path(result.path).name / "error.txt"
+        print(f"failed: {last}\n        see {where}")
     if interrupted or failed:
         print(resume_line(plan), flush=True)
-    command = shlex.join([*command_line.command("report"), str(plan.directory)])
     if interrupted:  # which leaves no time for a report
         print(command)
-        return INTERRUPTED
-    report(experiment, comparison, command)
-    return FAILED if failed else OK
+    else:
+        report(plan, experiment, comparison, command)
 
 
-def report(experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
+def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, command: str) -> None:
     """Writes the report and prints its path, or the `command` that writes it later."""
     from reports.report import ReportError, write_report_of
 
     try:
-        print(f"report: {write_report_of(experiment, comparison)}", flush=True)
+        page = write_report_of(experiment, comparison)
+        print(f"report: {plan.directory / page.name}", flush=True)
     except ReportError as error:
         print(f"no report: {error}; then: {command}", flush=True)
     except Exception:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
 import socket
 import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.command_line import UsageError
+from grpo_trainable.shipping import ShippingError, ship
+from grpo_trainable.storage import Place, StoredPath, refusal
 
 ANSWER_S = 5.0  # for a connection to the address
 LOOK_S = 60.0  # for all nodes together, each of which starts a process
@@ -52,31 +58,61 @@ def _refuse_silence(address: str) -> None:
         ) from None
 
 
-def check_nodes(storage: Path) -> None:
+def check_nodes(storage: Place) -> None:
     """Looks from every node at the directory of the experiments and for this package.
 
     Raises:
         UsageError: a node does not answer, sees another directory, or lacks the package.
     """
+    if not isinstance(storage, Path):
+        _check_each(storage, partial(_may_write, storage))
+        return
     storage.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=storage, prefix=".seen-from-every-node-") as file:
-        seen = {node: _look_from(node_id, file.name) for node, node_id in _nodes().items()}
-        for node, ref in seen.items():
-            try:
-                wrong = ray.get(ref, timeout=LOOK_S)
-            except RayError as error:
-                reason = " ".join(str(error).split())[:200]
-                raise UsageError(f"node {node} of the cluster cannot be used ({reason})") from error
-            if wrong == "storage":
-                raise UsageError(
-                    f"--storage {storage}: node {node} of the cluster does not see it; choose a "
-                    "directory that all nodes share"
-                )
-            if wrong == "package":
-                raise UsageError(
-                    f"node {node} of the cluster has no grpo_trainable; install it there, in the "
-                    "environment that Ray was started in"
-                )
+        _check_each(storage, partial(_exists, file.name))
+
+
+def ship_to_nodes(files: Mapping[str, bytes]) -> None:
+    """Gives every node the user's files that it lacks. Nodes that join later get them from the
+    trials that run there.
+
+    Raises:
+        UsageError: a node cannot have one, in one line.
+    """
+    if not files:
+        return
+    try:
+        ship(ray.put(dict(files)), _nodes().values())
+    except ShippingError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_each(storage: Place, refuses: Callable[[], str | None]) -> None:
+    """`refuses` says on a node, in a line, why the storage cannot be used from there."""
+    seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
+    for node, ref in seen.items():
+        try:
+            lacks_package, wrong = ray.get(ref, timeout=LOOK_S)
+        except RayError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(f"node {node} of the cluster cannot be used ({reason})") from error
+        if lacks_package:
+            raise UsageError(
+                f"node {node} of the cluster has no grpo_trainable; install it there, in the "
+                "environment that Ray was started in"
+            )
+        if wrong is not None:
+            raise UsageError(f"--storage {storage}: node {node} of the cluster {wrong}")
+
+
+def _exists(path: str) -> str | None:
+    seen = os.path.exists(path)
+    return None if seen else "does not see it; choose a directory that all nodes share"
+
+
+def _may_write(storage: StoredPath) -> str | None:
+    wrong = refusal(storage)
+    return None if wrong is None else f"cannot use it ({wrong}); give it credentials as well"
 
 
 def _nodes() -> dict[str, str]:
@@ -85,17 +121,18 @@ def _nodes() -> dict[str, str]:
     return {node["NodeManagerAddress"]: node["NodeID"] for node in alive}
 
 
-def _look_from(node_id: str, path: str) -> Any:
-    """A reference to what a node lacks: `storage`, `package` or nothing."""
+def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
+    """A reference to (whether a node lacks our package, what else is wrong there)."""
+    pickled = pickle.dumps(refuses)
 
     # Within a function it travels by value: a node without our package can run it.
-    def look() -> str | None:
+    def look() -> tuple[bool, str | None]:
         import importlib.util
-        import os
+        import pickle
 
-        if not os.path.exists(path):
-            return "storage"
-        return None if importlib.util.find_spec("grpo_trainable") else "package"
+        if importlib.util.find_spec("grpo_trainable") is None:
+            return True, None
+        return False, pickle.loads(pickled)()
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": there}

@@ -8,24 +8,40 @@ import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from grpo_trainable.atomic import replacing
 from reports import EXPERIMENT_FILE
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage import Place
 
 # Files that a resume reads. Ours is JSON; those of Tune hold pickle, its JSON files as well.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
+def directory_named(text: str) -> Place:
+    """The directory that a user calls `text`: s3://BUCKET/PATH, or one of this machine.
+
+    Raises:
+        ValueError: it is another URI, or one with credentials; the message is one line.
+    """
+    if text.startswith("s3:"):
+        from grpo_trainable.storage import stored_path  # pyarrow, which takes its time
+
+        return stored_path(text)
+    return local_directory(text)
+
+
 def local_directory(text: str) -> Path:
-    """The absolute path of the directory that a user calls `text`.
+    """The absolute path of the directory of this machine that a user calls `text`.
 
     Raises:
         ValueError: it is a URI; the message is one line.
     """
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
-        remedy = (
-            "give its path alone" if scheme[0] == "file://" else "other storage is not built yet"
-        )
+        remedy = "give its path alone" if scheme[0] == "file://" else "s3:// is the store it knows"
         raise ValueError(f"must be a directory of this machine, not a {scheme[0]} URI; {remedy}")
     return Path(os.path.abspath(os.path.expanduser(text)))
 
@@ -63,7 +79,26 @@ def _state(directory: Path) -> Iterator[Path]:
             yield from sorted(path.glob("*.pkl"))
 
 
-def can_be_written(directory: Path) -> bool:
-    """Whether files can be made in `directory`, or it can be made itself."""
+def refusal(directory: Place) -> str | None:
+    """Why no experiment can be kept in `directory`, in a line; None where one can."""
+    if not isinstance(directory, Path):
+        from grpo_trainable import storage
+
+        return storage.refusal(directory)
     nearest = next(path for path in (directory, *directory.parents) if os.path.exists(path))
-    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    return None if writable else "cannot write there"
+
+
+def write_file(directory: Place, name: str, content: bytes) -> None:
+    """Writes a file whole, in a directory that is made first.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not isinstance(directory, Path):
+        (directory / name).write_bytes(content)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / name) as file:
+        file.write(content)

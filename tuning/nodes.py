@@ -83,16 +83,20 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
                 f"arm {trial.arm} needs {needed:g} {kind}s, {where} has {total(nodes, kind):g}; "
                 f"lower {lower}"
             )
-    bundles = ", ".join(map(_shown, trial.bundles()))
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
     return (
-        f"arm {trial.arm} has actors of {bundles}, each on one node, for which the nodes of "
-        f"{where} have no room: {', '.join(map(_shown, nodes))}; lower {lower}"
+        f"arm {trial.arm} has actors of {shown(trial.bundles())}, each on one node, for which the "
+        f"nodes of {where} have no room: {shown(nodes)}; lower {lower}"
     )
 
 
 def _settings(*names: str) -> str:
     return " or ".join(f"resources.{name}" for name in names)
+
+
+def shown(all_resources: Iterable[Mapping[str, float]]) -> str:
+    """`2 CPUs and 1 GPU, 2 CPUs`, of bundles or nodes."""
+    return ", ".join(map(_shown, all_resources))
 
 
 def _shown(resources: Mapping[str, float]) -> str:

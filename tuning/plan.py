@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import __version__
-from grpo_trainable.atomic import replacing
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import (
     CHECKS,
@@ -38,9 +37,12 @@ from search_spaces.find import absolute, directory_of, find_space, source_file
 from search_spaces.preset import Preset
 from search_spaces.presets import find_preset
 from tuning.checks import check_population, checks_of
-from tuning.directories import can_be_written, local_directory, refuse_state_of_others
+from tuning.directories import directory_named, refusal, refuse_state_of_others, write_file
 from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike
 from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage import Place
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -81,7 +83,7 @@ class Plan:
     def __init__(self, options: Options) -> None:
         self.options = options
         try:
-            self.storage = local_directory(options.storage)
+            self.storage = directory_named(options.storage)
         except ValueError as error:
             raise UsageError(f"--storage {shown(options.storage)}: {error}") from None
         if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
@@ -121,7 +123,7 @@ class Plan:
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
-    def directory(self) -> Path:
+    def directory(self) -> Place:
         return self.storage / self.name
 
     @property
@@ -141,11 +143,11 @@ class Plan:
             return None
         path = self.directory / EXPERIMENT_FILE
         try:
-            return json.loads(path.read_text())
+            return json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read ({error})") from None
+            raise UsageError(f"{path}: cannot be read ({_told(error)})") from None
 
     def _preset(self) -> Preset | None:
         given, before = self.options.preset, self.stored.get("preset")
@@ -345,6 +347,21 @@ class Plan:
                 raise
             raise UsageError(f"{error} (arm {trial.arm} of {self.space.name})") from None
 
+    def files_to_ship(self) -> dict[str, bytes]:
+        """The user's own files that trials read, by their paths, for the nodes of a cluster.
+
+        Raises:
+            UsageError: one cannot be read, or has just changed.
+        """
+        from grpo_trainable.shipping import ShippingError, contents
+
+        own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
+        files = {key: path for key, path in own.items() if key != SPACE_INPUT}
+        try:
+            return contents(files, self.inputs or {})
+        except (ShippingError, OSError) as error:
+            raise UsageError(f"{_told(error)}") from None
+
     def check(self) -> None:
         """Reads what the trials will read, and compares what they need with what is here. Writes
         nothing, and starts no Ray.
@@ -362,8 +379,8 @@ class Plan:
             )
         if self.options.resume == "must" and not self.resuming:
             raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
-        if not can_be_written(self.directory):
-            raise UsageError(f"--storage {self.storage}: cannot write there")
+        if wrong := refusal(self.directory):
+            raise UsageError(f"--storage {self.storage}: {wrong}")
         if self.options.scheduler == "pbt":
             check_population(self.trials, self.fixed)
         if self.inputs is not None:
@@ -425,6 +442,8 @@ class Plan:
             self.own_files[SPACE_INPUT] = self.space_source
 
     def _refuse_state_of_others(self) -> None:
+        if not isinstance(self.directory, Path):
+            return  # who may write to a bucket cannot be seen; docs/security.md says what follows
         try:
             refuse_state_of_others(self.directory)
         except OSError as error:
@@ -452,14 +471,21 @@ class Plan:
         if self.own_files is not None:
             kept["own_files"] = self.own_files
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
             content = json.dumps(kept, indent=1) + "\n"
-            with replacing(self.directory / EXPERIMENT_FILE) as file:
-                file.write(content.encode())
+            write_file(self.directory, EXPERIMENT_FILE, content.encode())
         except OSError as error:
             raise UsageError(
-                f"--storage {self.storage}: cannot write there ({error.strerror})"
+                f"--storage {self.storage}: cannot write there ({_told(error)})"
             ) from None
+
+
+def _told(error: Exception) -> str:
+    """What went wrong with a file, in one line."""
+    if isinstance(error, OSError):
+        from grpo_trainable.storage import reason
+
+        return reason(error)
+    return " ".join(str(error).split())
 
 
 def surroundings() -> dict[str, Any]:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,14 +19,17 @@ from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
+from grpo_trainable.storage import Place
 from grpo_trainable.trainable import NAME, register
-from tuning.cluster import check_nodes, join
+from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import Interrupt
 from tuning.mutations import pbt_bounds, within_bounds
 from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
+from tuning.token import make_token
+from tuning.waiting import WaitingCallback
 
 # Threads that spin while they wait take the core that another actor was promised.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -52,6 +56,7 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
             where = f"the cluster at {address}"
             check_resources(plan.trials, nodes, where)
             check_nodes(plan.storage)
+            ship_to_nodes(plan.files_to_ship())
             # Ray divides the memory of its nodes between processes and objects.
             memory = total(nodes, "memory") + total(nodes, "object_store_memory")
             plan.check_memory(nodes, int(memory), where)
@@ -77,6 +82,7 @@ def _start_ray(plan: Plan) -> None:
         join(address, **options)
         return
     os.environ.update(ENVIRONMENT)
+    make_token(Path.home(), os.environ)
     (machine,) = this_machine(plan.trials)
     ray.init(
         address="local",  # not a cluster that somebody else has started here
@@ -97,7 +103,9 @@ def fit(plan: Plan) -> tune.ResultGrid:
     if not plan.options.verbose:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    register(plan.inputs)
+        # Of Tune's snapshots of an experiment, once a second with a traceback.
+        logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
+    register(plan.inputs, {} if plan.options.address is None else plan.files_to_ship())
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
     set_verbose(plan.options.verbose)
@@ -116,16 +124,25 @@ def _new(plan: Plan) -> tune.Tuner:
         tune_config=tune_config(plan),
         run_config=tune.RunConfig(
             name=plan.name,
-            storage_path=str(plan.storage),
-            callbacks=grpo_callbacks(verbose=plan.options.verbose),
+            **kept_in(plan.storage),
+            callbacks=[*grpo_callbacks(verbose=plan.options.verbose), WaitingCallback()],
             verbose=0,  # of Tune's own reporter, which the callbacks replace
         ),
     )
 
 
+def kept_in(directory: Place) -> dict[str, Any]:
+    """A directory as Tune takes it."""
+    if isinstance(directory, Path):
+        return {"storage_path": str(directory)}
+    return {"storage_path": directory.path, "storage_filesystem": directory.filesystem}
+
+
 def _restored(plan: Plan) -> tune.Tuner:
     try:
-        tuner = tune.Tuner.restore(str(plan.directory), trainable=NAME, resume_errored=True)
+        where = kept_in(plan.directory)
+        path = where.pop("storage_path")
+        tuner = tune.Tuner.restore(path, trainable=NAME, resume_errored=True, **where)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "

@@ -214,6 +214,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "callbacks.kl_band": (_KL_MONITOR,),
     "callbacks.kl_stop": (_KL_MONITOR,),
     "resources.num_generators": (_DISAGGREGATED,),
+    "resources.spread": (_DISAGGREGATED,),
     "resources.reference": (
         _DISAGGREGATED,
         Condition(

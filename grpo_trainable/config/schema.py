@@ -795,6 +795,11 @@ class ResourceSettings(Settings):
         minimum=0.01,
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")
+    spread: str = choice(
+        ("pack", "spread"),
+        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible, or "
+        "on as many, so that the death of one costs few of them.",
+    )
     reward_workers: int = integer(
         1, "Processes of each generator that call your own reward.", minimum=1
     )
@@ -803,7 +808,8 @@ class ResourceSettings(Settings):
     )
     deadline_s: float = number(
         600.0,
-        "Seconds without an answer or progress after which an actor that owes one is given up.",
+        "Seconds without an answer or progress after which an actor that owes one is given up; an "
+        "answer may take as long to arrive from another machine.",
         above=0,
     )
 

@@ -295,6 +295,12 @@ class GRPOConfig(TrialSettings):
         return [driver, *[learner] * r.num_learners, *[generator] * r.num_generators]
 
     @property
+    def placement_strategy(self) -> str:
+        """How Ray places the bundles on nodes, by its own name. A preference: bundles that find no
+        other room share a node, or are on several."""
+        return self.resources.spread.upper()
+
+    @property
     def uses_gpus(self) -> bool:
         return any("GPU" in bundle for bundle in self.bundles())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -24,6 +24,14 @@ CHUNKS_AHEAD = 2
 REPLACEMENTS_IN_A_ROW = 3
 
 _BUSYNESS = operator.attrgetter("chunks")
+
+
+class Spawn(Protocol):
+    """Starts a generator in place of the one of this name, which was killed."""
+
+    def __call__(self, name: str, patience_s: float) -> Actor | None:
+        """None where no machine has had room for it for `patience_s`."""
+        ...
 
 
 class RequestSource(Protocol):
@@ -63,6 +71,7 @@ class Member:
     fetching: int = 0  # loads and deposits submitted and not yet answered
     needs_from: int = 0  # round of the oldest weights that it may still use or fetch
     replaced: int = 0  # times since its last chunk came back
+    joining: bool = False  # takes the place of a lost one, and has not answered yet
 
 
 # ---- What a generator was called for -----------------------------------------------------------
@@ -111,11 +120,12 @@ class Fleet:
         actors: Sequence[Actor],
         calls: OpenCalls[Any],
         recorder: Recorder,
-        spawn: Callable[[str], Actor] | None,
+        spawn: Spawn | None,
     ) -> None:
-        """`spawn` starts a generator in place of the one of that name, which was killed. Without
-        it, or before `started` is set, the loss of a generator ends the trial."""
+        """Without `spawn`, or before `started` is set, the loss of a generator ends the trial."""
         self.members = [Member(actor=actor) for actor in actors]
+        self.absent: list[Member] = []  # lost, and no machine has room for others in their place
+        self._deadline_s = config.resources.deadline_s
         self.started = False  # an actor that cannot even start is not replaced
         self._mid_batch = config.in_mid_batch
         self._requests = requests
@@ -129,8 +139,8 @@ class Fleet:
 
     @property
     def fetching(self) -> bool:
-        """Whether a generator has yet to take in weights."""
-        return any(member.fetching for member in self.members)
+        """Whether a generator has yet to take in weights; one that joins has no work until then."""
+        return any(member.fetching and not member.joining for member in self.members)
 
     @property
     def needs_from(self) -> int:
@@ -185,6 +195,7 @@ class Fleet:
 
     def _fetched(self, member: Member, answer: Loaded | Deposited) -> None:
         member.fetching -= 1
+        member.joining = False
         self._recorder.add_spans("generator", member.actor.name, answer.spans)
         self._recorder.add_sync_bytes(answer.bytes)
 
@@ -212,7 +223,11 @@ class Fleet:
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> Member:
-        return min(self.members, key=_BUSYNESS)
+        """Of those that have joined, if any has: where one joins may be a machine that is dead."""
+        return min(
+            [member for member in self.members if not member.joining] or self.members,
+            key=_BUSYNESS,
+        )
 
     def free_member(self, gate: StalenessGate, rounds_ahead: int) -> Member | None:
         """The least busy generator that has room for a chunk and new enough weights for one that is
@@ -221,6 +236,7 @@ class Fleet:
             member
             for member in self.members
             if member.chunks < CHUNKS_AHEAD
+            and not member.joining
             and gate.may_generate(member.weights_round, rounds_ahead)
         )
         return min(free, key=_BUSYNESS, default=None)
@@ -257,8 +273,9 @@ class Fleet:
     # ---- Losses ------------------------------------------------------------------------------
 
     def replace(self, member: Member, lost: ActorLost) -> list[Work]:
-        """Starts another generator, which loads the newest weights before anything else. Returns
-        the work that the lost one had not finished.
+        """Starts another generator, which loads the newest weights before anything else. Where no
+        machine has room for it the member is absent, as long as others are left. Returns the work
+        that the lost one had not finished.
 
         Raises:
             ActorFailed: nothing can take its place, or others have failed there as well.
@@ -272,8 +289,36 @@ class Fleet:
             ) from lost
         member.actor.kill()
         unfinished = self._calls.drop(member.actor)
-        member.actor, member.chunks, member.fetching = self._spawn(name), 0, 0
         member.replaced += 1
-        self._load(member)
-        # Weights under way need not be fetched again: these are the newest.
+        alone = self.members == [member]
+        if not self._join(member, self._deadline_s if alone else 0.0):
+            if alone:
+                raise ActorFailed(
+                    f"{lost}; no machine has had room for another generator within "
+                    f"resources.deadline_s={self._deadline_s:g} s"
+                ) from lost
+            self.members.remove(member)
+            self.absent.append(member)
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
+
+    def fill(self) -> list[str]:
+        """Starts generators in place of those that are absent, where there is room by now. Returns
+        their names."""
+        back = [member for member in self.absent if self._join(member, 0.0)]
+        self.absent = [member for member in self.absent if member not in back]
+        self.members += back
+        return [member.actor.name for member in back]
+
+    def _join(self, member: Member, patience_s: float) -> bool:
+        """Starts an actor for a member that has none, and has it load the newest weights; False
+        where no machine has had room for it for so long."""
+        assert self._spawn is not None
+        assert self._published is not None
+        actor = self._spawn(member.actor.name, patience_s)
+        if actor is None:
+            return False
+        member.actor, member.chunks, member.fetching, member.joining = actor, 0, 0, True
+        # Weights under way need not be fetched again: these are the newest.
+        member.needs_from = self._published.round
+        self._load(member)
+        return True

@@ -33,6 +33,7 @@ from grpo_trainable.pipeline.fleet import (
     RequestSource,
     Sample,
     Score,
+    Spawn,
 )
 from grpo_trainable.pipeline.ledger import Chunk
 from grpo_trainable.pipeline.open_calls import OpenCalls
@@ -70,15 +71,16 @@ class Pipeline:
         learners: LearnerGroup,
         runtime: Runtime,
         clock: Callable[[], float] = now,
-        spawn: Callable[[str], Actor] | None = None,
+        spawn: Spawn | None = None,
     ) -> None:
-        """`clock` tells the time of the actors' spans: seconds since 1970. `spawn` starts a
-        generator in place of the one of that name, which was killed; without it, as where the
-        learner is lost with the generator, such a loss ends the trial."""
+        """`clock` tells the time of the actors' spans: seconds since 1970. Without `spawn`, as
+        where the learner is lost with the generator, the loss of a generator ends the trial."""
         self.config = config
         self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
         self.evaluation: Evaluation | None = None
-        self._recorder = Recorder()
+        # Actor -> seconds that the clock of its machine is ahead of ours, where that is another.
+        self.clock_offsets: dict[str, float] = {}
+        self._recorder = Recorder(self.clock_offsets)
         self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
@@ -141,6 +143,7 @@ class Pipeline:
         round_ = self.gate.learner_round
         if self.ended:
             raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
+        self._fill_fleet()
         if self.evaluation is None:
             self._evaluate()
         # What is sampled during an evaluation would be in no wall-clock, so nothing began earlier.
@@ -315,10 +318,22 @@ class Pipeline:
             else:
                 self._fleet.sample(self._fleet.least_busy(), work)
         redispatched = self.counts.redispatched - before
-        self._recorder.note(
-            f"{member.actor.name} was replaced ({lost}); asking again for "
-            f"{plural(redispatched, 'prompt')}"
-        )
+        told = f"{member.actor.name} was replaced ({lost})"
+        if member in self._fleet.absent:
+            told = (
+                f"{member.actor.name} is lost ({lost}) and no machine has room for another: "
+                f"going on with {self._generators_left}"
+            )
+        self._recorder.note(f"{told}; asking again for {plural(redispatched, 'prompt')}")
+
+    @property
+    def _generators_left(self) -> str:
+        return f"{len(self._fleet.members)} of {self.config.resources.num_generators} generators"
+
+    def _fill_fleet(self) -> None:
+        """Starts generators where one was lost and a machine has room by now."""
+        for name in self._fleet.fill():
+            self._recorder.note(f"{name} is back: {self._generators_left}")
 
     # ---- The report --------------------------------------------------------------------------
 
@@ -339,6 +354,7 @@ class Pipeline:
         row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
         row |= time_metrics(record, start, end)
         row["version/generator"] = float(self._fleet.version)
+        row["fleet/generators"] = float(len(self._fleet.members))
         row["sync/first_s"] = self._first_sync_s
         return RoundReport(
             round=updated.round,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo_trainable.messages import GradientStep, Loaded, Updated
@@ -80,10 +80,12 @@ class RoundRecord:
 
 
 class Recorder:
-    """Collects what happens until the round reports it."""
+    """Collects what happens until the round reports it, all by the clock of the trial's process."""
 
-    def __init__(self) -> None:
+    def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
+        """`offsets`: actor -> seconds that its clock is ahead of ours, where that is known."""
         self.round = RoundRecord()
+        self._offsets = {} if offsets is None else offsets
 
     def take(self) -> RoundRecord:
         """What happened since the last take."""
@@ -91,7 +93,8 @@ class Recorder:
         return taken
 
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
-        self.round.spans += [ActorSpan(role, actor, span) for span in spans]
+        ahead_s = self._offsets.get(actor, 0.0)
+        self.round.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
 
     def forget_spans(self, stage: str) -> None:
         """Drops what was recorded of a stage since the last take."""
@@ -110,7 +113,7 @@ class Recorder:
         """An actor has other weights; `sync` is how they came, None in the learner."""
         self.round.versions.append(
             VersionChange(
-                at=answer.at,
+                at=answer.at - self._offsets.get(actor, 0.0),
                 role=role,
                 actor=actor,
                 version=answer.version,

@@ -103,7 +103,8 @@ class GRPO(Algorithm):
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
         """A bundle for the algorithm's own process and one for each actor."""
         given = cls.get_default_config().update_from_dict(config)
-        return PlacementGroupFactory(GRPOConfig.from_dict(trial_data(given)).bundles())
+        trial = GRPOConfig.from_dict(trial_data(given))
+        return PlacementGroupFactory(trial.bundles(), strategy=trial.placement_strategy)
 
     def setup(self, config: AlgorithmConfig) -> None:
         # Algorithm's own builds an environment, EnvRunners, a Learner and an RLModule.

@@ -82,6 +82,7 @@ def virtual_trial(
     slowness: Callable[[int], float] = lambda prompt_index: 1.0,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
+    room: Callable[[str, float], bool] = lambda actor, at_s: True,
     step_s: float = TICK,
     mute: bool = False,
 ) -> VirtualTrial:
@@ -90,7 +91,8 @@ def virtual_trial(
     `equal_rewards(prompt_index, weights_round)` says whether all responses to a prompt earn the
     same, `slowness(prompt_index)` how many times as long as others it takes.
     `hangs(actor, stage, n)` says whether the n-th call of a stage to the actors of a name is never
-    answered, `dies(actor, stage, n)` whether the actor dies in it.
+    answered, `dies(actor, stage, n)` whether the actor dies in it. `room(actor, at_s)` says whether
+    a machine has room for another in place of a lost one.
     """
     durations = durations or constant_durations()
     runtime = VirtualRuntime(seed=seed, latency=latency, max_waits=max_waits)
@@ -124,8 +126,16 @@ def virtual_trial(
             scores_apart=config.task.reward == SCORED_APART,
         )
 
-    def spawn(name: str) -> VirtualActor:
+    def start(name: str) -> VirtualActor:
         return actor(name, generator_role(name))
+
+    def spawn(name: str, patience_s: float) -> VirtualActor | None:
+        until = runtime.time + patience_s
+        while not room(name, runtime.time):
+            if runtime.time >= until:
+                return None
+            runtime.time = min(runtime.time + 1.0, until)
+        return start(name)
 
     learner_role = VirtualLearner(config, trained, releases)
     if config.placement == "colocated":
@@ -136,7 +146,7 @@ def virtual_trial(
         roles = [learner_role]
         roles += [VirtualLearner(config, [], []) for _ in config.learner_names[1:]]
         learners = list(map(actor, config.learner_names, roles))
-        generators = [spawn(f"generator-{i}") for i in range(config.resources.num_generators)]
+        generators = [start(f"generator-{i}") for i in range(config.resources.num_generators)]
     group = LearnerGroup(
         learners, runtime, config.resources.deadline_s, elastic=config.resources.elastic
     )

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from ray_cluster import Cluster
 
+from grpo_trainable.tasks.keyword import NOUNS_FILE
+
 TINY = (
     *("--space", "async_vs_sync", "--set", "arm=async_k1", "--set", "rollout.prompts=4"),
     *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--name", "trial"),
@@ -61,3 +63,28 @@ def test_storage_that_not_every_machine_sees_is_refused(cluster: Cluster):
     assert status == 2
     assert f"--storage {own}: node 10.77.0." in printed.splitlines()[-1]
     assert "choose a directory that all nodes share" in printed
+
+
+def test_files_of_the_first_machine_are_brought_to_the_others(cluster: Cluster, tmp_path):
+    words = cluster.disk / "mine" / "words.txt"
+    first, *others = cluster.machines
+    status, printed = first.run(
+        ["sh", "-ec", f"mkdir -p {words.parent}; cp {NOUNS_FILE} {words}"], {}
+    )
+    assert status == 0, printed
+    reading = (*TINY, "--set", f"task.keywords_file={words}", "--iterations", "2")
+    status, printed = cluster.tune(
+        *(*reading, "--storage", str(tmp_path), "--set", "resources.learner_cpus=2"),
+        *("--set", "resources.num_generators=2", "--set", "resources.generator_cpus=1"),
+    )
+    assert status == 0, printed
+    for machine in others:
+        assert machine.run(["cat", str(words)], {}) == (0, NOUNS_FILE.read_text())
+
+    # Another file that is in the way is named and left alone.
+    others[0].run(["sh", "-c", f"echo cat > {words}"], {})
+    status, printed = cluster.tune(*reading, "--storage", str(tmp_path / "again"))
+    assert status == 2
+    told = f"node {others[0].address} of the cluster has another file at {words}; remove it there"
+    assert told in printed.splitlines()[-1]
+    assert others[0].run(["cat", str(words)], {}) == (0, "cat\n")

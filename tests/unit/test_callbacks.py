@@ -32,7 +32,7 @@ from callbacks.rollouts import RolloutsCallback
 from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts, read_rows
+from callbacks.trial_files import cut_lines, cut_parts, read_rows, trial_directory
 from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback, lag_histogram
 from grpo_trainable.details import DETAILS
@@ -350,7 +350,8 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     play(callbacks, resumed, range(5, 9))
     assert lag_histogram(resumed) == {0: 8}
     assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
-    resumed.path = resumed.local_path
+    resumed.path = str(trial_directory(resumed))
+    resumed.storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
     on_disk = rounds_on_disk(resumed)
     for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
         assert on_disk[name] == list(range(1, 9))

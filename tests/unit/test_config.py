@@ -184,6 +184,7 @@ DEFAULTS = {
         "learner_gpus": 0.0,
         "worker_cpus": 0.95,
         "worker_gpus": 0.0,
+        "spread": "pack",
         "reward_workers": 1,
         "reward_cpus": 0.0,
         "deadline_s": 600.0,

@@ -39,6 +39,7 @@ FOUNDATION = {
     "command_line",
     "wording",
     "environments",
+    "storage",
 }
 CLOCKS = {"timers", "metrics", "noise"}
 MIDDLE = {"engines", "versions", "replay_buffer", "checkpointing", "prompts", "details", "inputs"}
@@ -61,22 +62,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calls": set(),
     "liveness": {"calls"},
     "remote": {"calls", "timers"},
+    "room": set(),
+    "clocks": {"timers"},
+    "shipping": {"atomic", "digests"},
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},
     "prompt_sets": BELOW_ACTORS,
     "simulation": PIPELINE | {"learner_group", "pipeline"},
-    "trial_actors": PIPELINE | {"actors", "transports", "learner_group", "remote"},
-    "trial_storage": {"checkpointing"},
+    "trial_actors": PIPELINE
+    | {"actors", "transports", "learner_group", "remote", "room", "shipping", "clocks"},
+    "trial_storage": {"checkpointing", "storage"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
-    "trainable": PIPELINE | {"trial"},
+    "trainable": PIPELINE | {"trial", "shipping"},
     "rllib": PIPELINE | {"actors", "trial"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "trial"}
-MAY_IMPORT_RAY |= {"trainable", "rllib"}
+MAY_IMPORT_RAY |= {"trainable", "rllib", "room", "shipping", "clocks"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests", "environments"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}

@@ -358,6 +358,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         f"resources.{name}": (value, {}, "placement=colocated", "placement=disaggregated", APART)
         for name, value in (
             ("num_generators", 2),
+            ("spread", "spread"),
             ("generator_gpus", 0.5),
             ("num_learners", 2),
             ("learner_cpus", 2.0),

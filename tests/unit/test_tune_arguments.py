@@ -178,10 +178,11 @@ def test_a_resume_that_cannot_write_is_refused(command, tmp_path, monkeypatch):
     refused(command("--resume", "--name", "mine"), "--storage", "cannot write")
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/runs", "gs://bucket", "file:///tmp/runs"])
+@pytest.mark.parametrize("uri", ["s3://key:secret@bucket/runs", "gs://bucket", "file:///tmp/runs"])
 def test_storage_that_is_a_uri_is_refused(capsys, tmp_path, monkeypatch, uri):
     monkeypatch.chdir(tmp_path)
-    remedy = "give its path alone" if uri.startswith("file") else "not built yet"
+    remedies = {"f": "give its path alone", "g": "s3:// is the store", "s": "into the environment"}
+    remedy = remedies[uri[0]]
 
     status = tune.main([*SPACE, "--storage", uri])
     refused((status, *capsys.readouterr()), "--storage", uri, remedy)

@@ -1,0 +1,80 @@
+"""An experiment in an object store, brought to this machine for a report, and the report back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reports.experiment import REPORT_FILES
+from reports.report import ReportError
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage import Place, StoredPath
+
+# A report reads neither checkpoints nor what Tune keeps.
+NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
+
+
+@contextmanager
+def at_hand(place: Place) -> Iterator[Path]:
+    """The directory of an experiment, or a copy of one in a store; what is reported in the copy is
+    brought there at the end.
+
+    Raises:
+        ReportError: the store cannot be read or written; also in place of one raised within, which
+            would name the copy.
+    """
+    if isinstance(place, Path):
+        yield place
+        return
+    from grpo_trainable.storage import fetched
+
+    with ExitStack() as stack:
+        with _naming(place):
+            if not place.is_dir():
+                raise ReportError(f"{place}: does not exist")
+            wanted = fetched(place, lambda name: not NOT_READ.fullmatch(name))
+            copy = stack.enter_context(wanted)
+        try:
+            yield copy
+        except ReportError as error:
+            raise ReportError(_naming_the_store(str(error), copy, place)) from None
+        with _naming(place):
+            _bring(copy, place)
+
+
+@contextmanager
+def _naming(place: StoredPath) -> Iterator[None]:
+    """Surrounds what is asked of the store."""
+    from grpo_trainable.storage import reason
+
+    try:
+        yield
+    except OSError as error:
+        raise ReportError(f"{place}: {reason(error)}") from None
+
+
+def _naming_the_store(text: str, copy: Path, place: StoredPath) -> str:
+    """The text with the directory in the store in place of its copy here."""
+    above = str(place).removesuffix(f"/{place.name}")
+    return text.replace(str(copy.parent), above)
+
+
+def _bring(copy: Path, place: StoredPath) -> None:
+    """Brings a report to the store, in place of an earlier one."""
+    found = [path for name in REPORT_FILES for path in (copy / name, *(copy / name).glob("*"))]
+    written = {path.relative_to(copy).as_posix(): path for path in found if path.is_file()}
+    if not written:
+        return
+    earlier = (place / "plots").names()
+    for name, path in written.items():
+        content = path.read_bytes()
+        if path.suffix == ".html":  # it says where the experiment is
+            content = _naming_the_store(content.decode(), copy, place).encode()
+        (place / name).write_bytes(content)
+    for name in earlier:
+        if f"plots/{name}" not in written:
+            (place / "plots" / name).unlink()

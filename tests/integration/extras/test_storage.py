@@ -1,0 +1,390 @@
+"""Experiments in an object store: a server on this machine that speaks the protocol of S3."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from conftest import wait_for
+from experiments import SPACE, config, row, write_experiment, write_part, write_trial
+from s3_server import Store, s3_store
+from trials import FakeTrial
+
+from callbacks.checkpoints import CheckpointFallback
+from callbacks.mirror import Mirror
+from grpo_trainable.checkpointing import (
+    MANIFEST,
+    TrialState,
+    checkpoint_round,
+    newest_whole,
+    part_file,
+    remove_older,
+    write_checkpoint,
+)
+from grpo_trainable.metrics import NAMES, TIMED
+from grpo_trainable.storage import StoredPath, fetched, refusal, stored_path
+from grpo_trainable.trial_storage import checkpoint_at
+from reports.report import ReportError, write_report
+from reports.stored import at_hand
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """A store with the bucket `bucket`, which this process and its children may use."""
+    with s3_store() as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        store.make_bucket("bucket")
+        yield store
+
+
+def brought(directory: Path, stored: StoredPath) -> StoredPath:
+    """The same files in a store."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            (stored / path.relative_to(directory).as_posix()).write_bytes(path.read_bytes())
+    return stored
+
+
+def checkpoint(directory: Path, round_: int) -> Path:
+    state = {"pipeline": {"learner_round": round_}}
+    tensors = {"a": torch.full((64,), float(round_))}
+    write_checkpoint(directory, TrialState(state=state, policy=tensors, optimizer={}, groups=[]))
+    return directory
+
+
+# ---- Paths -------------------------------------------------------------------------------------
+
+
+def test_files_are_written_whole_listed_and_removed(store: Store, tmp_path: Path) -> None:
+    directory = stored_path("s3://bucket/a/")
+    assert str(directory / "b") == "s3://bucket/a/b"
+    assert not directory.exists()
+    assert directory.names() == []
+    (directory / "b" / "c.txt").write_bytes(b"one")
+    (directory / "b" / "c.txt").write_bytes(b"two")
+    (directory / "d.txt").write_bytes(b"")
+    assert (directory / "b" / "c.txt").read_bytes() == b"two"
+    assert directory.names() == ["b", "d.txt"]
+    assert directory.files() == {"b/c.txt": 3, "d.txt": 0}
+    with fetched(directory, lambda name: name != "d.txt") as copy:
+        assert copy.name == "a"
+        assert [path.name for path in copy.rglob("*")] == ["b", "c.txt"]
+    assert not copy.exists()
+    (directory / "d.txt").unlink()
+    directory.remove_tree()
+    assert not directory.exists()
+    with pytest.raises(FileNotFoundError):
+        (directory / "d.txt").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3://key:secret@bucket/a", "s3://bucket?region=x", "s3:/bucket", "s3://b#c"]
+)
+def test_what_is_no_plain_address_of_a_directory_is_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="must be s3://BUCKET/PATH; credentials and endpoint"):
+        stored_path(uri)
+
+
+def test_a_store_says_in_one_line_why_nothing_can_be_kept_there(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert refusal(stored_path("s3://bucket/a")) is None
+    assert stored_path("s3://bucket/a").names() == []
+    assert refusal(stored_path("s3://nobody/a")) == "there is no bucket nobody; make it first"
+    store.refuses = lambda method, path: "403 AccessDenied" if method == "PUT" else None
+    assert "ACCESS_DENIED" in (refusal(stored_path("s3://bucket/a")) or "")
+    store.refuses = lambda method, path: None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    assert "ACCESS_DENIED" in (refusal(stored_path("s3://bucket/a")) or "")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "NETWORK_CONNECTION" in (refusal(stored_path("s3://bucket/a")) or "")
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------
+
+
+def test_the_newest_whole_checkpoint_is_found_and_older_ones_are_removed(
+    store: Store, tmp_path: Path
+) -> None:
+    trial = stored_path("s3://bucket/trial")
+    for number, round_ in enumerate((2, 4, 6, 8)):
+        brought(checkpoint(tmp_path / str(number), round_), trial / f"checkpoint_{number:06d}")
+    assert newest_whole(trial) == (trial / "checkpoint_000003", 8)
+    assert newest_whole(trial, last=7) == (trial / "checkpoint_000002", 6)
+    policy = trial / "checkpoint_000003" / part_file("policy")
+    content = policy.read_bytes()
+    policy.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert newest_whole(trial) == (trial / "checkpoint_000002", 6)
+    policy.write_bytes(content)
+    remove_older(trial, 1, shared_rounds=[4])
+    assert trial.names() == ["checkpoint_000001", "checkpoint_000003"]
+    assert checkpoint_round(trial / "checkpoint_000001") == 4
+
+
+def fake_trial(directory: Path, stored: StoredPath) -> Any:
+    trial = FakeTrial(directory)
+    trial.path = stored.path
+    trial.storage = SimpleNamespace(storage_filesystem=stored.filesystem)
+    return trial
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: bool
+) -> None:
+    """Twelve rounds, checkpoints after 4, 8 and 12; the driver was killed before the row of 12."""
+    stored = stored_path("s3://bucket/e/trial")
+    rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 12))
+    (stored / "result.json").write_bytes(rows.encode())
+    for number, round_ in enumerate((4, 8, 12)):
+        brought(checkpoint(tmp_path / str(round_), round_), stored / f"checkpoint_{number:06d}")
+    if damaged:
+        (stored / "checkpoint_000001" / MANIFEST).unlink()
+    trial = fake_trial(tmp_path / "other machine" / "trial", stored)
+    trial.checkpoint_at(12)
+    noted = trial.latest_checkpoint_result
+    noted.checkpoint = checkpoint_at(stored / "checkpoint_000002")
+    CheckpointFallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
+    result = trial.latest_checkpoint_result
+    number, round_ = (0, 4) if damaged else (1, 8)
+    assert result.checkpoint.path == f"bucket/e/trial/checkpoint_{number:06d}"
+    assert result.metrics["training_iteration"] == round_
+    told = "is of round 12, the files of the trial end with round 11; going on from"
+    assert f"{told} checkpoint_{number:06d} (round {round_})" in capsys.readouterr().out
+
+
+# ---- Files of a running trial ------------------------------------------------------------------
+
+
+def test_what_is_written_is_brought_and_the_rows_come_last(store: Store, tmp_path: Path) -> None:
+    stored, local = stored_path("s3://bucket/trial"), tmp_path / "trial"
+    (local / "rollouts").mkdir(parents=True)
+    mirror = Mirror(local, stored)
+    (local / "rollouts" / "part-00000001.parquet").write_bytes(b"responses")
+    (local / "trace.json").write_bytes(b"[]")
+    (local / ".half.parquet").write_bytes(b"being written")
+    (local / "result.json").write_bytes(b"row 1\n")
+    store.asked.clear()
+    mirror.bring()
+    written = [path for method, path in store.asked if method == "PUT"]
+    assert written[-1] == "/bucket/trial/result.json"
+    assert sorted(stored.files()) == ["result.json", "rollouts/part-00000001.parquet", "trace.json"]
+    store.asked.clear()
+    mirror.bring()
+    assert store.asked == []  # nothing has changed
+    (local / "result.json").write_bytes(b"row 1\nrow 2\n")
+    (local / "rollouts" / "part-00000001.parquet").unlink()
+    mirror.remove(["rollouts/part-00000001.parquet"])
+    assert mirror.close() == 0
+    assert (stored / "result.json").read_bytes() == b"row 1\nrow 2\n"
+    assert sorted(stored.files()) == ["result.json", "trace.json"]
+
+
+def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored, local = stored_path("s3://bucket/trial"), tmp_path / "trial"
+    local.mkdir()
+    store.refuses = lambda method, path: "507 InsufficientStorage"
+    mirror = Mirror(local, stored)
+    (local / "result.json").write_bytes(b"row 1\n")
+    wait_for(lambda: caplog.records, 20.0)
+    assert "does not take the files of a trial" in caplog.text
+    assert str(local) in caplog.text
+    assert mirror.close(last_s=0.0) == 1
+    store.refuses = lambda method, path: None
+    assert mirror.close() == 0
+    assert (stored / "result.json").read_bytes() == b"row 1\n"
+    assert "takes files again" in caplog.text
+    assert len(caplog.records) == 2  # each is told once
+
+
+def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
+    store.refuses = lambda method, path: "stall"
+    started = threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(OSError, match="Timeout was reached"):
+            stored_path("s3://bucket/a").read_bytes()
+        started.set()
+
+    threading.Thread(target=ask, daemon=True).start()
+    assert started.wait(60.0)
+
+
+# ---- Reports -----------------------------------------------------------------------------------
+
+
+def test_a_report_of_a_store_is_that_of_a_directory(store: Store, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    here = write_experiment(tmp_path / "experiment")
+    for arm in list(SPACE.arms)[:2]:
+        trial = write_trial(here, config(arm), [row(n) for n in range(1, 5)])
+        write_part(trial, "versions", 1, [{"at": 1.0, "side": "learner"}])
+    stored = brought(here, stored_path("s3://bucket/runs/experiment"))
+    (stored / "a" / "checkpoint_000001" / "policy").write_bytes(b"not fetched")
+    (stored / "tuner.pkl").write_bytes(b"not fetched")
+    write_report(here, lambda text: None)
+    store.asked.clear()
+    with at_hand(stored) as copy:
+        write_report(copy, lambda text: None)
+    assert not [path for _, path in store.asked if "checkpoint_000001/" in path or ".pkl" in path]
+    for name in ("report.json", "report.html"):
+        of_local = (here / name).read_bytes().replace(str(tmp_path).encode(), b"s3://bucket/runs")
+        assert (stored / name).read_bytes() == of_local
+    plots = sorted(path.name for path in (here / "plots").iterdir())
+    assert (stored / "plots").names() == plots
+
+
+def test_what_is_wrong_with_a_report_names_the_store(store: Store) -> None:
+    with (
+        pytest.raises(ReportError, match=r"^s3://bucket/nothing: does not exist$"),
+        at_hand(stored_path("s3://bucket/nothing")),
+    ):
+        pass
+    empty = stored_path("s3://bucket/no_experiment")
+    (empty / "a.txt").write_bytes(b"")
+    with pytest.raises(ReportError, match=r"^s3://bucket/no_experiment: is no experiment"):  # noqa: SIM117
+        with at_hand(empty) as copy:
+            write_report(copy)
+
+
+# ---- The command -------------------------------------------------------------------------------
+
+ARGV = [
+    *("--space", "async_vs_sync", "--set", "arm=colocated_k1", "--name", "run"),
+    *("--set", "eval.prompts=8", "--set", "eval.samples=1", "--set", "rollout.prompts=4"),
+    *("--set", "rollout.max_new_tokens=12", "--set", "eval.every=2"),
+    *("--iterations", "8", "--checkpoint-every", "2"),
+]
+
+
+def command(storage: str, *arguments: str) -> list[str]:
+    script = str(ROOT / "launch" / "tune.py")
+    return [sys.executable, script, *arguments, "--storage", storage]
+
+
+def tune(storage: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(storage, *arguments), capture_output=True, text=True, cwd=cwd, timeout=600
+    )
+
+
+Process: TypeAlias = "subprocess.Popen[bytes]"
+
+
+@pytest.fixture
+def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
+    """Takes a process that must not outlive the test."""
+    taken: list[Process] = []
+    yield lambda process: taken.append(process) or process
+    for process in taken:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("storage", "key", "told"),
+    [
+        ("s3://nobody/runs", "a-key", "s3://nobody/runs: there is no bucket nobody; make it first"),
+        ("s3://bucket/runs", "another", "ACCESS_DENIED"),
+        ("s3://key:secret@bucket/runs", "a-key", "credentials and endpoint belong into the"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_line(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str, key: str, told: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    done = tune(storage, *ARGV, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert told in line
+    assert done.stdout == ""
+    assert not [path for method, path in store.asked if method == "PUT" and "run/" in path]
+
+
+def rows(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def untimed(line: dict[str, Any]) -> dict[str, Any]:
+    apart = (*TIMED, "count/checkpoint_failures")
+    return {k: line[k] for k in line if k in NAMES and not k.startswith(apart)}
+
+
+def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
+    store: Store, tmp_path: Path, killed_at_the_end: Callable[[Process], Process]
+) -> None:
+    pytest.importorskip("matplotlib")
+    storage, runs = "s3://bucket/runs", stored_path("s3://bucket/runs") / "run"
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+
+    # The store is silent while the first checkpoint is written.
+    store.refuses = lambda method, path: "stall" if "checkpoint_000000" in path else None
+    process = killed_at_the_end(
+        subprocess.Popen(
+            command(storage, *ARGV), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=here
+        )
+    )
+
+    def stored_rows() -> list[dict[str, Any]]:
+        (name,) = [name for name in runs.names() if name.startswith("colocated_k1-0")] or [None]
+        file = None if name is None else runs / name / "result.json"
+        return rows(file.read_bytes()) if file is not None and file.exists() else []
+
+    wait_for(lambda: any(line["count/checkpoint_failures"] for line in stored_rows()), 480.0)
+    store.refuses = lambda method, path: None
+    wait_for(lambda: len(stored_rows()) >= 5, 240.0)
+    process.send_signal(signal.SIGKILL)
+    printed = process.communicate()[0].decode()
+    assert "the checkpoint could not be written" in printed
+
+    # Another machine: nothing of the first run is there.
+    time.sleep(5.0)  # Ray's processes notice that their driver is gone
+    done = tune(storage, "--resume", "must", "--name", "run", cwd=there)
+    assert done.returncode == 0, done.stderr
+    assert f"report: {runs}/report.html" in done.stdout
+    local = tune(str(tmp_path / "local"), *ARGV, cwd=tmp_path)
+    assert local.returncode == 0, local.stderr
+
+    (trial,) = (tmp_path / "local" / "run").glob("colocated_k1-0*")
+    expected = rows((trial / "result.json").read_bytes())
+    found = stored_rows()
+    assert [line["training_iteration"] for line in found] == list(range(1, 9))
+    assert [untimed(line) for line in found] == [untimed(line) for line in expected]
+
+    (name,) = [name for name in runs.names() if name.startswith("colocated_k1-0")]
+    kinds = ("rollouts", "evaluations", "steps", "versions")
+    for kind in kinds:
+        assert (runs / name / kind).names() == sorted(p.name for p in (trial / kind).iterdir())
+    names = set((runs / name).names())
+    assert {"progress.csv", "trace.json", "params.json"} <= names
+    assert [found for found in names if found.startswith("events.out.tfevents")]
+    assert len([found for found in names if found.startswith("checkpoint_")]) == 2
+    report = json.loads((runs / "report.json").read_bytes())
+    of_local = json.loads((tmp_path / "local" / "run" / "report.json").read_text())
+    arm, other = report["arms"]["colocated_k1"], of_local["arms"]["colocated_k1"]
+    for key in ("seeds", "rounds", "samples", "reward_before", "reward_after", "changes"):
+        assert arm[key] == other[key]
+    assert report["problems"] == of_local["problems"] == []
+
+    # Nothing that was written down has a credential in it.
+    for relative in runs.files():
+        assert b"a-secret-that-nobody" not in (runs / relative).read_bytes()
+    shutil.rmtree(tmp_path / "local")

@@ -1,0 +1,28 @@
+"""Clocks of different machines, on one time line."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_trainable.clocks import Answer, offset
+from grpo_trainable.pipeline.report import Recorder, time_metrics
+from grpo_trainable.timers import Span
+
+
+def test_offset_is_that_of_the_quickest_answer():
+    # A clock 5 s ahead; the first answer took 2 s to get back, the second 0.1 s each way.
+    answers = [Answer(100.0, 105.1, 102.1), Answer(110.0, 115.1, 110.2)]
+    assert offset(answers) == pytest.approx(5.0)
+
+
+def test_offset_of_a_clock_behind_is_negative():
+    assert offset([Answer(100.0, 90.5, 101.0)]) == pytest.approx(-10.0)
+
+
+def test_spans_of_another_machine_count_at_our_time():
+    recorder = Recorder({"generator-0": 3600.0})
+    recorder.add_spans("generator", "generator-0", [Span("rollout", 3601.0, 3603.0)])
+    recorder.add_spans("learner", "learner", [Span("optimize", 3.0, 4.0)])
+    row = time_metrics(recorder.take(), 0.0, 5.0)
+    assert row["time/rollout_s"] == 2.0
+    assert row["time/other_s"] == 2.0  # of 5 s, 1 to 3 and 3 to 4 were work
