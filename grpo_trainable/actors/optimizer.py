@@ -121,7 +121,7 @@ class PolicyOptimizer:
         return self._masters.state() | {
             f"{name}/{key}": value.detach().cpu().clone()
             for name, parameter in self._parameters.items()
-            for key, value in self._adamw.state.get(parameter, {}).items()
+            for key, value in self._adamw.state[parameter].items()
         }
 
     def counters(self) -> dict[str, Any]:
