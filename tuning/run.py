@@ -83,6 +83,9 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(ENVIRONMENT)
     make_token(Path.home(), os.environ)
+    # Ray starts a worker for each core beforehand, and Tune runs a trial in others, with variables
+    # of their own: a CPU second for nothing, when the trial wants it.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     (machine,) = this_machine(plan.trials)
     ray.init(
         address="local",  # not a cluster that somebody else has started here

@@ -7,6 +7,7 @@ fused kernel on the same state.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class AdamW:
         self._weight_decay = weight_decay
         # What a checkpoint keeps of a parameter, under the names of torch.optim.AdamW: `step`,
         # `exp_avg`, `exp_avg_sq`. A parameter has none before its first step.
-        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self.state: dict[Tensor, dict[str, Tensor]] = defaultdict(dict)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -66,7 +67,7 @@ class AdamW:
         )
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.state.setdefault(parameter, {})
+        state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)

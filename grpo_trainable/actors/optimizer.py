@@ -128,7 +128,7 @@ class PolicyOptimizer:
         return self._masters.tensors() | {
             f"{name}/{key}": value
             for name, parameter in self._parameters.items()
-            for key, value in self._adamw.state.get(parameter, {}).items()
+            for key, value in self._adamw.state[parameter].items()
         }
 
     def counters(self) -> dict[str, Any]:

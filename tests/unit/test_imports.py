@@ -235,6 +235,24 @@ def test_only_the_rooms_that_may_load_ray():
     assert "ray" not in loaded_after(rooms(*without_ray))
 
 
+@pytest.mark.slow
+def test_the_command_that_runs_trials_loads_no_torch():
+    loaded = loaded_after(["launch.tune", "tuning.run", *_all_of("callbacks"), *_all_of("tuning")])
+    assert "ray.tune" in loaded
+    assert loaded.isdisjoint({"torch", "tokenizers", "transformers"})
+
+
+@pytest.mark.slow
+def test_no_process_of_a_trial_loads_the_compiler_of_torch():
+    loaded = loaded_after(["grpo_trainable.trial", *rooms("actors", "engines", "transports")])
+    assert "torch" in loaded
+    assert "torch._dynamo" not in loaded
+
+
+def _all_of(package: str) -> list[str]:
+    return [name for name in sources() if name.startswith(f"{package}.")]
+
+
 def reached_from(modules: list[str]) -> set[str]:
     """Our modules that these import, directly or not, also within functions."""
     found: set[str] = set()
