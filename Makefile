@@ -12,6 +12,9 @@ IN_ORDER := -n 2 --dist loadfile --no-loadscope-reorder
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 
+# What was compiled once need not be compiled again by every process of every trial and test.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
 .PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives
 .PHONY: bench-real-model bench-rllib bench-peers

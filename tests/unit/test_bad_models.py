@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from test_tune_arguments import command, refused  # noqa: F401
 
 from tuning import checks
 
-pytest.importorskip("transformers")
+# To import it would take every test process half a second, whether it runs these tests or not.
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 SPACE = ("--space", "async_vs_sync", "--set", "arm=sync", "--set", "rollout.max_new_tokens=16")
 
 

@@ -844,6 +844,7 @@ def test_a_resume_loads_no_class_that_state_of_others_may_have_named(started, co
     assert not mine.with_name("imported").exists()
 
 
+@pytest.mark.slow
 def test_a_wrong_loss_of_the_users_is_refused(command, tmp_path):
     (tmp_path / "losses.py").write_text(
         "def mean(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):\n"
