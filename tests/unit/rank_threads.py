@@ -58,12 +58,12 @@ def together(size: int, work: Callable[[ThreadGroup], Answer]) -> list[Answer]:
     return [future.result() for future in futures]
 
 
-def learner_of(
-    config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype = torch.float32
-) -> Learner:
+def learner_of(config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype | None = None) -> Learner:
+    """`dtype`: that the policy computes in; None: its own."""
     sender = None if group.rank else InProcess()
     learner = Learner(config, sender, ranks=Replicas(group))
-    learner.policy.to(dtype)
+    if dtype is not None:
+        learner.policy.to(dtype)
     return learner
 
 
