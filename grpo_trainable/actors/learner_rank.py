@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -60,6 +61,7 @@ class LearnerRank:
 
     def leave(self) -> None:
         """Ends the group: who still waits for this rank fails at once."""
+        gc.collect()
         self._group.leave()
 
     def rejoin(self, rank: int, size: int, place: tuple[str, int]) -> None:
@@ -81,9 +83,16 @@ class LearnerRank:
         self.learner.warm_up(prompt_tokens)
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
-        if self._config.resources.elastic:
-            self._before = self.learner.own_state()
-        return self.learner.update(rollout_batches)
+        if not self._config.resources.elastic:
+            return self.learner.update(rollout_batches)
+        self._before = self.learner.own_state()
+        try:
+            return self.learner.update(rollout_batches)
+        except RuntimeError as error:
+            reason = f"{type(error).__name__}: {error}"
+        # Another error, since the frames of this one hold the group, whose connections `leave` has
+        # to close: others may wait for this rank and not for the one that is lost.
+        raise RuntimeError(reason)
 
     def publish(self, needed_from: int = 0) -> Published:
         return self.learner.publish(needed_from)

@@ -21,7 +21,7 @@ class Rendezvous:
 
     def __init__(self, address: str, deadline_s: float) -> None:
         """`address`: by which the others reach this machine. The system chooses the port."""
-        self.store = dist.TCPStore(
+        self.store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address,
             0,
             is_master=True,
@@ -54,7 +54,9 @@ class ProcessGroup:
         patience = timedelta(seconds=PATIENCE * self._deadline_s)
         if own is None:
             deadline = timedelta(seconds=self._deadline_s)
-            store = dist.TCPStore(*place, is_master=False, timeout=deadline)
+            store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+                *place, is_master=False, timeout=deadline
+            )
         else:
             store = own.store
         dist.init_process_group(

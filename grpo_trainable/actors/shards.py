@@ -9,6 +9,7 @@ microbatches on every rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Shards:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._mesh = init_device_mesh(group.device.type, (group.size,))
-        self._divided: list[Policy] = []
+        self._divided: WeakSet[Policy] = WeakSet()
         # How a parameter lay in memory before it was divided, which takes none stored by column.
         self._strides = WeakTensorKeyDictionary()
 
@@ -62,7 +63,7 @@ class Shards:
                 module.set_force_sum_reduction_for_comms(True)
         for name, parameter in policy.named_parameters():
             self._strides[parameter] = strides[name]
-        self._divided.append(policy)
+        self._divided.add(policy)
         return policy
 
     def settle(self) -> None:

@@ -18,6 +18,7 @@ from grpo_trainable.transports.in_process import InProcess
 
 Answer = TypeVar("Answer")
 PATIENCE_S = 60.0
+ONE_AT_A_TIME = threading.Lock()  # transformers cannot load two models at once
 
 
 class ThreadGroup:
@@ -58,12 +59,13 @@ def together(size: int, work: Callable[[ThreadGroup], Answer]) -> list[Answer]:
     return [future.result() for future in futures]
 
 
-def learner_of(
-    config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype = torch.float32
-) -> Learner:
+def learner_of(config: GRPOConfig, group: ThreadGroup, dtype: torch.dtype | None = None) -> Learner:
+    """`dtype`: that the policy computes in; None: its own."""
     sender = None if group.rank else InProcess()
-    learner = Learner(config, sender, ranks=Replicas(group))
-    learner.policy.to(dtype)
+    with ONE_AT_A_TIME:
+        learner = Learner(config, sender, ranks=Replicas(group))
+    if dtype is not None:
+        learner.policy.to(dtype)
     return learner
 
 
