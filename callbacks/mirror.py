@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from grpo_trainable.storage import StoredPath, reason
 logger = logging.getLogger(__name__)
 
 PASS_S = 1.0  # from the end of a pass to the next
+IDLE_S = 8.0  # the most, where nothing has changed for a while
 LAST_S = 60.0  # for what is left at the end of the experiment
 
 State = tuple[int, int]  # of a file: when it was last written, and its bytes
@@ -37,7 +39,7 @@ class Mirror:
         self.local = local
         self._stored = stored
         self._brought: dict[str, State] = {}  # by path from here, what the store has
-        self._gone: set[str] = set()  # files to remove from the store
+        self._gone: deque[str] = deque()  # files to remove from the store
         self._failing = False
         self._lock = threading.Lock()  # held by who does a pass
         self._end = threading.Event()
@@ -47,7 +49,7 @@ class Mirror:
 
     def remove(self, names: Iterable[str]) -> None:
         """Has files removed from the store, given by their paths from the trial's directory."""
-        self._gone |= set(names)
+        self._gone.extend(names)
 
     def close(self, last_s: float = LAST_S) -> int:
         """Brings what is left, and tries again for so long. Returns the number of files that the
@@ -67,7 +69,9 @@ class Mirror:
         return len(left)
 
     def _run(self) -> None:
-        while not self._end.wait(PASS_S):
+        wait_s = PASS_S
+        while not self._end.wait(wait_s):
+            wait_s = PASS_S if self._left() else min(2 * wait_s, IDLE_S)
             with self._lock:
                 self._try_pass()
 
@@ -94,10 +98,10 @@ class Mirror:
         """
         rows = self.local / EXPR_RESULT_FILE
         state, content = _state(rows), _content(rows)
-        for name in sorted(self._gone):
-            if not (self.local / name).exists():
-                self._remove(name)
-            self._gone.discard(name)
+        while self._gone:
+            if not (self.local / self._gone[0]).exists():
+                self._remove(self._gone[0])
+            self._gone.popleft()
         for name, changed in self._changed().items():
             if name != EXPR_RESULT_FILE:
                 self._bring(name, changed, _content(self.local / name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
@@ -38,10 +39,10 @@ class MirrorCallback(FailSafeCallback):
         self._mirrors[trial.trial_id].remove(parts_after(trial, restored_iteration(trial)))
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
-        last_s = INTERRUPTED_S if requested.is_set() else LAST_S
+        until = time.monotonic() + (INTERRUPTED_S if requested.is_set() else LAST_S)
         for trial in trials:
             mirror = self._mirrors.pop(trial.trial_id, None)
-            left = 0 if mirror is None else mirror.close(last_s)
+            left = 0 if mirror is None else mirror.close(max(0.0, until - time.monotonic()))
             if mirror is not None and left:
                 print(
                     f"{label(trial)}: {trial_place(trial)} did not take {left} of its files; they "

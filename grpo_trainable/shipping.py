@@ -2,13 +2,13 @@
 
 A setting names a file by its path, which the actors of a trial read wherever they run. So each
 machine gets the file at that path, where it has none. One that is there must be the same: nothing
-is ever overwritten.
+is ever overwritten, and what all machines share is not sent at all.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +26,93 @@ class ShippingError(RuntimeError):
     """A machine cannot have a file; in one line that names both."""
 
 
-def contents(files: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, bytes]:
-    """Path -> content, of `files`: config key -> path. `digests`: config key -> SHA-256.
+# ---- On one machine ----------------------------------------------------------------------------
+
+
+def lacking(files: Mapping[str, str]) -> list[str]:
+    """Those of `files`, path -> SHA-256, that this machine lacks.
 
     Raises:
-        ShippingError: a file is not what it was when its digest was taken.
+        ShippingError: it has another file at a path.
     """
-    found: dict[str, bytes] = {}
-    for key, path in files.items():
-        content = Path(path).read_bytes()
-        if hashlib.sha256(content).hexdigest() != digests[key]:
-            raise ShippingError(f"{key}: {path} has changed while the experiment was started")
-        found[path] = content
+    here = [path for path in files if Path(path).exists()]
+    for path in here:
+        try:
+            digest = digest_of("file", path)
+        except ValueError as error:
+            raise ShippingError(str(error)) from None
+        if digest != files[path]:
+            raise ShippingError(f"has another file at {path}; remove it there, or make it the same")
+    return [path for path in files if path not in here]
+
+
+def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]:
+    """Path -> content, of files that this machine has.
+
+    Raises:
+        ShippingError: one is not what it was when its SHA-256 in `files` was taken.
+    """
+    found = {path: Path(path).read_bytes() for path in paths}
+    for path, content in found.items():
+        if hashlib.sha256(content).hexdigest() != files[path]:
+            raise ShippingError(f"{path} has changed while the experiment was started")
     return found
 
 
-def lay_down(files: Mapping[str, bytes]) -> str | None:
-    """Writes the files that this machine lacks; what is in the way, in a line, or None."""
-    for path, content in files.items():
-        expected = hashlib.sha256(content).hexdigest()
+def lay_down(files: Mapping[str, bytes]) -> None:
+    """Writes the files, path -> content, that this machine lacks.
+
+    Raises:
+        ShippingError: it has another file at a path, or cannot have one there.
+    """
+    digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    for path in lacking(digests):
         try:
-            if not Path(path).exists():
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                with replacing(path) as file:
-                    file.write(content)
-            if digest_of("file", path) != expected:
-                return f"has another file at {path}; remove it there, or make it the same"
-        except (OSError, ValueError) as error:
-            return f"cannot have {path} ({getattr(error, 'strerror', None) or error})"
-    return None
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(files[path])
+        except OSError as error:
+            raise ShippingError(f"cannot have {path} ({error.strerror})") from None
+
+
+# ---- On the machines of a cluster --------------------------------------------------------------
+
+
+def lacking_on(files: Mapping[str, str], nodes: Iterable[str]) -> set[str]:
+    """Those of `files`, path -> SHA-256, that any of these machines lacks, given by Ray's ids.
+
+    Raises:
+        ShippingError: a machine does not answer, or has another file at a path.
+    """
+    return {path for paths in _on_each(nodes, lacking, dict(files)) for path in paths}
 
 
 def ship(files: Any, nodes: Iterable[str]) -> None:
-    """Lays files down on machines, by their ids. `files`: a reference to what `contents` gives.
+    """Lays files down on machines, by Ray's ids. `files`: a reference to path -> content.
 
     Raises:
-        ShippingError: a machine does not answer, or a file is in the way.
+        ShippingError: a machine does not answer, or cannot have a file.
     """
+    _on_each(nodes, lay_down, files)
+
+
+def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any) -> list[Any]:
+    """What a function answers on each machine."""
     names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    asked = {node: _lay_down_at(node, files) for node in nodes}
+    asked = {node: _at(node, function).remote(argument) for node in nodes}
+    answers = []
     for node, ref in asked.items():
         try:
-            wrong = ray.get(ref, timeout=SHIP_S)
-        except RayError as error:
-            wrong = f"does not take files ({' '.join(str(error).split())[:200]})"
-        if wrong is not None:
-            raise ShippingError(f"node {names.get(node, node)} of the cluster {wrong}")
+            answers.append(ray.get(ref, timeout=SHIP_S))
+        except (RayError, ShippingError) as error:
+            cause = getattr(error, "cause", error)
+            told = " ".join(str(cause).split())[:300]
+            wrong = told if isinstance(cause, ShippingError) else f"takes no files ({told})"
+            raise ShippingError(f"node {names.get(node, node)} of the cluster {wrong}") from error
+    return answers
 
 
-def _lay_down_at(node: str, files: Any) -> Any:
+def _at(node: str, function: Callable[..., Any]) -> Any:
     there = NodeAffinitySchedulingStrategy(node, soft=False)
-    options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": there}
-    return ray.remote(**options)(lay_down).remote(files)
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    return ray.remote(**options)(function)

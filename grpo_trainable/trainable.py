@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
-import ray.util
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
@@ -15,7 +14,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
-from grpo_trainable.shipping import ShippingError, lay_down
+from grpo_trainable.shipping import lay_down
 from grpo_trainable.storage import reason
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ class GRPOTrainable(tune.Trainable):
         """
         shipped = None
         if files:
-            if wrong := lay_down(files):
-                raise ShippingError(f"node {ray.util.get_node_ip_address()} of the cluster {wrong}")
+            lay_down(files)
             shipped = ray.put(files)
         # Here and not above: the command knows this class, and needs none of the libraries that a
         # trial needs, torch first among them.

@@ -302,7 +302,8 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
         with at_hand(plan.directory) as directory:
             tell(plan, directory, failed, command, interrupted=interrupted)
     except ReportError as error:
-        print(f"no table, no report: {error}; then: {command}", flush=True)
+        again = [resume_line(plan)] if interrupted or failed else []
+        print(f"no table, no report: {error}; then: {command}", *again, sep="\n", flush=True)
     if interrupted:
         return INTERRUPTED
     return FAILED if failed else OK

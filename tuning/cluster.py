@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.shipping import ShippingError, ship
+from grpo_trainable.shipping import ShippingError, contents, lacking_on, ship
 from grpo_trainable.storage import Place, StoredPath, refusal
 
 ANSWER_S = 5.0  # for a connection to the address
@@ -72,19 +72,20 @@ def check_nodes(storage: Place) -> None:
         _check_each(storage, partial(_exists, file.name))
 
 
-def ship_to_nodes(files: Mapping[str, bytes]) -> None:
-    """Gives every node the user's files that it lacks. Nodes that join later get them from the
-    trials that run there.
+def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Gives every node those of the user's files, path -> SHA-256, that it lacks. Returns what any
+    node lacked: one that joins later gets it from the trials that run there.
 
     Raises:
         UsageError: a node cannot have one, in one line.
     """
-    if not files:
-        return
     try:
-        ship(ray.put(dict(files)), _nodes().values())
+        shipped = contents(lacking_on(files, _nodes().values()), files) if files else {}
+        if shipped:
+            ship(ray.put(shipped), _nodes().values())
     except ShippingError as error:
         raise UsageError(str(error)) from None
+    return shipped
 
 
 def _check_each(storage: Place, refuses: Callable[[], str | None]) -> None:

@@ -119,6 +119,9 @@ class Plan:
         # is not known yet, also on the first resume of an experiment of an older version.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
+        self.shipped: dict[
+            str, bytes
+        ] = {}  # files that nodes of a cluster lack, once that is known
         self.unchecked: list[str] = []  # what the checks of trials did not look at
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
@@ -347,20 +350,12 @@ class Plan:
                 raise
             raise UsageError(f"{error} (arm {trial.arm} of {self.space.name})") from None
 
-    def files_to_ship(self) -> dict[str, bytes]:
-        """The user's own files that trials read, by their paths, for the nodes of a cluster.
-
-        Raises:
-            UsageError: one cannot be read, or has just changed.
-        """
-        from grpo_trainable.shipping import ShippingError, contents
-
+    @property
+    def files_of_trials(self) -> dict[str, str]:
+        """Path -> SHA-256 of the user's own files that trials read, wherever they run."""
         own = self.own_files if self.own_files is not None else self.stored.get("own_files", {})
-        files = {key: path for key, path in own.items() if key != SPACE_INPUT}
-        try:
-            return contents(files, self.inputs or {})
-        except (ShippingError, OSError) as error:
-            raise UsageError(f"{_told(error)}") from None
+        digests = self.inputs or {}
+        return {path: digests[key] for key, path in own.items() if key != SPACE_INPUT}
 
     def check(self) -> None:
         """Reads what the trials will read, and compares what they need with what is here. Writes

@@ -56,7 +56,7 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
             where = f"the cluster at {address}"
             check_resources(plan.trials, nodes, where)
             check_nodes(plan.storage)
-            ship_to_nodes(plan.files_to_ship())
+            plan.shipped = ship_to_nodes(plan.files_of_trials)
             # Ray divides the memory of its nodes between processes and objects.
             memory = total(nodes, "memory") + total(nodes, "object_store_memory")
             plan.check_memory(nodes, int(memory), where)
@@ -108,7 +108,7 @@ def fit(plan: Plan) -> tune.ResultGrid:
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Of Tune's snapshots of an experiment, once a second with a traceback.
         logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
-    register(plan.inputs, {} if plan.options.address is None else plan.files_to_ship())
+    register(plan.inputs, plan.shipped)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
     set_verbose(plan.options.verbose)
