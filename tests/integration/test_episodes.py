@@ -1,4 +1,4 @@
-"""Episodes with real processes: environments that fail cost their own group, and nothing is left."""
+"""Episodes with real processes: an environment that fails costs its group, and nothing is left."""
 
 from __future__ import annotations
 
