@@ -25,8 +25,8 @@ GROUPS, GROUP_SIZE, AT_ONCE, TURNS = 125, 8, 25, 3
 # What the model said before the last "|" of an earlier message is its reasoning, and is left out.
 TEMPLATE = """\
 {%- for message in messages -%}
-{%- set earlier = message.role == 'assistant' and not loop.last -%}
-{{ message.role }}: {{ message.content.split('|')[-1] if earlier else message.content }}<|endoftext|>
+{%- set old = message.role == 'assistant' and not loop.last -%}
+{{ message.role }}: {{ message.content.split('|')[-1] if old else message.content }}<|endoftext|>
 {% endfor -%}
 {%- if add_generation_prompt %}assistant: {% endif -%}
 """
