@@ -29,6 +29,8 @@ PROMPT_TOKENS = 256
 PUBLISHED = "published snapshot"  # of the learners, the first alone has one
 # A process that has imported torch and ray holds about this, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
+# One that plays has imported neither; an environment of the user's may need more.
+ENVIRONMENT_BYTES = 30_000_000
 # Of a token in a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
@@ -133,19 +135,19 @@ def estimate(
     parts = [
         Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
     ]
-    processes = 1 + len(actors) + _beside(config)
+    processes = (1 + len(actors)) * PROCESS_BYTES
     rest = [
         Part(what="buffer", bytes=trial.buffer_bytes()),
-        Part(what="processes", bytes=processes * PROCESS_BYTES),
+        Part(what="processes", bytes=processes + _beside(config)),
     ]
     return Estimate(parts=[*parts, *rest])
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Processes that score, or play the groups of a chunk."""
+    """Bytes of the processes that score, or play the groups of a chunk."""
     if config.env.plays:
-        return config.unit_prompts
-    return config.resources.reward_workers if config.task.is_scored_apart else 0
+        return config.unit_prompts * ENVIRONMENT_BYTES
+    return config.resources.reward_workers * PROCESS_BYTES if config.task.is_scored_apart else 0
 
 
 def _sum(parts: Sequence[Part]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from grpo_trainable.actors.worker_process import WorkerProcess
@@ -27,9 +27,9 @@ class GroupProcess:
         self._process: WorkerProcess | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> Future[None]:
         """Runs a job, which may call the methods of an `Episode` here, after those before it."""
-        self._thread.submit(job)
+        return self._thread.submit(job)
 
     def start(self) -> None:
         """Makes sure that there is a process, another one where it has ended.

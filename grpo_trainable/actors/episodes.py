@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 
@@ -78,11 +79,9 @@ class EpisodePlayer:
         return groups, scored
 
     def _begun(self, requests: Sequence[Request]) -> list[Played]:
-        """Has every episode begin, and waits for none."""
-        while len(self._processes) < len(requests):
-            self._processes.append(GroupProcess(self._settings))
+        """Has every episode begin, and waits for none to have begun."""
         begun = []
-        for process, request in zip(self._processes, requests, strict=False):
+        for process, request in zip(self._started(len(requests)), requests, strict=True):
             example = request.example
             group = _Group(
                 process=process,
@@ -96,6 +95,15 @@ class EpisodePlayer:
             process.submit(group.begin)
             begun += group.episodes
         return begun
+
+    def _started(self, count: int) -> list[GroupProcess]:
+        """So many processes. All start side by side, and none is played in before they have: a
+        start is no answer that others could be held up by."""
+        while len(self._processes) < count:
+            self._processes.append(GroupProcess(self._settings))
+        used = self._processes[:count]
+        wait([process.submit(process.start) for process in used])
+        return used
 
     def close(self) -> None:
         """Ends every process; what is under way ends with it."""

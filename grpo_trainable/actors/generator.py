@@ -283,9 +283,7 @@ class Generator:
         )
 
 
-def _of_examples(
-    requests: Sequence[Request], groups: Sequence[RolloutGroup]
-) -> list[RolloutGroup]:
+def _of_examples(requests: Sequence[Request], groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """The groups, each with the example that its request names."""
     return [
         replace(group, example_index=request.example_index)

@@ -202,9 +202,7 @@ def check_reward(
         worker.kill()
 
 
-def _worker(
-    reward: str, directory: str | None, task: Mapping[str, Any] | None
-) -> WorkerProcess:
+def _worker(reward: str, directory: str | None, task: Mapping[str, Any] | None) -> WorkerProcess:
     """A process that scores."""
     name = f"task.{'reward' if task is None else 'name'}={reward}"
     made_of = [] if task is None else [json.dumps(task)]

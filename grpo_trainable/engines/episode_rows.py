@@ -176,9 +176,7 @@ class EpisodeRows:
 
     def _group(self, request: Request, rows: slice, longest: int) -> RolloutGroup:
         fields = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)
-        ids, mask, log_probs, versions, rounds = (
-            field[rows, :longest].clone() for field in fields
-        )
+        ids, mask, log_probs, versions, rounds = (field[rows, :longest].clone() for field in fields)
         return RolloutGroup(
             prompt_index=request.prompt_index,
             prompt_ids=torch.tensor(request.prompt_ids),

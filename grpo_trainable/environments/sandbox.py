@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 CPU_S = 1
 WALL_S = 3.0
@@ -24,6 +25,8 @@ MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 MOST_CHARACTERS = 2000  # of what it printed
 FIRST_USER = 70_000  # above the users that systems have
+
+OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
 
 _NEW_USER, _NEW_NETWORK = 0x1000_0000, 0x4000_0000  # of unshare(2)
 _DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
@@ -50,8 +53,7 @@ def run_python(code: str) -> str:
 
 
 def _run(code: str, directory: str, user: int | None) -> str:
-    # The interpreter itself, without the packages of a virtual environment.
-    interpreter = getattr(sys, "_base_executable", None) or sys.executable
+    interpreter = _interpreter(user)
     libc = ctypes.CDLL(None, use_errno=True)
 
     def shut_in() -> None:
@@ -106,6 +108,21 @@ def _run(code: str, directory: str, user: int | None) -> str:
         output.seek(0)
         printed = output.read(FILE_BYTES).decode("utf-8", "replace")
     return _cut(printed + "(took too long)" if late else printed)
+
+
+def _interpreter(user: int | None) -> str:
+    """A Python without the packages of a virtual environment, which that user can run."""
+    base = getattr(sys, "_base_executable", None) or sys.executable
+    if user is None:
+        return base
+    for candidate in (base, *OTHER_INTERPRETERS):
+        path = Path(candidate).resolve()
+        if path.is_file() and all(part.stat().st_mode & 0o001 for part in (path, *path.parents)):
+            return candidate
+    raise SandboxError(
+        f"code cannot be run by a user of its own here: {base} is in a directory that only root "
+        "may enter; install a Python for all users, such as /usr/bin/python3"
+    )
 
 
 def _cut(text: str) -> str:

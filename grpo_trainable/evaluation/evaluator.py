@@ -122,9 +122,7 @@ class Evaluator:
 
     def _scores(self, sampled: Sequence[Generation]) -> Scores:
         assert self._scorer is not None, "episodes are scored while they are played"
-        return self._scorer.score(
-            [ScoreRequest(own.response, own.ground_truth) for own in sampled]
-        )
+        return self._scorer.score([ScoreRequest(own.response, own.ground_truth) for own in sampled])
 
     def _responses(self, group: RolloutGroup) -> Iterator[Generation]:
         """Yields the responses of a group, not scored yet."""

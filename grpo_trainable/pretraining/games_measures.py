@@ -66,9 +66,7 @@ def _settings(game: str, seed: int) -> dict[str, Any]:
     return {"seed": seed, "task": {"name": game}, "eval": samples}
 
 
-def _play(
-    config: GRPOConfig, model: TransformerLM, tokenizer: Tokenizer
-) -> list[dict[str, Any]]:
+def _play(config: GRPOConfig, model: TransformerLM, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The episodes of a game, each as a sample of a card."""
     prompts = Prompts(config, build_task(config), tokenizer)
     engine = TorchEngine(model, tokenizer, seed=config.seed)

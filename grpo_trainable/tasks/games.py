@@ -18,7 +18,7 @@ class _Game:
     is learned is how to play, not what to answer."""
 
     stop = ("\n",)
-    specs: list[dict[str, Any]]
+    specs: tuple[dict[str, Any], ...]
     environment: Callable[[], Environment]
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
@@ -55,14 +55,14 @@ class _Game:
 class GuessTask(_Game):
     """A digit to guess."""
 
-    specs = [{"secret": digit} for digit in range(10)]
+    specs = tuple({"secret": digit} for digit in range(10))
     environment = Guess
 
 
 class CalculatorTask(_Game):
     """Products of two digits from 2 to 9."""
 
-    specs = [
+    specs = tuple(
         {"question": f"{a}*{b}", "answer": a * b} for a in range(2, 10) for b in range(2, 10)
-    ]
+    )
     environment = Calculator

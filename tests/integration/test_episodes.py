@@ -1,4 +1,4 @@
-"""Episodes with real processes: environments that fail cost their own group, and nothing is left."""
+"""Episodes with real processes: an environment that fails costs its group, and nothing is left."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ WHY = {
     "daemon": "no answer within 1 s",
     "slow in all": r"took over 1\.5 s in all|no answer within 1 s",
     "hang in reset": "no answer within 1 s",
-    "other prompt": r'reset says "stop" and the prompt of its task is "go"',
+    "other prompt": r'reset says "stop.n" and the prompt of its task is "go.n"',
     "no turn": "step must return a Turn, got str",
     "nan": "reward must be finite",
     "exit": "SystemExit: 3",

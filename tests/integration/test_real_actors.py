@@ -20,7 +20,7 @@ from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Scored
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import build_policy, read_tokenizer
+from grpo_trainable.models.store import build_policy, policy_tokenizer
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate
@@ -29,7 +29,6 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 MAX_NEW_TOKENS = 6
 LAW = {"temperature": 0.8, "min_new_tokens": 2}
-TOKENIZER = read_tokenizer(None)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +78,8 @@ class InMidBatch(Timed):
         )
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
-        times = iter(start + t / MAX_NEW_TOKENS * (end - start) for t in range(MAX_NEW_TOKENS))
+        tokens = requests[0].limits.max_new_tokens
+        times = iter(start + t / tokens * (end - start) for t in range(tokens))
 
         def between_tokens() -> None:
             moment = next(times)
@@ -164,16 +164,18 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     kept = Kept()
     runtime = VirtualRuntime(seed=timing)
     durations = long_tailed_durations(timing, scale)
+    generators: list[Generator] = []
 
     def generator(name: str) -> VirtualActor:
         real = Generator(config, ShmReceiver())
+        generators.append(real)
         role = InMidBatch(real) if config.in_mid_batch else Timed(real)
         return VirtualActor(runtime, name, role, durations)
 
     learner = Recorded(Learner(config, kept))
     pipeline = Pipeline(
         config,
-        Prompts(config, build_task(config), TOKENIZER),
+        Prompts(config, build_task(config), policy_tokenizer(config.model)),
         [generator(f"generator-{i}") for i in range(config.resources.num_generators)],
         LearnerGroup([VirtualActor(runtime, "learner", Timed(learner), durations)], runtime, 1e6),
         runtime,
@@ -197,6 +199,8 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
     assert not runtime.uncollected
     # What generators use may be `lag` rounds behind, and so may what they said last.
     assert len(kept.slots) <= 2 + 2 * config.lag
+    for real in generators:
+        real.close()
     kept.close()
     return learner, kept
 
@@ -255,10 +259,10 @@ def test_tokens_of_several_versions_are_each_of_their_own(
 def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[RolloutGroup]]]) -> int:
     """Recorded log-probs are those of the weights that each token names. Where the cache is kept,
     that can be said of a response's first weights only. The number of groups of several."""
-    model, _ = build_policy(config.model, 0)
+    model, tokenizer = build_policy(config.model, 0)
     mixed = 0
     for group in (group for batches in rounds for batch in batches for group in batch):
-        batch = collate([group], [torch.zeros(len(group.rewards))], TOKENIZER.pad_id)
+        batch = collate([group], [torch.zeros(len(group.rewards))], tokenizer.pad_id)
         first = len(group.prompt_ids) - 1
         width = group.response_ids.shape[1]
         versions = sorted(group.token_versions[group.response_mask].unique().tolist())
@@ -273,8 +277,9 @@ def check_log_probs(config: GRPOConfig, kept: Kept, rounds: list[list[list[Rollo
                     batch.input_ids,
                     batch.target_ids,
                     batch.response_mask,
-                    end_ids=TOKENIZER.end_ids,
-                    **LAW,
+                    end_ids=tokenizer.end_ids,
+                    temperature=config.rollout.temperature,
+                    min_new_tokens=config.rollout.min_new_tokens,
                 )
             own = group.response_mask & (group.token_versions == version)
             torch.testing.assert_close(

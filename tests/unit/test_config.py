@@ -116,6 +116,14 @@ DEFAULTS = {
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
     },
+    "env": {
+        "name": "off",
+        "max_turns": 8,
+        "discount": 1.0,
+        "step_deadline_s": 10.0,
+        "episode_deadline_s": 60.0,
+        "patience_s": 1.0,
+    },
     "pools": {
         "enabled": False,
         "easy": 0.1,
@@ -714,9 +722,32 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(resources__reward_cpus=1),
-            "resources.reward_cpus=1.0: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, "
-            "task.name=reasoning_gym or task.equality=math_verify",
+            "resources.reward_cpus=1.0: not read with env.name=off and task.reward=none and "
+            "task.name=keyword and task.equality=auto; needs env.name, task.reward, a task of your "
+            "own, task.name=reasoning_gym or task.equality=math_verify",
+        ),
+        (
+            nested(env__name="my:Env", engine="vllm", placement="disaggregated"),
+            "engine=vllm: cannot extend a response by what an environment says; "
+            "env.name=my:Env needs engine=torch",
+        ),
+        (
+            nested(env__name="my:Env", engine="my:Engine"),
+            "engine=my:Engine: cannot extend a response by what an environment says; "
+            "env.name=my:Env needs engine=torch",
+        ),
+        (
+            nested(env__name="guess", loss__advantage="vine"),
+            "loss.advantage=vine: must not be vine with env.name=guess: completions would need an "
+            "environment in the middle of its episode",
+        ),
+        (
+            nested(task__name="guess", env__name="off"),
+            "env.name=off: must be guess with task.name=guess, which only that plays",
+        ),
+        (
+            nested(env__name="guess", env__step_deadline_s=301),
+            "resources.deadline_s=600.0: must be >= 602, twice env.step_deadline_s=301",
         ),
         (
             nested(task__reward="my:reward", task__reward_deadline_s=301),

@@ -12,6 +12,7 @@ from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
 REWARD = {"task.reward": "my:reward"}
+PLAYED = {"env.name": "my:Env"}
 MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
 CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
@@ -134,17 +135,40 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         )
         for key, value in (
             ("task.reward_deadline_s", 5.0),
-            ("task.max_error_rate", 0.5),
             ("resources.reward_workers", 2),
-            ("resources.reward_cpus", 1.0),
+        )
+    },
+    **{
+        key: (
+            value,
+            {},
+            "env.name=off and task.reward=none and task.name=keyword and task.equality=auto",
+            f"env.name, {SCORED_APART}",
+            read,
+        )
+        for key, value, read in (
+            ("task.max_error_rate", 0.5, PLAYED),
+            ("resources.reward_cpus", 1.0, REWARD),
+        )
+    },
+    "task.reward": ("my:reward", PLAYED, "env.name=my:Env", "env.name=off", {}),
+    "rollout.min_new_tokens": (2, PLAYED, "env.name=my:Env", "env.name=off", {}),
+    **{
+        f"env.{name}": (value, {}, "env.name=off", "an env.name other than off", PLAYED)
+        for name, value in (
+            ("max_turns", 3),
+            ("discount", 0.9),
+            ("step_deadline_s", 5.0),
+            ("episode_deadline_s", 20.0),
+            ("patience_s", 0.0),
         )
     },
     "task.strict": (
         True,
         {},
-        "task.train_file=none and task.eval_file=none and task.reward=none and task.name=keyword "
-        "and task.equality=auto",
-        f"task.train_file, task.eval_file, {SCORED_APART}",
+        "task.train_file=none and task.eval_file=none and env.name=off and task.reward=none and "
+        "task.name=keyword and task.equality=auto",
+        f"task.train_file, task.eval_file, env.name, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
     "task.normalize_parts": (

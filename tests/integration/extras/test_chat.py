@@ -273,3 +273,38 @@ def test_the_template_in_a_file_of_its_own_counts(tmp_path):
         .keys()
         .isdisjoint({"chat_template"})
     )
+
+
+def test_a_reply_goes_on_after_the_token_that_ends_a_message(path: str) -> None:
+    tokenizer = read_tokenizer(path)
+    chat = chat_of(path)
+    start, end = (tokenizer.special_tokens[name] for name in (START, END))
+    body = [
+        *tokenizer.encode("\n"),
+        start,
+        *tokenizer.encode("user\nlarger"),
+        end,
+        *tokenizer.encode("\n"),
+        start,
+        *tokenizer.encode("assistant\n"),
+    ]
+    said = tokenizer.encode("5")
+    assert chat.encode_reply("larger", [*said, end]) == body
+    # What a stop string or another token has ended is ended as the template does it.
+    assert chat.encode_reply("larger", said) == [end, *body]
+    assert chat.encode_reply("larger", [*said, end], "Be brief.") == body
+
+
+def test_a_reply_that_spells_a_special_token_is_text(path: str) -> None:
+    tokenizer = read_tokenizer(path)
+    ids = chat_of(path).encode_reply(f"a{END}b", [])
+    assert ids.count(tokenizer.special_tokens[END]) == 2
+    assert (
+        tokenizer.encode(f"user\na{END}b") == ids[3 : 3 + len(tokenizer.encode(f"user\na{END}b"))]
+    )
+
+
+def test_a_template_that_leaves_out_what_was_said_is_refused(path: str, tmp_path: Path) -> None:
+    (tmp_path / "mute.jinja").write_text("{{ messages[-1].content }}")
+    with pytest.raises(ValueError, match="leaves out what the model said"):
+        chat_of(path, str(tmp_path / "mute.jinja")).encode_reply("larger", [])

@@ -25,8 +25,8 @@ GROUPS, GROUP_SIZE, AT_ONCE, TURNS = 125, 8, 25, 3
 # What the model said before the last "|" of an earlier message is its reasoning, and is left out.
 TEMPLATE = """\
 {%- for message in messages -%}
-{{ message.role }}: {{ message.content.split('|')[-1] if message.role == 'assistant' and not loop.last \
-else message.content }}<|endoftext|>
+{%- set old = message.role == 'assistant' and not loop.last -%}
+{{ message.role }}: {{ message.content.split('|')[-1] if old else message.content }}<|endoftext|>
 {% endfor -%}
 {%- if add_generation_prompt %}assistant: {% endif -%}
 """
@@ -53,11 +53,11 @@ class Env:
 
     def step(self, action):
         self.turns += 1
-        return Turn(f"{len(action)} of {self.spec}", float("a" in action), self.turns == %d)
+        return Turn(f"{len(action)} of {self.spec}", float("a" in action), self.turns == TURNS)
 
     def close(self):
         pass
-""" % TURNS  # noqa: UP031 - braces stand in the text
+""".replace("TURNS", str(TURNS))
 
 
 @pytest.fixture
