@@ -39,7 +39,8 @@ class RoundDetails:
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
-Prompt = Callable[[int], str]  # prompt index -> text
+# Example -> the text of the prompt, and the task of a mix that it is of, None without a mix.
+Prompt = Callable[[int], tuple[str, str | None]]
 Decode = Callable[[list[int]], str]
 
 
@@ -86,16 +87,18 @@ def rollout_columns(
 
 def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
     """Columns that every response has, sampled for training or for an evaluation."""
-    names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
+    names = ("cursor", "response_index", "task", "prompt", "response", "reward", "finished",
+             "tokens")  # fmt: skip
     columns: Columns = {name: [] for name in names}
     for group in groups:
-        text = prompt(group.example)
+        text, task = prompt(group.example)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
         sampled = zip(group.response_ids, group.response_mask, strict=True)
         for g, (row, mask) in enumerate(sampled):
             ids = row[mask].tolist()
             columns["cursor"].append(group.prompt_index)
             columns["response_index"].append(g)
+            columns["task"].append(task)
             columns["prompt"].append(text)
             columns["response"].append(decode(ids))
             columns["reward"].append(rewards[g])

@@ -129,7 +129,8 @@ def estimate(
     parts = [
         Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
     ]
-    processes = 1 + len(actors) + (r.reward_workers if config.task.is_scored_apart else 0)
+    scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
+    processes = 1 + len(actors) + scored_apart * r.reward_workers
     rest = [
         Part(what="buffer", bytes=trial.buffer_bytes()),
         Part(what="processes", bytes=processes * PROCESS_BYTES),

@@ -83,8 +83,9 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         chosen_engine(trial)
         context = min(shape.context_length, check_teacher(trial) or shape.context_length)
         prompts = Prompts(trial, build_task(trial), tokenizer)
-        if trial.task.is_scored_apart:
-            check_reward(*reward_apart(trial))
+        for own in trial.alone:
+            if own.task.is_scored_apart:
+                check_reward(*reward_apart(own))
         until = time.monotonic() + MAX_LENGTHS_S
         of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
         seen = 0

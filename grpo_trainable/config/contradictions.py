@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from grpo_trainable.config.schema import fresh_wanted
+from grpo_trainable.config.schema import MIX, fresh_wanted
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
@@ -32,6 +32,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _steps,
         _replay,
         _task,
+        _mix,
     ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
@@ -338,7 +339,9 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
     )
     yield (
-        not task.has_custom_reward and not set(task.part_weights) <= set(PARTS),
+        not task.has_custom_reward
+        and not set(task.part_weights) <= set(PARTS)
+        and task.name != MIX,  # whose tasks are asked one by one
         "task.reward_weights",
         f"the reward of task.name={task.name} has the parts {' and '.join(PARTS)}",
     )
@@ -351,4 +354,36 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         task.is_scored_apart and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
         f"must be >= {enough_s:g}, twice task.reward_deadline_s={task.reward_deadline_s:g}",
+    )
+
+
+def _mix(config: GRPOConfig) -> Iterator[Rule]:
+    task, tasks = config.task, len(config.parts)
+    mixed = tasks > 0
+
+    yield (
+        task.name == MIX and not mixed,
+        "task.name",
+        'needs task.mix, the tasks and their weights, such as {"math": 0.5, "keyword": 0.5}',
+    )
+    yield (
+        mixed and task.reward is not None,
+        "task.reward",
+        "must be none with task.mix: name it beside the weight of the task that it scores",
+    )
+    yield (
+        mixed and config.pools.enabled,
+        "pools.enabled",
+        "must be false with task.mix: pools draw by difficulty, a mix by its weights",
+    )
+    yield (
+        mixed and config.loss.advantage == "batch",
+        "loss.advantage",
+        "compares the rewards of different tasks with task.mix; choose one that compares the "
+        "responses of a group, such as group_std",
+    )
+    yield (
+        config.eval.prompts < tasks,
+        "eval.prompts",
+        f"must be >= {tasks}, so that each task of task.mix is evaluated",
     )

@@ -21,7 +21,7 @@ from grpo_trainable.evaluation.policy import EvaluatedPolicy
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest, eval_size
+from grpo_trainable.tasks import RewardError, Score, eval_size
 
 STREAM = "eval"
 
@@ -103,7 +103,9 @@ class Evaluator:
 
     def _scored(self, groups: Sequence[RolloutGroup]) -> list[Generation]:
         sampled = [response for group in groups for response in self._responses(group)]
-        requests = [ScoreRequest(own.response, own.ground_truth) for own in sampled]
+        requests = [
+            self._prompts.score_request(STREAM, own.prompt_index, own.response) for own in sampled
+        ]
         return [
             _with_score(own, score)
             for own, score in zip(sampled, self._scorer.score(requests), strict=True)

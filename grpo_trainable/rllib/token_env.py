@@ -108,8 +108,8 @@ class TokenEnv(gymnasium.Env):
 
     def _reward(self) -> float:
         response = self._world.tokenizer.decode(self._response)
-        truth = self._world.prompts.ground_truth("train", self._index)
-        (score,) = self._world.scorer.score([ScoreRequest(response, truth)])
+        request = self._world.prompts.score_request("train", self._index, response)
+        (score,) = self._world.scorer.score([request])
         if isinstance(score, RewardError):
             raise RuntimeError(f"the reward failed on prompt {self._index}: {score.message}")
         return score.reward
