@@ -69,7 +69,9 @@ class ProgressCsvCallback(FailSafeCallback, CSVLoggerCallback):
         self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        super().log_trial_result(iteration, trial, {**dict.fromkeys(sorted(names_of(trial))), **result})
+        super().log_trial_result(
+            iteration, trial, {**dict.fromkeys(sorted(names_of(trial))), **result}
+        )
 
     def log_trial_start(self, trial: Any) -> None:
         # Here and not with the first row: an old file has to be cut even if no row follows.

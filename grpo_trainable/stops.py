@@ -15,9 +15,7 @@ def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def stop_strings(
-    config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask
-) -> tuple[str, ...]:
+def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
     """The strings of `rollout.stop` that are no special token; where it is none, those of the task.
 
     Raises:

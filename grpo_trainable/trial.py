@@ -9,8 +9,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -29,7 +29,9 @@ from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
 # Settings of a task that a mix has once, for all of its tasks.
-_SHARED = tuple(checks_of(CommonTaskSettings).keys() - {"name", "reward"})
+_SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
+# Those of them that only some of its tasks may read.
+_OF_SCORING = ("reward_deadline_s", "max_error_rate", "strict")
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
@@ -155,7 +157,8 @@ class GRPOConfig(TrialSettings):
             raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
         try:
             own = replace(self, task=_section("task", settings))
-            read = {n: self[f"task.{n}"] for n in _SHARED if not unmet(f"task.{n}", own)}
+            unread = {name for name in _OF_SCORING if unmet(f"task.{name}", own)}
+            read = {name: self[f"task.{name}"] for name in _SHARED if name not in unread}
             return replace(own, task=replace(own.task, **read))
         except ConfigError as error:
             raise ConfigError(f"task.mix, {label}: {error}") from None

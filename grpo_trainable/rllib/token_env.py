@@ -20,7 +20,7 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
 from grpo_trainable.rollout import SamplingLimits
-from grpo_trainable.tasks import RewardError, ScoreRequest
+from grpo_trainable.tasks import RewardError
 from grpo_trainable.trial import resolved
 
 # Settings of a trial that are read here, or by the module that acts.

@@ -61,7 +61,9 @@ class Mixture:
         due = [label for label in self.labels if self._begins(label) <= now]
         soonest = min(map(self._ends, due))
         first = [label for label in due if self._ends(label) == soonest]
-        label = first[0] if len(first) == 1 else random.Random(f"mix {self._seed} {now}").choice(first)
+        label = (
+            first[0] if len(first) == 1 else random.Random(f"mix {self._seed} {now}").choice(first)
+        )
         place = Place(label, self._taken[label])
         self._taken[label] += 1
         return place
