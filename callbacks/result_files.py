@@ -15,9 +15,15 @@ from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import KEPT_BYTES, close, continued_file, cut_lines, restored_iteration
+from callbacks.trial_files import (
+    KEPT_BYTES,
+    close,
+    continued_file,
+    cut_lines,
+    names_of,
+    restored_iteration,
+)
 from grpo_trainable.details import DETAILS
-from grpo_trainable.metrics import NAMES
 
 
 class ResultJsonCallback(FailSafeCallback, JsonLoggerCallback):
@@ -63,7 +69,9 @@ class ProgressCsvCallback(FailSafeCallback, CSVLoggerCallback):
         self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        super().log_trial_result(iteration, trial, {**dict.fromkeys(sorted(NAMES)), **result})
+        super().log_trial_result(
+            iteration, trial, {**dict.fromkeys(sorted(names_of(trial))), **result}
+        )
 
     def log_trial_start(self, trial: Any) -> None:
         # Here and not with the first row: an old file has to be cut even if no row follows.

@@ -21,6 +21,7 @@ _RESPONSE = {
     "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
+    "task": pa.string(),  # that the prompt is of, where the trial mixes several
     "prompt": pa.string(),
     "response": pa.string(),
     "reward": pa.float32(),

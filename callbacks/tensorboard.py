@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from callbacks.trial_files import (
     KEPT_BYTES,
     close,
     continued_files,
+    mixed_tasks,
+    names_of,
     restored_iteration,
     trial_directory,
 )
 from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.metrics import KL_TO, NAMES, RATIO_EDGES
+from grpo_trainable.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
@@ -60,6 +63,15 @@ LAYOUT: dict[str, summaries.Charts] = {
 }
 
 
+def layout(labels: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+    """The tab of a trial. `labels`: of the tasks of its mix; none without one."""
+    charts = {
+        label: ["Multiline", [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"]]
+        for label in labels
+    }
+    return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
+
+
 class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
     """In place of Tune's own: tags are the metric names, without `ray/tune/` before them, and the
     end of a round is on disk before the next begins.
@@ -79,12 +91,12 @@ class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
             cut_events(path, last)
         self._files[trial] = EventFile(directory, purge_step=last + 1)
         self._latest[trial] = {}
-        self._files[trial].add(summaries.custom_scalars(LAYOUT))
+        self._files[trial].add(summaries.custom_scalars(layout(mixed_tasks(trial))))
 
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         if trial not in self._files:
             self.log_trial_start(trial)
-        scalars = {name: float(result[name]) for name in sorted(NAMES & result.keys())}
+        scalars = {name: float(result[name]) for name in sorted(names_of(trial) & result.keys())}
         self._latest[trial] = scalars
         parts = [
             summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)

@@ -22,7 +22,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 from grpo_trainable.atomic import replacing
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, mix_of
+from grpo_trainable.metrics import names_with
 from grpo_trainable.storage import Place, StoredPath
 from grpo_trainable.trial_storage import place
 
@@ -116,6 +117,17 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 def config_of(trial: Any) -> GRPOConfig:
     """A trial's config with its defaults."""
     return GRPOConfig.from_dict(trial.config)
+
+
+def mixed_tasks(trial: Any) -> list[str]:
+    """The labels of the tasks that a trial mixes; none where it has one task."""
+    task = trial.config.get("task") or {}
+    return list(mix_of(task.get("mix")))
+
+
+def names_of(trial: Any) -> frozenset[str]:
+    """The names of a trial's metrics."""
+    return names_with(mixed_tasks(trial))
 
 
 def label(trial: Any) -> str:

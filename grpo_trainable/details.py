@@ -43,7 +43,8 @@ class RoundDetails:
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
-Prompt = Callable[[int], str]  # prompt index -> text
+# Example -> the text of the prompt, and the task of a mix that it is of, None without a mix.
+Prompt = Callable[[int], tuple[str, str | None]]
 Decode = Callable[[list[int]], str]
 
 
@@ -90,14 +91,16 @@ def rollout_columns(
 
 def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
     """Columns that every response has, sampled for training or for an evaluation."""
-    names = ("cursor", "response_index", "prompt", "response", "reward", "finished", "tokens")
-    columns: Columns = {name: [] for name in (*names, "turns")}
+    names = ("cursor", "response_index", "task", "prompt", "response", "reward", "finished",
+             "tokens", "turns")  # fmt: skip
+    columns: Columns = {name: [] for name in names}
     for group in groups:
-        text = prompt(group.example)
+        text, task = prompt(group.example)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
         for g, sampled in enumerate(group.response_mask.sum(dim=1).tolist()):
             columns["cursor"].append(group.prompt_index)
             columns["response_index"].append(g)
+            columns["task"].append(task)
             columns["prompt"].append(text)
             columns["response"].append(decode(group.whole(g)))
             columns["reward"].append(rewards[g])

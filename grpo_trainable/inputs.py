@@ -18,6 +18,7 @@ from grpo_trainable.tasks.math import problem_files
 from grpo_trainable.tasks.templates import TEMPLATES
 
 ASSETS = NOUNS_FILE.parent
+_MIXED = "task.mix/"  # before the label of a task and the name of its setting
 
 
 class InputChanged(RuntimeError):
@@ -38,6 +39,8 @@ def input_files(config: GRPOConfig) -> dict[str, Path]:
 def users_objects(config: GRPOConfig) -> dict[str, str]:
     """Config key -> the reference to an object of the user's, where a key names one."""
     named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
+    for label, part in config.parts.items():
+        named |= {f"{_MIXED}{label}/{key}": part[f"task.{key}"] for key in ("name", "reward")}
     return {key: name for key, name in named.items() if name is not None and is_reference(name)}
 
 
@@ -45,14 +48,21 @@ def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
     """Files with a user's code come first, before any of it is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
-    task = config.task
-    yield from (_custom_task_files if task.is_custom else TASK_FILES[task.name])(task)
+    for label, part in config.parts.items():
+        for key, path in _task_files(part.task):
+            yield key.replace("task.", f"{_MIXED}{label}/", 1), path
+    if not config.parts:
+        yield from _task_files(config.task)
     if config.model.chat_template not in CHECKS["model.chat_template"].choices:
         yield "model.chat_template", config.model.chat_template
     yield from _policy_files(config)
     if config.teacher is not None:
         for name, path in policy_files(config.teacher).items():
             yield f"loss.teacher/{name}", path
+
+
+def _task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
+    return (_custom_task_files if task.is_custom else TASK_FILES[task.name])(task)
 
 
 def _policy_files(config: GRPOConfig) -> Iterator[tuple[str, Path]]:

@@ -147,7 +147,8 @@ def _beside(config: GRPOConfig) -> int:
     """Bytes of the processes that score, or play the groups of a chunk."""
     if config.env.plays:
         return config.unit_prompts * ENVIRONMENT_BYTES
-    return config.resources.reward_workers * PROCESS_BYTES if config.task.is_scored_apart else 0
+    scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
+    return scored_apart * config.resources.reward_workers * PROCESS_BYTES
 
 
 def _sum(parts: Sequence[Part]) -> int:

@@ -90,6 +90,21 @@ NAMES = frozenset(
 )
 
 
+# Of each task of a mix, whose label stands for LABEL; a round without a group of a task has their
+# number alone.
+BY_TASK = (
+    *("task/LABEL/drawn", "task/LABEL/groups", "task/LABEL/reward_mean"),
+    *("task/LABEL/format_mean", "task/LABEL/answer_mean", "task/LABEL/length_mean"),
+    *("task/LABEL/truncated_fraction", "task/LABEL/zero_advantage_fraction"),
+    *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
+)
+
+
+def names_with(labels: Iterable[str]) -> frozenset[str]:
+    """The names of a trial's metrics. `labels`: of the tasks of its mix; none without one."""
+    return NAMES | {name.replace("LABEL", label) for name in BY_TASK for label in labels}
+
+
 @dataclass(frozen=True, slots=True)
 class ActorSpan:
     """A span with the role and the actor it belongs to; a colocated actor has two roles."""

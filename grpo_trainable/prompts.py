@@ -16,21 +16,30 @@ from grpo_trainable.tasks import (
     Example,
     JSONValue,
     Prompt,
+    ScoreRequest,
     Task,
     as_messages,
     as_text,
     train_size,
 )
 from grpo_trainable.tasks.custom import CustomTask
+from grpo_trainable.tasks.mix import MixTask, mixture_of
 
 
-def build_task(config: GRPOConfig) -> Task:
-    """The task of a trial.
+def build_task(config: GRPOConfig) -> Task | MixTask:
+    """The task of a trial, or several as one.
 
     Raises:
         ValueError: a file of the task is missing, empty or malformed, or a user's class cannot be
             made, in one line.
     """
+    mixture = mixture_of(config)
+    if mixture is not None:
+        return MixTask({label: _build_one(part) for label, part in config.parts.items()}, mixture)
+    return _build_one(config)
+
+
+def _build_one(config: GRPOConfig) -> Task:
     task = config.task
     if task.is_custom:
         rewards = not config.env.plays
@@ -44,7 +53,7 @@ class Prompts:
     Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
     """
 
-    def __init__(self, config: GRPOConfig, task: Task, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
         """
         Raises:
             ValueError: the chat template or the stop strings that are asked for cannot be used, or
@@ -121,6 +130,19 @@ class Prompts:
 
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         return self._example(stream, example).ground_truth
+
+    def told(self, stream: str, example: int) -> tuple[str, str | None]:
+        """The text of a prompt, and its task where a trial has several."""
+        return self.text(stream, example), self.label(stream, example)
+
+    def label(self, stream: str, example: int) -> str | None:
+        """The task of a mix that an example is of; None without a mix."""
+        return self._task.label(stream, example) if isinstance(self._task, MixTask) else None
+
+    def score_request(self, stream: str, example: int, response: str) -> ScoreRequest:
+        """What a scorer is asked about a response."""
+        truth = self.ground_truth(stream, example)
+        return ScoreRequest(response, truth, self.label(stream, example))
 
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 from grpo_trainable.config import GRPOConfig, shown
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.tasks import Task
+from grpo_trainable.tasks.mix import MixTask
 
 
 def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -14,7 +15,7 @@ def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task) -> tuple[str, ...]:
+def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
     """The strings of `rollout.stop` that are no special token; where it is none, those of the task.
 
     Raises:

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from grpo_trainable.details import (
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.messages import LearnerState
-from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics
+from grpo_trainable.metrics import ActorSpan, names_with, rllib_metrics
 from grpo_trainable.models.store import policy_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
@@ -192,7 +193,8 @@ class Trial:
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
-        assert row.keys() <= NAMES, row.keys() - NAMES
+        names = names_with(self.config.parts)
+        assert row.keys() <= names, row.keys() - names
         regular = report.round % self.config.checkpoint.every == 0
         self._due = report.last or regular or report.round >= self._retry_at
         warnings = self._notes + report.notes
@@ -259,9 +261,7 @@ class Trial:
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
-            columns = response_columns(
-                held_out.groups, lambda index: self._prompts.text("eval", index), decode
-            )
+            columns = response_columns(held_out.groups, partial(self._prompts.told, "eval"), decode)
             columns = {"round": [held_out.round] * len(columns["reward"]), **columns}
             for name, values in columns.items():
                 evaluations.setdefault(name, []).extend(values)
@@ -271,7 +271,7 @@ class Trial:
             rollouts=rollout_columns(
                 report.groups,
                 report.round - 1,
-                lambda index: self._prompts.text("train", index),
+                partial(self._prompts.told, "train"),
                 decode,
                 advantages=updated.responses.advantages,
                 policy_log_probs=updated.responses.policy_log_probs,

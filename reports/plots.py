@@ -34,19 +34,19 @@ def sections(
     arms = experiment.arms
     return [
         Section(title="What was learned", plots=_learning(arms, comparison)),
+        *_titled("What was learned of each task", _tasks(arms)),
         Section(title="Speed and cost", plots=_costs(comparison), legend=False),
         Section(title="Where the time goes", plots=_stages(arms, comparison), legend=False),
         Section(title="How far the policy drifted", plots=_drift(arms)),
         Section(title="How stale the rollouts were", plots=_lags(arms, files)),
-        *(
-            Section(title=title, plots=plots)
-            for title, plots in (
-                ("What each gradient step of a round saw", _steps(arms, files)),
-                ("How often rollouts were used", _reuse(arms)),
-            )
-            if plots
-        ),
+        *_titled("What each gradient step of a round saw", _steps(arms, files)),
+        *_titled("How often rollouts were used", _reuse(arms)),
     ]
+
+
+def _titled(title: str, plots: list[Plot]) -> list[Section]:
+    """A section; none without plots."""
+    return [Section(title=title, plots=plots)] if plots else []
 
 
 def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
@@ -110,6 +110,43 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             missing="No row has reward/train_mean.",
         ),
     ]
+
+
+def _tasks(arms: Arms) -> list[Plot]:
+    """A plot for each task of a mix; none where no trial has one."""
+    trials = [trial for of_arm in arms.values() for trial in of_arm]
+    labels = dict.fromkeys(label for trial in trials for label in trial.config.parts)
+    return [
+        lines(
+            arms,
+            name=f"task_{label}",
+            title=f"Task {label}",
+            look="Solid: reward on the held-out prompts of this task, dotted: in training. A task "
+            "that falls while others rise is forgotten: raise its weight in task.mix.",
+            x_label="round",
+            y_label="mean reward",
+            series=_held_out_of(label),
+            dotted=metric(f"task/{label}/reward_mean"),
+            missing=f"No row has eval/{label}/reward_mean.",
+        )
+        for label in labels
+    ]
+
+
+def _held_out_of(label: str) -> Series:
+    """The held-out reward of one task by round, round 0 included."""
+
+    def series(trial: TrialRecord) -> Iterable[tuple[int, float, float]]:
+        for round_, _, row in trial.evaluated():
+            reward = row.get(f"eval/{label}/reward_mean") if row else trial.last(_first(label))
+            if reward is not None:
+                yield round_, round_, reward
+
+    return series
+
+
+def _first(label: str) -> str:
+    return f"eval/{label}/reward_first"
 
 
 def _beware(comparison: Comparison) -> str:

@@ -86,8 +86,9 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.env.plays:
             check_environment(trial.env)
-        elif trial.task.is_scored_apart:
-            check_reward(*reward_apart(trial))
+        for own in trial.alone:
+            if own.task.is_scored_apart and not own.env.plays:
+                check_reward(*reward_apart(own))
         until = time.monotonic() + MAX_LENGTHS_S
         of_streams = {"eval": trial.eval.prompts, "train": prompts.train_count}
         seen = 0

@@ -246,18 +246,19 @@ class Plan:
         if not is_reference(task):
             return CHECKS
         if self.resuming and task in self._tasks(self.stored["fixed"]):
-            self._compare_task(task)
+            self._compare_task("task.name", task)
         return keys_with(task)
 
-    def _compare_task(self, task: str) -> None:
-        """The file of a user's task is what it was when the experiment started."""
+    def _compare_task(self, key: str, task: str) -> None:
+        """The file of a user's task, which `key` names, is what it was when the experiment
+        started."""
         from grpo_trainable.inputs import InputChanged, refuse_changed
 
         source, before = source_of(task), self.stored.get("inputs", {})
         if source is None:
             return
         try:
-            refuse_changed("task.name", Path(source), digest_of("task.name", source), before)
+            refuse_changed(key, Path(source), digest_of(key, source), before)
         except (ValueError, InputChanged) as error:
             raise UsageError(f"--resume: {error}") from None
 
@@ -336,6 +337,10 @@ class Plan:
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
         """The trial with every setting of its task."""
+        if self.resuming:
+            for label, part in trial.parts.items():
+                if part.task.is_custom:
+                    self._compare_task(f"task.mix/{label}/name", part.task.name)
         with self._naming_arm(trial):
             return with_task_settings(trial, os.getcwd(), given_in=directory_of(self.space_source))
 

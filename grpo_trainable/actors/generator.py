@@ -15,7 +15,7 @@ from grpo_trainable.actors.episodes import EpisodePlayer
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
-from grpo_trainable.actors.scorer import InlineScorer, make_scorer
+from grpo_trainable.actors.scorer import make_scorer
 from grpo_trainable.actors.state_values import Completer, state_values
 from grpo_trainable.config import GRPOConfig, threads
 from grpo_trainable.engines.base import EngineSetup, PlayingEngine, build_engine
@@ -25,7 +25,7 @@ from grpo_trainable.messages import Completions, Deposited, Loaded, Sampled, Sco
 from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.timers import Span, StageClock, now
 from grpo_trainable.weight_transfer import WeightReceiver
 
@@ -160,7 +160,7 @@ class Generator:
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
-            if isinstance(self._scorer, InlineScorer):
+            if self._scorer is not None and self._scorer.is_inline:
                 with self._context.clock(_scoring_stage(stream)):
                     scores = self._scores(stream, groups, completions)
             loaded, self._loaded = self._loaded, []
@@ -262,7 +262,7 @@ class Generator:
         for of_group, completed in zip(texts, completions, strict=False):
             of_group += completed.texts
         requests = [
-            ScoreRequest(text, self._prompts.ground_truth(stream, group.example))
+            self._prompts.score_request(stream, group.example, text)
             for group, of_group in zip(groups, texts, strict=True)
             for text in of_group
         ]

@@ -16,6 +16,7 @@ from grpo_trainable.actors.worker_process import WorkerProcess
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.tasks import JSONValue, RewardError, Score, ScoreRequest, Task
 from grpo_trainable.tasks.answers import answer_form
+from grpo_trainable.tasks.mix import MixTask
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ HANGS_A_CHUNK = 10  # answers that may fail to come before the rest of a chunk i
 
 
 class Scorer(Protocol):
+    is_inline: bool  # it takes no time of its own, and never hangs
+
     def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
         """One answer per request, in order."""
         ...
@@ -32,6 +35,8 @@ class Scorer(Protocol):
 
 class InlineScorer:
     """Scores with a function of ours that never hangs and whose exceptions are our bugs."""
+
+    is_inline = True
 
     def __init__(self, reward_fn: Callable[[str, JSONValue], Score]) -> None:
         self._reward_fn = reward_fn
@@ -63,6 +68,8 @@ class ProcessScorer:
     Requests are begun in order, each by the process that is free first. Which one that is depends
     on timing, so only a function that keeps nothing from call to call gives the same rewards again.
     """
+
+    is_inline = False
 
     def __init__(
         self,
@@ -158,10 +165,49 @@ class ProcessScorer:
         return worker
 
 
-def make_scorer(config: GRPOConfig, task: Task) -> Scorer:
-    """The scorer of a trial: in this process where scoring is quick, else in processes of its own.
+class MixScorer:
+    """Scores each response as the task that it is of would be scored alone."""
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        """`scorers`: by the label of their task."""
+        self._scorers = scorers
+        self.is_inline = all(scorer.is_inline for scorer in scorers.values())
+
+    def score(self, requests: Sequence[ScoreRequest]) -> list[Score | RewardError]:
+        answers: dict[int, Score | RewardError] = {}
+        for label, scorer in self._scorers.items():
+            own = [i for i, request in enumerate(requests) if request.label == label]
+            answers |= zip(own, scorer.score([requests[i] for i in own]), strict=True)
+        return [answers[i] for i in range(len(requests))]
+
+    def close(self) -> None:
+        for scorer in self._scorers.values():
+            scorer.close()
+
+
+def make_scorer(config: GRPOConfig, task: Task | MixTask) -> Scorer:
+    """The scorer of a trial: in this process where scoring is quick, else in processes of its own;
+    of a mix, both for those tasks that need it.
 
     An answer to a built-in task that cannot be verified in time is a wrong answer.
+
+    Raises:
+        ValueError: the reward cannot be had, in one line.
+    """
+    if not isinstance(task, MixTask):
+        return _scorer_of_one(config, task)
+    scorers: dict[str, Scorer] = {}
+    try:
+        for label, part in config.parts.items():
+            scorers[label] = _scorer_of_one(part, task.parts[label])
+    except BaseException:
+        MixScorer(scorers).close()
+        raise
+    return MixScorer(scorers)
+
+
+def _scorer_of_one(config: GRPOConfig, task: Task) -> Scorer:
+    """The scorer of a trial with one task.
 
     Raises:
         ValueError: the reward cannot be had, in one line.

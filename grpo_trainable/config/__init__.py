@@ -7,6 +7,7 @@ contradictions, and settings that the chosen combination does not read, each as 
 Only the standard library is imported: the launcher reads this package before torch and Ray load.
 """
 
+from grpo_trainable.config.mix import mix_of, mix_text, weights_of
 from grpo_trainable.config.plain import (
     flatten,
     make_absolute,
@@ -72,6 +73,8 @@ __all__ = [
     "integer",
     "is_unremarkable",
     "make_absolute",
+    "mix_of",
+    "mix_text",
     "number",
     "of_other_placement",
     "pair",
@@ -85,4 +88,5 @@ __all__ = [
     "threads",
     "unknown_key",
     "unmet",
+    "weights_of",
 ]

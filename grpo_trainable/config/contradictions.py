@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from grpo_trainable.config.schema import GAMES, fresh_wanted
+from grpo_trainable.config.schema import GAMES, MIX, fresh_wanted
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
@@ -34,6 +34,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _replay,
         _task,
         _environment,
+        _mix,
     ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
 
@@ -377,7 +378,8 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
     yield (
         not task.has_custom_reward
         and not config.env.plays
-        and not set(task.part_weights) <= set(PARTS),
+        and not set(task.part_weights) <= set(PARTS)
+        and task.name != MIX,  # whose tasks are asked one by one
         "task.reward_weights",
         f"the reward of task.name={task.name} has the parts {' and '.join(PARTS)}",
     )
@@ -418,4 +420,41 @@ def _environment(config: GRPOConfig) -> Iterator[Rule]:
         env.plays and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
         f"must be >= {enough_s:g}, twice env.step_deadline_s={env.step_deadline_s:g}",
+    )
+
+
+def _mix(config: GRPOConfig) -> Iterator[Rule]:
+    task, tasks = config.task, len(config.parts)
+    mixed = tasks > 0
+
+    yield (
+        task.name == MIX and not mixed,
+        "task.name",
+        'needs task.mix, the tasks and their weights, such as {"math": 0.5, "keyword": 0.5}',
+    )
+    yield (
+        mixed and config.env.plays,
+        "env.name",
+        "must be off with task.mix: the tasks of a mix are answered in one turn",
+    )
+    yield (
+        mixed and task.reward is not None,
+        "task.reward",
+        "must be none with task.mix: name it beside the weight of the task that it scores",
+    )
+    yield (
+        mixed and config.pools.enabled,
+        "pools.enabled",
+        "must be false with task.mix: pools draw by difficulty, a mix by its weights",
+    )
+    yield (
+        mixed and config.loss.advantage == "batch",
+        "loss.advantage",
+        "compares the rewards of different tasks with task.mix; choose one that compares the "
+        "responses of a group, such as group_std",
+    )
+    yield (
+        config.eval.prompts < tasks,
+        "eval.prompts",
+        f"must be >= {tasks}, so that each task of task.mix is evaluated",
     )

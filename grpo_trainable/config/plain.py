@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_trainable.config.mix import with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS
 from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
 
@@ -75,9 +76,11 @@ def make_absolute(
     """
 
     def settled(key: str, value: Any) -> Any:
+        check = checks.get(key)
+        if check is not None and check.refers_to == "tasks" and value is not None:
+            return with_absolute_paths(value, lambda entry: settled("task", entry))
         if isinstance(value, Mapping):
             return {name: settled(f"{key}.{name}", item) for name, item in value.items()}
-        check = checks.get(key)
         # What is not text or empty is left as it is, for `from_dict` to refuse by name.
         if check is None or not isinstance(value, str) or not value.strip():
             return value

@@ -7,10 +7,11 @@ would look as if it had an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.schema import CHECKS, TASK_SETTINGS, scored_apart
 from grpo_trainable.config.values import checks_of
 from grpo_trainable.plugins import is_reference
@@ -68,7 +69,7 @@ _DISAGGREGATED = _is("placement", "disaggregated")
 _REPLAY = _at_least("buffer_capacity", 2)
 _NO_PROMPT_FILES = _none_given("task.train_file", "task.eval_file")
 _SCORED_APART = Condition(
-    keys=("task.reward", "task.name", "task.equality"),
+    keys=("task.reward", "task.name", "task.equality", "task.mix"),
     needs="task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify",
     holds=scored_apart,
 )
@@ -131,6 +132,11 @@ def _task_settings() -> dict[str, tuple[Condition, ...]]:
     return {key: (_is("task.name", *names), *also.get(key, ())) for key, names in tasks.items()}
 
 
+def _mixed(scoring: tuple[Any, ...]) -> Iterable[Entry]:
+    """The entries of the mix that is the last of these values."""
+    return mix_of(scoring[-1]).values()
+
+
 # Key -> the conditions that must all hold for it to be read.
 READ_WITH: dict[str, tuple[Condition, ...]] = {
     # At lag 0 nothing is under way when new weights come.
@@ -157,7 +163,10 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             keys=("task.train_file", "task.eval_file", *_MAY_FAIL.keys),
             needs=f"task.train_file, task.eval_file, {_MAY_FAIL.needs}",
             holds=lambda train_file, eval_file, *failing: (
-                train_file is not None or eval_file is not None or _MAY_FAIL.holds(*failing)
+                train_file is not None
+                or eval_file is not None
+                or _MAY_FAIL.holds(*failing)
+                or any(entry.keys() & {"train_file", "eval_file"} for entry in _mixed(failing))
             ),
         ),
     ),

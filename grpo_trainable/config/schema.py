@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
+from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.values import (
     Check,
     Settings,
@@ -27,6 +28,7 @@ from grpo_trainable.config.values import (
     path,
     path_or_hub_id,
     reference,
+    task_mix,
     text,
     texts,
 )
@@ -198,6 +200,19 @@ class GameSettings(Settings):
     SECTION: ClassVar[str] = "task"
 
 
+class MixSettings(Settings):
+    """The settings of a mix of tasks."""
+
+    SECTION: ClassVar[str] = "task"
+
+    mix: str | None = task_mix(
+        "Tasks and how much of the prompts each has, as JSON; in place of a weight an object of "
+        "weight and settings of the task (docs/howto/mix.md). It stands for task.name=mix."
+    )
+
+
+MIX = "mix"  # the name of a trial's task where it has several
+
 # The settings of each built-in task, besides those that every task has.
 TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
@@ -205,6 +220,7 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
     "reasoning_gym": ReasoningGymSettings,
     "guess": GameSettings,
     "calculator": GameSettings,
+    MIX: MixSettings,
 }
 
 # Tasks whose prompts only make sense in the environment of the same name.
@@ -273,7 +289,9 @@ class CommonTaskSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings):
+class TaskSettings(
+    MixSettings, ReasoningGymSettings, MathSettings, KeywordSettings, CommonTaskSettings
+):
     """Where prompts come from and how responses are scored. A task of your own adds the settings
     that it declares."""
 
@@ -294,14 +312,19 @@ class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTa
 
     @property
     def has_custom_reward(self) -> bool:
-        """Whether code of the user's scores the responses: a function, or a task's."""
-        return self.reward is not None or self.is_custom
+        """Whether code of the user's scores responses: a function, or a task's."""
+        mixed = mix_of(self.mix).values()
+        return (
+            self.reward is not None
+            or self.is_custom
+            or any("reward" in entry or is_reference(entry["name"]) for entry in mixed)
+        )
 
     @property
     def is_scored_apart(self) -> bool:
         """Whether the task, or what stands in for its reward, scores in processes of its own, since
         that may take long."""
-        return scored_apart(self.reward, self.name, self.equality)
+        return scored_apart(self.reward, self.name, self.equality, self.mix)
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that the task has; those of other tasks are left out."""
@@ -312,10 +335,25 @@ class TaskSettings(ReasoningGymSettings, MathSettings, KeywordSettings, CommonTa
         return {key: settings[key] for key in settings if key in keys} | own
 
 
-def scored_apart(reward: str | None, name: str, equality: str) -> bool:
-    """Whether a task with these settings scores responses in processes of their own."""
+def settled_equality(equality: str, train_file: str | None, eval_file: str | None) -> str:
+    """How the math task compares answers, where it may choose."""
+    if equality != "auto":
+        return equality
+    return "exact" if train_file is None and eval_file is None else "math_verify"
+
+
+def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
+    """Whether a task with these settings scores responses, or some of them, in processes of their
+    own."""
     verified = name == "reasoning_gym" or (name == "math" and equality == "math_verify")
-    return reward is not None or is_reference(name) or verified
+    mixed = any(_entry_scored_apart(entry) for entry in mix_of(mix).values())
+    return reward is not None or is_reference(name) or verified or mixed
+
+
+def _entry_scored_apart(entry: Entry) -> bool:
+    files = entry.get("train_file"), entry.get("eval_file")
+    equality = settled_equality(entry.get("equality", "auto"), *files)
+    return scored_apart(entry.get("reward"), entry["name"], equality, None)
 
 
 def _is_stop(text: str) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config.schema import CHECKS, GAMES
+from grpo_trainable.config.mix import mix_of
+from grpo_trainable.config.schema import CHECKS, GAMES, MIX
 
 # Task -> dotted key of a section -> default. docs/defaults.md says why.
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -42,9 +43,14 @@ def default_of(key: str, task: str) -> Any:
 
 
 def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested plain data with the defaults of its task where a key is not given."""
+    """A copy of nested plain data with the defaults of its task where a key is not given; those of
+    a mix are the defaults of its tasks where these are all the same task."""
     filled = dict(data)
-    for key, default in TASK_DEFAULTS.get(_task_of(data), {}).items():
+    task = data.get("task")
+    task = dict(task) if isinstance(task, Mapping) else {}
+    if task.get("mix") is not None and task.get("name") is None:
+        filled["task"] = {**task, "name": MIX}
+    for key, default in TASK_DEFAULTS.get(_task_of(task), {}).items():
         section, _, name = key.rpartition(".")
         given = filled.get(section, {})
         if isinstance(given, Mapping):
@@ -52,7 +58,12 @@ def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _task_of(data: Mapping[str, Any]) -> str:
-    task = data.get("task")
-    name = task.get("name") if isinstance(task, Mapping) else None
+def _task_of(task: Mapping[str, Any]) -> str:
+    name = task.get("name")
+    try:
+        mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
+    except (TypeError, ValueError, RecursionError):
+        mixed = set()  # for its check to refuse
+    if len(mixed) == 1:
+        (name,) = mixed
     return name if isinstance(name, str) else CHECKS["task.name"].default

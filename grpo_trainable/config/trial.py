@@ -6,23 +6,32 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from grpo_trainable.config.contradictions import contradictions
+from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.plain import flatten, unknown_key
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
     DEFAULTS,
+    MIX,
     CommonTaskSettings,
     ModelSettings,
     TaskSettings,
     TrialSettings,
+    settled_equality,
 )
 from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of, with_task_defaults
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
+
+# Settings of a task that a mix has once, for all of its tasks.
+_SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
+# Those of them that only some of its tasks may read.
+_OF_SCORING = ("reward_deadline_s", "max_error_rate", "strict")
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
@@ -55,6 +64,7 @@ class GRPOConfig(TrialSettings):
         super().__post_init__()
         self._settle_equality()
         self._refuse_unread()
+        self._refuse_parts()
         self._settle_clip()
         self._settle_importance_cap()
         for key, reason in contradictions(self):
@@ -76,11 +86,14 @@ class GRPOConfig(TrialSettings):
     def _settle_equality(self) -> None:
         """Puts in how the math task compares answers, so that a trial's files show it."""
         task = self.task
-        if task.name != "math" or task.equality != "auto" or task.reward is not None:
+        if task.name != "math" or task.reward is not None:
             return
-        shipped = task.train_file is None and task.eval_file is None
-        equality = "exact" if shipped else "math_verify"
+        equality = settled_equality(task.equality, task.train_file, task.eval_file)
         object.__setattr__(self, "task", replace(task, equality=equality))
+
+    def _refuse_parts(self) -> None:
+        """ConfigError where a task of a mix could not be a trial's own."""
+        assert self.parts is not None
 
     def _settle_clip(self) -> None:
         """Puts the loss's default clip range in as numbers, so that a trial's files show it."""
@@ -118,6 +131,37 @@ class GRPOConfig(TrialSettings):
                 raise unknown_key(str(name))
             values[name] = _section(name, value) if is_dataclass(DEFAULTS[name]) else value
         return cls(**values)
+
+    @cached_property
+    def parts(self) -> dict[str, GRPOConfig]:
+        """Label -> the trial that would have this task of a mix alone; empty where there is none.
+
+        Raises:
+            ConfigError: such a trial would be refused.
+        """
+        return {label: self._part(label, entry) for label, entry in mix_of(self.task.mix).items()}
+
+    @property
+    def alone(self) -> list[GRPOConfig]:
+        """A trial for each task: this one, or the parts of its mix."""
+        return list(self.parts.values()) or [self]
+
+    def _part(self, label: str, entry: Entry) -> GRPOConfig:
+        settings = {name: value for name, value in entry.items() if name != "weight"}
+        shared = [name for name in _SHARED if name in settings]
+        if shared:
+            raise ConfigError(
+                f"task.mix, {label}: {shared[0]} is the same for all tasks: set task.{shared[0]}"
+            )
+        if settings["name"] == MIX:
+            raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
+        try:
+            own = replace(self, task=_section("task", settings))
+            unread = {name for name in _OF_SCORING if unmet(f"task.{name}", own)}
+            read = {name: self[f"task.{name}"] for name in _SHARED if name not in unread}
+            return replace(own, task=replace(own.task, **read))
+        except ConfigError as error:
+            raise ConfigError(f"task.mix, {label}: {error}") from None
 
     @property
     def prompts_per_round(self) -> int:

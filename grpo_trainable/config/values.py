@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from grpo_trainable.config.mix import mix_of, mix_text
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.wording import did_you_mean
 
@@ -39,7 +40,7 @@ class Check:
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, where they can be listed
     # What a value may refer to outside the config: a file or directory, a model, a Python object.
-    refers_to: Literal["nothing", "path", "model", "object"] = "nothing"
+    refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
 
 
 def _checked(default: Any, meaning: str, expected: str, convert: Callable, **facts: Any) -> Any:
@@ -267,6 +268,20 @@ def _text(
         return value
 
     return _checked(default, meaning, expected, convert, type=type, is_text=True, **facts)
+
+
+def task_mix(meaning: str = "") -> Any:
+    """Several tasks and their weights: JSON, or the mapping that it stands for."""
+    return _checked(
+        None,
+        meaning,
+        'a JSON object of tasks and weights > 0, such as {"math": 0.5, "keyword": 0.5}, each task '
+        "under a name of its own",
+        lambda value: mix_text(mix_of(value)),
+        type="JSON object",
+        is_text=True,
+        refers_to="tasks",
+    )
 
 
 def gpus(default: float, meaning: str = "") -> Any:

@@ -22,7 +22,7 @@ from grpo_trainable.evaluation.policy import EvaluatedPolicy
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import Request, RolloutGroup
-from grpo_trainable.tasks import RewardError, Score, ScoreRequest, eval_size
+from grpo_trainable.tasks import RewardError, Score, eval_size
 
 STREAM = "eval"
 
@@ -122,7 +122,10 @@ class Evaluator:
 
     def _scores(self, sampled: Sequence[Generation]) -> Scores:
         assert self._scorer is not None, "episodes are scored while they are played"
-        return self._scorer.score([ScoreRequest(own.response, own.ground_truth) for own in sampled])
+        requests = [
+            self._prompts.score_request(STREAM, own.prompt_index, own.response) for own in sampled
+        ]
+        return self._scorer.score(requests)
 
     def _responses(self, group: RolloutGroup) -> Iterator[Generation]:
         """Yields the responses of a group, not scored yet."""

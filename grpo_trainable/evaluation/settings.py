@@ -12,6 +12,7 @@ from grpo_trainable.config import (
     GRPOConfig,
     flatten,
     make_absolute,
+    mix_of,
     parse_assignment,
     set_dotted,
     shown,
@@ -130,12 +131,24 @@ def _refuse_unnamed_code(
     flat = flatten(base)
     for key, check in checks.items():
         value = flat.get(key)
+        if check.refers_to == "tasks" and key not in named:
+            _refuse_unnamed_tasks(key, value)
         if check.refers_to != "object" or not is_among(key, READ) or key in named:
             continue
         if isinstance(value, str) and is_reference(value):
             raise ConfigError(
                 f"{key}={shown(value)}: code that a checkpoint names runs only where you name it "
                 f"as well: --set {key}={value}"
+            )
+
+
+def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
+    for label, entry in mix_of(mix).items():
+        code = [v for v in entry.values() if isinstance(v, str) and is_reference(v)]
+        if code:
+            raise ConfigError(
+                f"{key}, {label}: code that a checkpoint names runs only where you name it as "
+                f"well: {code[0]}; give the whole mix by --set {key}=…"
             )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Scored
+from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.draws import Draws
 from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.ledger_formats import ledger_state
@@ -38,6 +39,7 @@ class Collector:
         config: GRPOConfig,
         gate: StalenessGate,
         recorder: Recorder,
+        by_task: ByTask,
         train_size: int | None = None,
     ) -> None:
         """`train_size`: how many training examples there are, where difficulty pools are used."""
@@ -50,6 +52,7 @@ class Collector:
         # Mean (format, answer) rewards of the groups in the buffer, by prompt index.
         self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._draws = Draws(config.rollout.prompts)
+        self._by_task = by_task
         self._pools: DifficultyPools | None = None
         if config.pools.enabled:
             assert train_size is not None, "the size of the task is checked where it is built"
@@ -120,7 +123,7 @@ class Collector:
         filled = [self.ledger.batch(batch_id) for batch_id in batch_ids]
         drawn = [index for batch in filled for index in batch.drawn]
         answers = self._draws.answers(drawn)
-        self._drawn_row = self._draws.take_metrics(filled)
+        self._drawn_row = self._draws.take_metrics(filled) | self._by_task.drawn(drawn)
         if self._pools is not None:
             self._drawn_row |= self._pools.settle(drawn, answers)
         if self._config.redraws:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Scored
+from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.wording import plural
@@ -34,6 +35,8 @@ class Evaluation:
     mean: float  # over the prompts that could be scored
     round: int
     unscored: int = 0  # prompts that could not
+    # Label of a task of the mix -> its own figures; empty without a mix.
+    tasks: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +58,15 @@ def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[He
 
 
 def held_out_rewards(
-    config: GRPOConfig, round_: int, first: float | None, answers: Sequence[Scored]
+    config: GRPOConfig,
+    round_: int,
+    before: Evaluation | None,
+    answers: Sequence[Scored],
+    by_task: ByTask,
 ) -> tuple[Evaluation, HeldOut, list[str]]:
     """The evaluation of all `answers`, their responses, and what the user should hear of.
 
-    `first`: the mean of round 0, None where this is it.
+    `before`: the evaluation before this one, None where this is the first.
 
     Raises:
         ActorFailed: more rewards failed than the task allows, or one of every prompt.
@@ -72,7 +79,13 @@ def held_out_rewards(
     # fsum is exact, so the order in which generators answered does not matter.
     mean = math.fsum(rewards) / len(rewards)
     evaluation = Evaluation(
-        first=mean if first is None else first, mean=mean, round=round_, unscored=len(unscored)
+        first=mean if before is None else before.first,
+        mean=mean,
+        round=round_,
+        unscored=len(unscored),
+        tasks=by_task.held_out(
+            groups, [index for index, _ in unscored], {} if before is None else before.tasks
+        ),
     )
     return evaluation, HeldOut(round=round_, groups=groups), notes
 

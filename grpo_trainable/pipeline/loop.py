@@ -17,6 +17,7 @@ from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
+from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import (
     Evaluation,
@@ -81,7 +82,10 @@ class Pipeline:
         # Actor -> seconds that the clock of its machine is ahead of ours, where that is another.
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
-        self._collector = Collector(config, self.gate, self._recorder, requests.train_size)
+        self._by_task = ByTask(config)
+        self._collector = Collector(
+            config, self.gate, self._recorder, self._by_task, requests.train_size
+        )
         self._calls: OpenCalls[Update | FleetCall] = OpenCalls(runtime, config.resources.deadline_s)
         self._fleet = Fleet(config, requests, generators, self._calls, self._recorder, spawn)
         self._learners = learners
@@ -262,9 +266,8 @@ class Pipeline:
             self._fleet.sample(self._fleet.least_busy(), chunk)
         self._work_until(lambda: len(self._held_out) == len(chunks))
         answers, self._held_out = self._held_out, []
-        first = None if self.evaluation is None else self.evaluation.first
         self.evaluation, held_out, notes = held_out_rewards(
-            self.config, self.gate.learner_round, first, answers
+            self.config, self.gate.learner_round, self.evaluation, answers, self._by_task
         )
         self._recorder.round.evaluations.append(held_out)
         self._recorder.round.notes += notes
@@ -350,7 +353,9 @@ class Pipeline:
         record = self._recorder.take()
         end = self._clock()
         assert self.evaluation is not None
-        row |= update_metrics(updated, self._collector.take_partial_rewards(groups))
+        partial_rewards = self._collector.take_partial_rewards(groups)
+        row |= update_metrics(updated, partial_rewards)
+        row |= self._by_task.trained(groups, partial_rewards, updated.round - 1)
         row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
         row |= time_metrics(record, start, end)
         row["version/generator"] = float(self._fleet.version)

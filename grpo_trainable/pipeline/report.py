@@ -132,6 +132,11 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
         "reward/eval_first": evaluation.first,
         "eval/round": float(evaluation.round),
         "eval/unscored": float(evaluation.unscored),
+        **{
+            f"eval/{label}/{name}": value
+            for label, figures in evaluation.tasks.items()
+            for name, value in figures.items()
+        },
     }
 
 

@@ -20,7 +20,7 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
 from grpo_trainable.rollout import SamplingLimits
-from grpo_trainable.tasks import RewardError, ScoreRequest
+from grpo_trainable.tasks import RewardError
 from grpo_trainable.trial import resolved
 
 # Settings of a trial that are read here, or by the module that acts.
@@ -108,8 +108,8 @@ class TokenEnv(gymnasium.Env):
 
     def _reward(self) -> float:
         response = self._world.tokenizer.decode(self._response)
-        truth = self._world.prompts.ground_truth("train", self._index)
-        (score,) = self._world.scorer.score([ScoreRequest(response, truth)])
+        request = self._world.prompts.score_request("train", self._index, response)
+        (score,) = self._world.scorer.score([request])
         if isinstance(score, RewardError):
             raise RuntimeError(f"the reward failed on prompt {self._index}: {score.message}")
         return score.reward

@@ -27,6 +27,7 @@ class Example:
 class ScoreRequest:
     response: str
     ground_truth: JSONValue
+    label: str | None = None  # of the task that scores it, where a trial has several
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +125,13 @@ class Task(Protocol):
     def reward(self, response: str, ground_truth: JSONValue) -> Score: ...
 
 
-def train_size(task: Task) -> int | None:
+def train_size(task: object) -> int | None:
     """How many training examples a task has before they come round again in another order, as its
     attribute of this name says; None where it does not say."""
     return getattr(task, "train_size", None)
 
 
-def eval_size(task: Task) -> int | None:
+def eval_size(task: object) -> int | None:
     """How many held-out examples a task has before they come round again, as its attribute of this
     name says; None where it has none or does not say."""
     return getattr(task, "eval_size", None)

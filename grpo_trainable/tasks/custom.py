@@ -15,11 +15,14 @@ from grpo_trainable.config import (
     CHECKS,
     Check,
     CommonTaskSettings,
+    ConfigError,
     GRPOConfig,
     checks_of,
     converted,
     flatten,
     make_absolute,
+    mix_of,
+    mix_text,
     shown,
     unknown_key,
 )
@@ -88,6 +91,8 @@ def with_task_settings(
         PluginError: the class cannot be loaded.
     """
     task = config.task
+    if config.parts:
+        return _with_settings_of_parts(config, base_dir, given_in)
     if not task.is_custom:
         return config
     declared = declared_settings(task.name)
@@ -95,6 +100,18 @@ def with_task_settings(
     settings = {"task": complete_settings(task.name, given)}
     own = make_absolute(settings, base_dir, declared)["task"]
     return replace(config, task=replace(task, own=tuple(sorted(own.items()))))
+
+
+def _with_settings_of_parts(config: GRPOConfig, base_dir: str, given_in: str | None) -> GRPOConfig:
+    """The same for each of the user's tasks in a mix, which then spells their settings out."""
+    entries = mix_of(config.task.mix)
+    for label, part in config.parts.items():
+        try:
+            own = with_task_settings(part, base_dir, given_in=given_in).task.own
+        except ConfigError as error:
+            raise ConfigError(f"task.mix, {label}: {error}") from None
+        entries[label] |= {name: list(v) if isinstance(v, tuple) else v for name, v in own}
+    return replace(config, task=replace(config.task, mix=mix_text(entries)))
 
 
 class CustomTask:

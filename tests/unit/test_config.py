@@ -717,7 +717,7 @@ APART = {"placement": "disaggregated"}
         (
             nested(resources__reward_workers=8),
             "resources.reward_workers=8: not read with task.reward=none and task.name=keyword "
-            "and task.equality=auto; needs task.reward, a task of your own, "
+            "and task.equality=auto and task.mix=none; needs task.reward, a task of your own, "
             "task.name=reasoning_gym or task.equality=math_verify",
         ),
         (

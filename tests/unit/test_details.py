@@ -38,7 +38,7 @@ def test_columns_have_one_entry_a_response_in_order():
     columns = rollout_columns(
         GROUPS,
         learner_round=5,
-        prompt=lambda cursor: f"prompt {cursor}",
+        prompt=lambda cursor: (f"prompt {cursor}", "math" if cursor == 5 else "keyword"),
         decode=lambda ids: "-".join(map(str, ids)),
         advantages=np.array([1.0, -1.0, 0.0, 0.0], dtype=np.float32),
         policy_log_probs=np.array([-1.5, -2.5, 0.0, 0.0], dtype=np.float32),
@@ -48,6 +48,7 @@ def test_columns_have_one_entry_a_response_in_order():
         "round": [6, 6, 6, 6],
         "cursor": [4, 4, 5, 5],
         "response_index": [0, 1, 0, 1],
+        "task": ["keyword", "keyword", "math", "math"],
         "prompt": ["prompt 4", "prompt 4", "prompt 5", "prompt 5"],
         "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
         "reward": [1.0, 0.0, 0.5, 0.5],
@@ -107,7 +108,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
 
 
 def test_no_groups_give_empty_columns():
-    columns = response_columns([], lambda cursor: "", lambda ids: "")
+    columns = response_columns([], lambda cursor: ("", None), lambda ids: "")
     assert set(columns) >= {"prompt", "response", "reward"}
     assert all(values == [] for values in columns.values())
 

@@ -19,6 +19,7 @@ from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.messages import LearnerState, Scored
 from grpo_trainable.pipeline import RoundReport
+from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import held_out_rewards
 from grpo_trainable.pipeline.report import Recorder
@@ -887,7 +888,7 @@ def scored(*groups: RolloutGroup, unverified: int) -> Scored:
 
 def test_answers_that_could_not_be_verified_are_counted_and_end_no_trial() -> None:
     config = config_of(task={"strict": True})
-    collector = Collector(config, StalenessGate(lag=0, max_age=0), Recorder())
+    collector = Collector(config, StalenessGate(lag=0, max_age=0), Recorder(), ByTask(config))
     for _ in range(2):
         chunk = collector.take()
         groups = [one_token_group(index) for index in chunk.prompt_indices]

@@ -1,0 +1,93 @@
+"""`task.mix`: the tasks that a trial mixes, each under a label, as text that holds JSON.
+
+    {"keyword": 0.5, "hard": {"name": "math", "weight": 0.3, "train_file": "hard.jsonl"}}
+
+A key is the name of a task, or the label of an entry that has a `name`; a value is a weight, or an
+object of the weight and of settings that the task has when it is alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpo_trainable.plugins import is_reference
+
+MAX_WEIGHT = 1e6
+
+Entry = dict[str, Any]  # `name`, `weight`, and settings of the task
+
+
+def mix_of(given: Any) -> dict[str, Entry]:
+    """Label -> entry, of the text of `task.mix` or of the mapping that it stands for. None has no
+    entries.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it is no such text.
+    """
+    if given is None:
+        return {}
+    listed = json.loads(given, object_pairs_hook=_distinct) if isinstance(given, str) else given
+    if not isinstance(listed, Mapping) or not listed:
+        raise TypeError
+    return _distinct([(_label(key), _entry(key, value)) for key, value in listed.items()])
+
+
+def mix_text(entries: Mapping[str, Entry]) -> str:
+    """The text of `task.mix` with these entries."""
+    return json.dumps(entries, ensure_ascii=False)
+
+
+def weights_of(given: Any) -> dict[str, float]:
+    """Label -> weight, as given."""
+    return {label: entry["weight"] for label, entry in mix_of(given).items()}
+
+
+def with_absolute_paths(given: Any, settle: Callable[[Entry], Entry]) -> Any:
+    """The mix with each entry as `settle` has it; what is no mix is left for its check to refuse.
+
+    The entry is given as the settings of a task: without its weight.
+    """
+    try:
+        entries = mix_of(given)
+    except (TypeError, ValueError, RecursionError):
+        return given
+    return mix_text(
+        {
+            label: settle({k: v for k, v in entry.items() if k != "weight"})
+            | {"weight": entry["weight"]}
+            for label, entry in entries.items()
+        }
+    )
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON would keep the last of two equal keys without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
+def _label(key: Any) -> str:
+    """A class of the user's is called by its own name: labels are parts of metric names."""
+    if not isinstance(key, str):
+        raise TypeError
+    label = key.rpartition(":")[2] if is_reference(key) else key
+    if re.fullmatch(r"[A-Za-z][\w-]*", label) is None:
+        raise ValueError
+    return label
+
+
+def _entry(key: str, value: Any) -> Entry:
+    entry = dict(value) if isinstance(value, Mapping) else {"weight": value}
+    weight = entry.get("weight")
+    # True is a number to Python.
+    if type(weight) not in (int, float) or not math.isfinite(weight):
+        raise TypeError
+    if not 0 < weight <= MAX_WEIGHT:
+        raise ValueError
+    return {"name": key, **entry}

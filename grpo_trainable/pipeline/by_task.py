@@ -1,0 +1,84 @@
+"""The metrics of each task of a mix."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.tasks.mix import mixture_of
+
+# `task/<label>/<name>` -> the metric of the whole round that it is for one task.
+OF_A_ROUND = {
+    "reward_mean": "reward/train_mean",
+    "length_mean": "response/length_mean",
+    "truncated_fraction": "response/truncated_fraction",
+    "zero_advantage_fraction": "group/zero_advantage_fraction",
+}
+
+
+class ByTask:
+    """Tells the groups of a mix apart. Without one there are no tasks, and no metrics."""
+
+    def __init__(self, config: GRPOConfig) -> None:
+        self._mixture = mixture_of(config)
+        self.labels = () if self._mixture is None else self._mixture.labels
+
+    def drawn(self, prompt_indices: Iterable[int]) -> dict[str, float]:
+        """How many of the prompts drawn for a round are of each task."""
+        counts = Counter(self._label("train", index) for index in prompt_indices)
+        return {f"task/{label}/drawn": float(counts[label]) for label in self.labels}
+
+    def trained(
+        self,
+        groups: Sequence[RolloutGroup],
+        partial_rewards: Sequence[tuple[float, float]],
+        learner_round: int,
+    ) -> dict[str, float]:
+        """Metrics of what a round trained on: of a task without a group, their number alone.
+
+        `partial_rewards`: (format, answer) of each group.
+        """
+        row: dict[str, float] = {}
+        for label in self.labels:
+            own = [i for i, g in enumerate(groups) if self._label("train", g.example) == label]
+            row[f"task/{label}/groups"] = float(len(own))
+            if not own:
+                continue
+            of_round = rollout_metrics([groups[i] for i in own], learner_round)
+            row |= {f"task/{label}/{name}": of_round[whole] for name, whole in OF_A_ROUND.items()}
+            for which, name in enumerate(("format_mean", "answer_mean")):
+                values = [partial_rewards[i][which] for i in own]
+                row[f"task/{label}/{name}"] = math.fsum(values) / len(own)
+        return row
+
+    def held_out(
+        self,
+        groups: Sequence[RolloutGroup],
+        unscored: Sequence[int],
+        before: Mapping[str, Mapping[str, float]],
+    ) -> dict[str, dict[str, float]]:
+        """Label -> figures of an evaluation: `reward_mean` where a prompt was scored,
+        `reward_first` of the first such evaluation, and the number of those `unscored`.
+
+        `before`: what this method said of the evaluation before.
+        """
+        failed = Counter(self._label("eval", index) for index in unscored)
+        found: dict[str, dict[str, float]] = {}
+        for label in self.labels:
+            own = [g for g in groups if self._label("eval", g.example) == label]
+            figures = {"unscored": float(failed[label])}
+            rewards = [float(group.rewards.mean()) for group in own]
+            if rewards:
+                figures["reward_mean"] = math.fsum(rewards) / len(rewards)
+            first = before.get(label, {}).get("reward_first", figures.get("reward_mean"))
+            if first is not None:
+                figures["reward_first"] = first
+            found[label] = figures
+        return found
+
+    def _label(self, stream: str, index: int) -> str | None:
+        return None if self._mixture is None else self._mixture.place(stream, index).label
