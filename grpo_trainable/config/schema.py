@@ -200,6 +200,7 @@ class GameSettings(Settings):
     SECTION: ClassVar[str] = "task"
 
 
+@dataclass(frozen=True, kw_only=True)
 class MixSettings(Settings):
     """The settings of a mix of tasks."""
 
