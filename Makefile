@@ -16,8 +16,7 @@ READY_VLLM := .venv-vllm/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
-.PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives
-.PHONY: bench-real-model bench-rllib bench-peers
+.PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives bench-real-model bench-rllib bench-peers bench-startup
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -62,6 +61,11 @@ bench: $(READY)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
 	$(BIN)/python benchmarks/learners.py
 	$(BIN)/python benchmarks/mid_batch.py $(ARGS)
+
+# From the command to the first finished round, here and, with ARGS="--baseline DIRECTORY", in another
+# checkout, in turn: half a minute a repeat.
+bench-startup: $(READY)
+	$(BIN)/python benchmarks/startup.py $(ARGS)
 
 # Whole trials and weights on their way: two and a half hours on a machine that does nothing else.
 bench-trials: $(READY)

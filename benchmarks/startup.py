@@ -95,16 +95,22 @@ def start_of(tree: Path, options: Sequence[str]) -> dict[str, Any]:
         ]
         environment = {**os.environ, "PYTHONPATH": str(tree)}
         begin = time.perf_counter()
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment
-        ) as job:
+        with (
+            open(Path(storage, "printed"), "w+") as printed,
+            subprocess.Popen(
+                command, stdout=printed, stderr=subprocess.STDOUT, cwd=tree, env=environment
+            ) as job,
+        ):
             try:
                 placed, rows = wait_for(job, Path(storage), least_bytes=0)
                 end, _ = wait_for(job, Path(storage), least_bytes=1)
                 cpu_s = cpu_seconds(job.pid)
+            except NoRound as error:
+                printed.seek(0)
+                raise SystemExit(f"{tree}: {error}\n{printed.read()}") from None
             finally:
                 job.send_signal(signal.SIGINT)
-                job.communicate(timeout=DEADLINE_S)
+                job.wait(DEADLINE_S)
     return {
         "seconds": end - begin,
         "trial_s": placed - begin,
@@ -114,7 +120,13 @@ def start_of(tree: Path, options: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def wait_for(job: subprocess.Popen[str], storage: Path, *, least_bytes: int) -> tuple[float, Path]:
+class NoRound(RuntimeError):
+    """Raised where the first round does not come."""
+
+
+def wait_for(
+    job: subprocess.Popen[bytes], storage: Path, *, least_bytes: int
+) -> tuple[float, Path]:
     """When the first trial's rows were found to be so long, and their file."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline and job.poll() is None:
@@ -122,7 +134,7 @@ def wait_for(job: subprocess.Popen[str], storage: Path, *, least_bytes: int) -> 
             if path.stat().st_size >= least_bytes:
                 return time.perf_counter(), path
         time.sleep(LOOK_EVERY_S)
-    raise SystemExit(f"no finished round in {DEADLINE_S:.0f} s, or the job has ended")
+    raise NoRound(f"no finished round in {DEADLINE_S:.0f} s, or the job has ended before")
 
 
 def cpu_seconds(root: int) -> dict[str, float]:
