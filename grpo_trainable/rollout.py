@@ -215,9 +215,9 @@ class PolicyWeights:
 
 def extents(mask: Tensor) -> Tensor:
     """(G,) int64: the tokens of each row of a mask (G, R) up to its last one, holes included."""
-    position = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    # The zero stands for rows without any token.
-    return torch.cat((torch.zeros_like(mask[:, :1], dtype=torch.int64), mask * position), 1).amax(1)
+    position = torch.arange(mask.shape[1] + 1, device=mask.device)
+    padded = torch.nn.functional.pad(mask, (1, 0), value=True)  # for rows without any token
+    return (padded * position).amax(dim=1)
 
 
 def collate(

@@ -14,6 +14,7 @@ from grpo_trainable.rollout import (
     as_rows,
     by_group,
     collate,
+    extents,
 )
 
 PAD = 99
@@ -156,3 +157,11 @@ def test_a_group_survives_the_journey_between_actors():
         else:
             assert before == after
     assert arrived.oldest_round == 3
+
+
+def test_a_response_reaches_up_to_its_last_sampled_token():
+    mask = [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
+    own = group([9], [[1, 2, 3, 4]] * 4, mask)
+    assert own.extents.tolist() == [3, 0, 4, 1]
+    assert [own.whole(g) for g in range(4)] == [[1, 2, 3], [], [1, 2, 3, 4], [1]]
+    assert extents(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]
