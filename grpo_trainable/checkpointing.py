@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -39,7 +39,7 @@ PARTS = ("policy", "optimizer", "buffer")
 STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
 
 
-Directory = TypeVar("Directory", Path, "StoredPath")
+Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
 class CheckpointError(RuntimeError):
@@ -159,7 +159,8 @@ def _remove_at_once(path: Path) -> None:
 
 def numbered_checkpoints(directory: Directory) -> list[Directory]:
     """The checkpoints that Tune has copied, or begun to copy, in order."""
-    return [directory / name for name in _names(directory) if CHECKPOINT.fullmatch(name)]
+    names = filter(CHECKPOINT.fullmatch, _names(directory))
+    return [cast(Directory, directory / name) for name in names]
 
 
 def _names(directory: Place) -> list[str]:

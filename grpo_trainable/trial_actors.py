@@ -192,8 +192,9 @@ class TrialActors:
         """Seconds that the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
         node = places_of_bundles().get(bundle_of(index))
-        here = node is None or node == ray.get_runtime_context().get_node_id()
-        return 0.0 if here else offset_of(node)
+        if node is None or node == ray.get_runtime_context().get_node_id():
+            return 0.0
+        return offset_of(node)
 
     def newly_placed(self) -> list[Place]:
         """Where actors run that have started since the last call."""
