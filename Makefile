@@ -16,7 +16,8 @@ READY_VLLM := .venv-vllm/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
-.PHONY: bench bench-trials bench-tokens bench-faults bench-off-policy bench-objectives bench-real-model bench-rllib bench-peers bench-startup
+.PHONY: bench bench-startup bench-peers bench-trials bench-tokens bench-faults bench-off-policy
+.PHONY: bench-objectives bench-real-model bench-rllib
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from safetensors import SafetensorError
 
@@ -44,7 +44,7 @@ MOST_LEARNERS = 99_999
 STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
 
 
-Directory = TypeVar("Directory", Path, "StoredPath")
+Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
 class CheckpointError(RuntimeError):
@@ -266,7 +266,8 @@ def _remove_at_once(path: Path) -> None:
 
 def numbered_checkpoints(directory: Directory) -> list[Directory]:
     """The checkpoints that Tune has copied, or begun to copy, in order."""
-    return [directory / name for name in _names(directory) if CHECKPOINT.fullmatch(name)]
+    names = filter(CHECKPOINT.fullmatch, _names(directory))
+    return [cast(Directory, directory / name) for name in names]
 
 
 def _names(directory: Place) -> list[str]:

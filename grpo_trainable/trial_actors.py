@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 import ray.util
+from ray.exceptions import RayError
 
 from grpo_trainable.actors.colocated import Colocated
 from grpo_trainable.actors.generator import Generator
@@ -53,6 +54,7 @@ class TrialActors:
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
         self._joining: list[RayCall] = []  # of learners that look for one another
         self._files = files
+        self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: Group | None = None
         self._unplaced: list[RayCall] = []  # calls that will tell where an actor runs
 
@@ -174,8 +176,11 @@ class TrialActors:
         index = [actor.name for actor in self._actors].index(name)
         if not has_room(bundle_of(index), patience_s):
             return None
-        if self._files is not None:
-            ship(self._files, {places_of_bundles()[bundle_of(index)]})
+        try:
+            self._prepare(places_of_bundles().get(bundle_of(index)))
+        except RayError as error:
+            logger.warning("the machine of %s died before it could start there: %s", name, error)
+            return None
         self._actors[index] = self._generator(index)
         return self._actors[index]
 
@@ -217,12 +222,23 @@ class TrialActors:
         self._unplaced.append(actor.submit_function("place", place))
         return actor
 
+    def _prepare(self, node: str | None) -> None:
+        """Brings to a machine what an actor needs there, and reads its clock."""
+        if node is not None and self._files is not None:
+            ship(self._files, [node])
+        self._clock_ahead(node)
+
     def clock_offset(self, name: str) -> float:
         """Seconds that the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
-        node = places_of_bundles().get(bundle_of(index))
-        here = node is None or node == ray.get_runtime_context().get_node_id()
-        return 0.0 if here else offset_of(node)
+        return self._clock_ahead(places_of_bundles().get(bundle_of(index)))
+
+    def _clock_ahead(self, node: str | None) -> float:
+        if node is None or node == ray.get_runtime_context().get_node_id():
+            return 0.0
+        if node not in self._clocks:
+            self._clocks[node] = offset_of(node)
+        return self._clocks[node]
 
     def newly_placed(self) -> list[Place]:
         """Where actors run that have started since the last call."""

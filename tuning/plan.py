@@ -119,9 +119,8 @@ class Plan:
         # is not known yet, also on the first resume of an experiment of an older version.
         self.inputs: dict[str, str] | None = self.stored.get("inputs") if self.resuming else None
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
-        self.shipped: dict[
-            str, bytes
-        ] = {}  # files that nodes of a cluster lack, once that is known
+        # Path -> content of files that nodes of a cluster lack, once that is known.
+        self.shipped: dict[str, bytes] = {}
         self.unchecked: list[str] = []  # what the checks of trials did not look at
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 

@@ -294,7 +294,7 @@ def killed_at_the_end() -> Iterator[Callable[[Process], Process]]:
     yield lambda process: taken.append(process) or process
     for process in taken:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,8 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    assert len([found for found in names if found.startswith("checkpoint_")]) == 2
+    # The newest two, and the one that the second command went on from.
+    assert len([found for found in names if found.startswith("checkpoint_")]) == 3
     report = json.loads((runs / "report.json").read_bytes())
     of_local = json.loads((tmp_path / "local" / "run" / "report.json").read_text())
     arm, other = report["arms"]["colocated_k1"], of_local["arms"]["colocated_k1"]
