@@ -64,7 +64,7 @@ class GRPOConfig(TrialSettings):
         super().__post_init__()
         self._settle_equality()
         self._refuse_unread()
-        self._refuse_parts()
+        self.parts  # noqa: B018  # refuses a task of a mix that could not be a trial's own
         self._settle_clip()
         self._settle_importance_cap()
         for key, reason in contradictions(self):
@@ -81,7 +81,9 @@ class GRPOConfig(TrialSettings):
 
     def _unread_values(self, key: str) -> tuple[Any, ...]:
         """What a key may hold where it is not read."""
-        return CHECKS[key].default, default_of(key, self.task.name), HARMLESS.get(key)
+        mixed = [entry["name"] for entry in mix_of(self.task.mix).values()]
+        own = (default_of(key, task) for task in (self.task.name, *mixed))
+        return CHECKS[key].default, HARMLESS.get(key), *own
 
     def _settle_equality(self) -> None:
         """Puts in how the math task compares answers, so that a trial's files show it."""
@@ -90,10 +92,6 @@ class GRPOConfig(TrialSettings):
             return
         equality = settled_equality(task.equality, task.train_file, task.eval_file)
         object.__setattr__(self, "task", replace(task, equality=equality))
-
-    def _refuse_parts(self) -> None:
-        """ConfigError where a task of a mix could not be a trial's own."""
-        assert self.parts is not None
 
     def _settle_clip(self) -> None:
         """Puts the loss's default clip range in as numbers, so that a trial's files show it."""

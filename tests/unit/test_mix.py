@@ -157,6 +157,7 @@ def test_a_mix_of_one_task_in_several_sets_has_its_defaults() -> None:
     config = mixed({"math": 1, "hard": {"name": "math", "weight": 1, "train_file": "/hard"}})
     assert config.model.preset == "arithmetic"
     assert mixed({"math": 1, "keyword": 1}).model.preset == "tiny"
+    assert mixed({"math": 1}, model={"path": "/mine"}).rollout.group_size == 8
     assert [part.task.equality for part in config.parts.values()] == ["exact", "math_verify"]
     assert config.task.is_scored_apart
 
