@@ -63,12 +63,9 @@ LAYOUT: dict[str, summaries.Charts] = {
 }
 
 
-def layout(labels: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
+def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
     """The tab of a trial. `labels`: of the tasks of its mix; none without one."""
-    charts = {
-        label: ["Multiline", [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"]]
-        for label in labels
-    }
+    charts = {label: [f"eval/{label}/reward_mean", f"task/{label}/reward_mean"] for label in labels}
     return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
 
 

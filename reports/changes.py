@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.parts import read_parts
+from reports.parts import is_whole, read_parts
 from reports.records import TrialRecord
 
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
@@ -313,7 +313,7 @@ def _held_out(trial: TrialRecord) -> tuple[list[Response], list[Response]]:
     table, _ = read_parts(trial, "evaluations")  # the report names damaged parts
     by_round: dict[int, list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():
-        if None not in row.values():
+        if is_whole(row):
             by_round.setdefault(row["round"], []).append(row)
     latest = max(by_round, default=0)
     return _responses(by_round.get(0, ())), _responses(by_round[latest] if latest else ())

@@ -79,8 +79,9 @@ def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
             # `read_table` would take a directory called `a=b` for a column.
             file = pq.ParquetFile(pa.BufferReader(content))
             table = file.read(columns=schema.names, use_threads=False)
-            for name in OPTIONAL.intersection(schema.names).difference(table.column_names):
-                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+            for lacking in OPTIONAL.intersection(schema.names).difference(table.column_names):
+                nulls = pa.nulls(len(table), schema.field(lacking).type)
+                table = table.append_column(lacking, nulls)
             table = table.select(schema.names).cast(schema)
             table.validate(full=True)  # a text that is not UTF-8 would raise only later
             tables.append(table)
@@ -205,7 +206,7 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
     """The first response to each of the first held-out prompts, not the best ones."""
     by_round: dict[int, dict[int, Mapping[str, Any]]] = {}
     for row in rows:
-        if any(value is None for name, value in row.items() if name not in OPTIONAL):
+        if not is_whole(row):
             continue
         prompts = by_round.setdefault(row["round"], {})
         known = prompts.get(row["cursor"])
@@ -228,6 +229,11 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
             for cursor in sorted(before.keys() & after.keys())[:number]
         ],
     )
+
+
+def is_whole(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a value for everything that every response has."""
+    return all(value is not None for name, value in row.items() if name not in OPTIONAL)
 
 
 def response_text(row: Mapping[str, Any]) -> str:

@@ -86,7 +86,9 @@ def _entry(key: str, value: Any) -> Entry:
     entry = dict(value) if isinstance(value, Mapping) else {"weight": value}
     weight = entry.get("weight")
     # True is a number to Python.
-    if type(weight) not in (int, float) or not math.isfinite(weight):
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise TypeError
+    if not math.isfinite(weight):
         raise TypeError
     if not 0 < weight <= MAX_WEIGHT:
         raise ValueError

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from grpo_trainable.environments.base import JSONValue, Turn
 
@@ -13,7 +14,7 @@ CALL = "calc "
 MOST_CHARACTERS = 40  # of an expression
 MOST_CALLS = 2
 
-_OPERATIONS: dict[type, Callable[..., int]] = {
+_OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

@@ -42,7 +42,7 @@ OF_TRAINING = (
     *("resources.num_generators", "resources.reference", "resources.deadline_s"),
     *("resources.generator_cpus", "resources.generator_gpus", "resources.reward_cpus"),
     *("resources.num_learners", "resources.learner_strategy", "resources.elastic"),
-    *("resources.learner_cpus", "resources.learner_gpus"),
+    *("resources.learner_cpus", "resources.learner_gpus", "resources.spread"),
     *("resources.worker_cpus", "resources.worker_gpus"),
 )
 # Command line option -> the key that it stands for.

@@ -723,8 +723,9 @@ APART = {"placement": "disaggregated"}
         (
             nested(resources__reward_cpus=1),
             "resources.reward_cpus=1.0: not read with env.name=off and task.reward=none and "
-            "task.name=keyword and task.equality=auto; needs env.name, task.reward, a task of your "
-            "own, task.name=reasoning_gym or task.equality=math_verify",
+            "task.name=keyword and task.equality=auto and task.mix=none; needs env.name, "
+            "task.reward, a task of your own, task.name=reasoning_gym or "
+            "task.equality=math_verify",
         ),
         (
             nested(env__name="my:Env", engine="vllm", placement="disaggregated"),
@@ -1160,8 +1161,8 @@ def test_what_is_verified_apart_has_a_deadline_within_that_of_its_generator():
     )
     assert error(nested(task__name="math", task__reward_deadline_s=301)) == (
         "task.reward_deadline_s=301.0: not read with task.reward=none and task.name=math and "
-        "task.equality=exact; needs task.reward, a task of your own, task.name=reasoning_gym or "
-        "task.equality=math_verify"
+        "task.equality=exact and task.mix=none; needs task.reward, a task of your own, "
+        "task.name=reasoning_gym or task.equality=math_verify"
     )
 
 
@@ -1254,7 +1255,7 @@ def test_a_key_inside_a_section_that_is_searched_whole_is_refused(section):
 def test_flatten_undoes_nesting():
     flat = flatten(DEFAULTS)
     assert (flat["k"], flat["optim.betas"], flat["task.reward"]) == (1, [0.9, 0.95], None)
-    of_other_tasks = {"template", "answer_in", "equality", "dataset", "size", "options"}
+    of_other_tasks = {"template", "answer_in", "equality", "dataset", "size", "options", "mix"}
     assert CHECKS.keys() - flat.keys() == {f"task.{name}" for name in of_other_tasks}
     rebuilt: dict = {}
     for key, value in flat.items():

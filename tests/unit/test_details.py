@@ -130,7 +130,9 @@ def test_an_episode_turn_by_turn():
         token_rounds=torch.zeros(2, 5, dtype=torch.int32),
         turn_rewards=torch.tensor([[0.0, nan, 0.5, nan, nan], [nan, nan, 1.0, nan, nan]]),
     )
-    columns = response_columns([group], str, lambda ids: "-".join(map(str, ids)))
+    columns = response_columns(
+        [group], lambda example: (str(example), None), lambda ids: "-".join(map(str, ids))
+    )
     assert [json.loads(turns) for turns in columns["turns"]] == [
         [
             {"action": "5", "reward": 0.0, "observation": ""},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_trainable.metrics import NAMES, ActorSpan, rllib_metrics, stage_seconds
+from grpo_trainable.metrics import BY_TASK, NAMES, ActorSpan, rllib_metrics, stage_seconds
 from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.stages import WORK
@@ -142,5 +142,5 @@ def test_every_metric_has_a_row_in_the_docs_and_every_row_is_a_metric() -> None:
     lines = (line for line in page.splitlines() if line.startswith("| `"))
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     of_metrics = [row for row in rows if len(row) == 5]  # name, unit, who, healthy, when not
-    assert sorted(row[0].strip("`") for row in of_metrics) == sorted(NAMES)
+    assert sorted(row[0].strip("`") for row in of_metrics) == sorted({*NAMES, *BY_TASK})
     assert [row[0] for row in of_metrics if not all(row[1:4]) and "_fraction" not in row[0]] == []

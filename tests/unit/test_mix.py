@@ -253,4 +253,4 @@ def test_a_task_without_a_group_in_a_round_has_their_number_alone() -> None:
 def test_tensorboard_has_a_chart_for_each_task() -> None:
     assert layout([]) == LAYOUT
     charts = layout(["hard"])["tasks, held-out and train"]
-    assert charts == {"hard": ["Multiline", ["eval/hard/reward_mean", "task/hard/reward_mean"]]}
+    assert charts == {"hard": ["eval/hard/reward_mean", "task/hard/reward_mean"]}

@@ -901,7 +901,7 @@ def test_held_out_answers_that_could_not_be_verified_are_told() -> None:
     config = config_of()  # three prompts of two responses
     groups = [one_token_group(index, rewards=(1.0, 0.0)) for index in range(3)]
     answers = [scored(groups[0], unverified=1), scored(*groups[1:], unverified=2)]
-    evaluation, _, notes = held_out_rewards(config, 0, None, answers)
+    evaluation, _, notes = held_out_rewards(config, 0, None, answers, ByTask(config))
     assert evaluation.mean == 0.5
     assert notes == ["3 of 6 held-out responses could not be verified and count as wrong"]
 

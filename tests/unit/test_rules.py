@@ -129,7 +129,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         key: (
             value,
             {},
-            "task.reward=none and task.name=keyword and task.equality=auto",
+            "task.reward=none and task.name=keyword and task.equality=auto and task.mix=none",
             SCORED_APART,
             REWARD,
         )
@@ -142,7 +142,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         key: (
             value,
             {},
-            "env.name=off and task.reward=none and task.name=keyword and task.equality=auto",
+            "env.name=off and task.reward=none and task.name=keyword and task.equality=auto and task.mix=none",
             f"env.name, {SCORED_APART}",
             read,
         )
@@ -163,11 +163,18 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("patience_s", 0.0),
         )
     },
+    "task.mix": (
+        '{"keyword": {"name": "keyword", "weight": 1}}',
+        {"task.name": "keyword"},
+        "task.name=keyword",
+        "task.name=mix",
+        {},
+    ),
     "task.strict": (
         True,
         {},
         "task.train_file=none and task.eval_file=none and env.name=off and task.reward=none and "
-        "task.name=keyword and task.equality=auto",
+        "task.name=keyword and task.equality=auto and task.mix=none",
         f"task.train_file, task.eval_file, env.name, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),

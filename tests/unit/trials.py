@@ -142,9 +142,11 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
         "round": [round_] * count,
         "cursor": list(range(count)),
         "response_index": [0] * count,
+        "task": [None] * count,
         "prompt": [f"prompt {i}" for i in range(count)],
         "response": [f"response {i} of {round_}" for i in range(count)],
         "reward": [1.0] + [0.0] * (count - 1),
         "finished": [True] * count,
         "tokens": [4] * count,
+        "turns": [None] * count,
     }
