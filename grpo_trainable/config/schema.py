@@ -207,8 +207,8 @@ class MixSettings(Settings):
     SECTION: ClassVar[str] = "task"
 
     mix: str | None = task_mix(
-        "Tasks and how much of the prompts each has, as JSON, with an object of weight and settings "
-        "in place of a weight where a task has some (docs/howto/mix.md); it means task.name=mix."
+        "Tasks and how much of the prompts each has, as JSON, with an object of weight and "
+        "settings where a task has some (docs/howto/mix.md); it means task.name=mix."
     )
 
 

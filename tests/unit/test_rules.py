@@ -142,7 +142,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         key: (
             value,
             {},
-            "env.name=off and task.reward=none and task.name=keyword and task.equality=auto and task.mix=none",
+            "env.name=off and task.reward=none and task.name=keyword and task.equality=auto and "
+            "task.mix=none",
             f"env.name, {SCORED_APART}",
             read,
         )
