@@ -10,33 +10,34 @@ SCRIPT = """
 import resource, sys, torch
 from grpo_trainable.models import scoring
 torch.set_num_threads(1)
-rows, vocab, width = int(sys.argv[1]), 32768, 16
-hidden = torch.randn(rows, width, requires_grad=True)
+vocab, width = 32768, 16
 weight = torch.randn(vocab, width, requires_grad=True)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 law = scoring._Law(1.0, (0,), None)
-scoring._HeadLogProbs.apply(hidden[:8], weight, torch.ones(8).long(), law)[0].sum().backward()
-before = peak()
-scoring._HeadLogProbs.apply(hidden, weight, torch.ones(rows).long(), law)[0].sum().backward()
-print(peak() - before)
+def peak_after(rows):
+    hidden = torch.randn(rows, width, requires_grad=True)
+    scored = scoring._HeadLogProbs.apply(hidden, weight, torch.ones(rows).long(), law)
+    scored[0].sum().backward()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak_after(8)
+print(*(peak_after(int(rows)) - before for rows in sys.argv[1:]))
 """
 
 
-def peak_bytes(rows: int) -> int:
-    """By how much the head's forward and backward pass raise the largest memory of a process."""
+def peak_bytes(*rows: int) -> list[int]:
+    """By how much the head's forward and backward pass have raised the largest memory of a process
+    after one number of rows, and then another."""
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(rows)],
+        [sys.executable, "-c", SCRIPT, *map(str, rows)],
         check=True,
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    return int(run.stdout)
+    return [int(word) for word in run.stdout.split()]
 
 
 def test_the_memory_of_the_head_does_not_grow_with_rows_times_vocabulary() -> None:
-    few, many = peak_bytes(2048), peak_bytes(8192)
+    few, many = peak_bytes(2048, 8192)
     held = 4 * 2048 * 32768  # the probabilities of 2048 rows, all of which are held
     assert few < 1.3 * held
     # Those of 8192 rows would take 768 MiB more.
