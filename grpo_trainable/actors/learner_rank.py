@@ -36,7 +36,7 @@ class LearnerRank:
         self._address = ""
         self._rendezvous: Rendezvous | None = None
         device = torch.device("cuda" if r.learner_gpus else "cpu")
-        self._group = ProcessGroup(device, r.deadline_s)
+        self._group = ProcessGroup(device, r.deadline_s, elastic=r.elastic)
         self._learner: Learner | None = None
         self._before: LearnerState | None = None  # the state before the round, if asked for
 

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# torch.distributed notices a rank that is silent by this time-out. The pipeline asks actors for
-# their progress and gives up a silent one after `resources.deadline_s`, which has to come first.
-PATIENCE = 2.0
+# How long a rank waits for another in a sum, in deadlines. The pipeline gives up a silent actor
+# after `resources.deadline_s`, which has to come first. In an elastic group a rank that waits for
+# one that waits for a lost one has to notice before.
+PATIENCE, ELASTIC_PATIENCE = 2.0, 0.25
 
 
 class Rendezvous:
@@ -37,10 +38,11 @@ class ProcessGroup:
     rank: int
     size: int
 
-    def __init__(self, device: torch.device, deadline_s: float) -> None:
+    def __init__(self, device: torch.device, deadline_s: float, *, elastic: bool = False) -> None:
         """`join` makes the group."""
         self.device = device
         self._deadline_s = deadline_s
+        self._patience_s = deadline_s * (ELASTIC_PATIENCE if elastic else PATIENCE)
 
     def join(
         self, rank: int, size: int, place: tuple[str, int], own: Rendezvous | None = None
@@ -51,7 +53,6 @@ class ProcessGroup:
             RuntimeError: they did not come within the deadline.
         """
         self.rank, self.size = rank, size
-        patience = timedelta(seconds=PATIENCE * self._deadline_s)
         if own is None:
             deadline = timedelta(seconds=self._deadline_s)
             store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
@@ -64,7 +65,7 @@ class ProcessGroup:
             store=store,
             rank=rank,
             world_size=size,
-            timeout=patience,
+            timeout=timedelta(seconds=self._patience_s),
         )
 
     def sum_(self, tensor: Tensor) -> Tensor:
