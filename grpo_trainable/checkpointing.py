@@ -238,7 +238,7 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
     return None
 
 
-def remove_older(directory: Directory, keep: int, shared_rounds: Collection[int]) -> None:
+def remove_older(directory: Place, keep: int, shared_rounds: Collection[int]) -> None:
     """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
 
     Raises:
