@@ -33,7 +33,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.inputs import InputChanged, digests_of_all
 from grpo_trainable.metrics import FRACTIONS, NAMES, SOMETIMES, TIMED
-from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import Trial

@@ -13,7 +13,7 @@ import torch
 from hf_models import write_hf_model
 from test_evaluate import run
 
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from reports.evaluations.files import read_evaluation
 
 transformers = pytest.importorskip("transformers")
