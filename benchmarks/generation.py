@@ -16,7 +16,7 @@ FLOP_FORMULA = (
 def flop(seed: int) -> int:
     """The least that must be computed: the last token of a response is never fed back, and the
     first one's logits are the same for the responses to one prompt."""
-    from grpo_trainable.models.transformer import PRESETS
+    from grpo_trainable.models.model_config import PRESETS
 
     config = PRESETS[measure.PRESET]
     decoded = measure.RESPONSES * (measure.NEW_TOKENS - 1)

@@ -46,7 +46,7 @@ def groups_of(args: argparse.Namespace) -> list[Any]:
     """Random tokens, as long as in the other benchmarks."""
     import torch
 
-    from grpo_trainable.models.transformer import PRESETS
+    from grpo_trainable.models.model_config import PRESETS
     from grpo_trainable.rollout import RolloutGroup
 
     draws = torch.Generator().manual_seed(args.seed)

@@ -58,7 +58,7 @@ def prompt_lengths(seed: int) -> list[int]:
 def sample_requests(seed: int) -> list[Request]:
     import numpy as np
 
-    from grpo_trainable.models.transformer import PRESETS
+    from grpo_trainable.models.model_config import PRESETS
     from grpo_trainable.rollout import Request, SamplingLimits
 
     rng = np.random.default_rng(seed + 1)
@@ -83,8 +83,9 @@ def sample_requests(seed: int) -> list[Request]:
 def engine_of_random_weights(seed: int) -> TorchEngine:
     """The engine that answers `sample_requests`."""
     from grpo_trainable.engines.torch_engine import TorchEngine
-    from grpo_trainable.models.store import read_tokenizer
-    from grpo_trainable.models.transformer import PRESETS, TransformerLM
+    from grpo_trainable.models.directory import read_tokenizer
+    from grpo_trainable.models.model_config import PRESETS
+    from grpo_trainable.models.transformer import TransformerLM
 
     model = TransformerLM(PRESETS[PRESET], seed)
     return TorchEngine(model, read_tokenizer(None), seed=seed)

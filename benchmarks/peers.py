@@ -92,8 +92,10 @@ def versions(python: Path) -> dict[str, str]:
 def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     """What both programs are told; the model is written where TRL reads it."""
     from grpo_trainable.exporting import export
-    from grpo_trainable.models.store import read_tokenizer, save_policy
-    from grpo_trainable.models.transformer import PRESETS, TransformerLM
+    from grpo_trainable.models.directory import read_tokenizer
+    from grpo_trainable.models.model_config import PRESETS
+    from grpo_trainable.models.store import save_policy
+    from grpo_trainable.models.transformer import TransformerLM
 
     tokenizer = read_tokenizer(None)
     policy, model = place / "policy", place / "model"

@@ -55,7 +55,7 @@ def config_of(job: dict[str, Any], contest: str, threads: float) -> Any:
 
 def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
     """The job's prompts, each of them in this program's own words for a request."""
-    from grpo_trainable.models.store import policy_tokenizer
+    from grpo_trainable.models.directory import policy_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
 
     task = build_task(config)
@@ -96,8 +96,9 @@ def sampling(job: dict[str, Any], contest: str, threads: float) -> Callable[[], 
 
     from grpo_trainable.actors.process import keep_freed_memory
     from grpo_trainable.engines.torch_engine import TorchEngine
-    from grpo_trainable.models.store import read_tokenizer
-    from grpo_trainable.models.transformer import PRESETS, TransformerLM
+    from grpo_trainable.models.directory import read_tokenizer
+    from grpo_trainable.models.model_config import PRESETS
+    from grpo_trainable.models.transformer import TransformerLM
 
     torch.set_num_threads(int(threads))
     keep_freed_memory()

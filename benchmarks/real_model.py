@@ -235,7 +235,7 @@ class Bench:
         from grade_school import GradeSchool
 
         from grpo_trainable.models.chat import chat_template
-        from grpo_trainable.models.store import read_tokenizer
+        from grpo_trainable.models.directory import read_tokenizer
         from grpo_trainable.tasks import as_messages
 
         path = str(self.model)

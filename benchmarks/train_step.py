@@ -19,7 +19,7 @@ MEMORY_LIMIT_MB = 700
 
 def flop(seed: int) -> int:
     """Forward, and backward at twice its cost. The last token of a row is never an input."""
-    from grpo_trainable.models.transformer import PRESETS
+    from grpo_trainable.models.model_config import PRESETS
 
     config = PRESETS[measure.PRESET]
     body_positions = measure.GROUP_SIZE * sum(
@@ -88,7 +88,7 @@ def step(args: argparse.Namespace) -> dict:
 def memory(args: argparse.Namespace) -> dict:
     """Generator (engine, task, scorer) and learner (policy, optimizer, reference), three rounds."""
     from grpo_trainable.actors.colocated import Colocated
-    from grpo_trainable.models.store import policy_tokenizer
+    from grpo_trainable.models.directory import policy_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
     from grpo_trainable.transports.in_process import InProcess
 

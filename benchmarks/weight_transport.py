@@ -40,9 +40,11 @@ from grpo_trainable.calls import await_call
 from grpo_trainable.checksums import copy_with_checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.models.directory import read_tokenizer
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
-from grpo_trainable.models.store import read_tokenizer, save_policy
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.store import save_policy
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.transports import TRANSPORTS as RECORDS
 from grpo_trainable.transports import Transport

@@ -22,15 +22,11 @@ from grpo_trainable.checkpointing import (
 )
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.inputs import InputChanged, refuse_changed_policy
+from grpo_trainable.models.directory import policy_directory
 from grpo_trainable.models.hf_directory import is_hugging_face, one_line
 from grpo_trainable.models.llama import write_llama
 from grpo_trainable.models.parameters import copy_parameters
-from grpo_trainable.models.store import (
-    build_policy,
-    build_trained_policy,
-    load_policy,
-    policy_directory,
-)
+from grpo_trainable.models.store import build_policy, build_trained_policy, load_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 

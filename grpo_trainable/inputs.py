@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from grpo_trainable.config import CHECKS, GRPOConfig, TaskSettings
 from grpo_trainable.digests import digest_of
-from grpo_trainable.models.store import policy_files
+from grpo_trainable.models.directory import policy_files
 from grpo_trainable.plugins import is_reference, source_of
 from grpo_trainable.tasks.custom import declared_settings
 from grpo_trainable.tasks.keyword import NOUNS_FILE

@@ -17,11 +17,10 @@ from grpo_trainable.models.dimensions import (
     dimensions_of,
     stored_parameters,
 )
+from grpo_trainable.models.directory import policy_directory, read_config
 from grpo_trainable.models.hf_directory import is_hugging_face, refuse_unusable
-from grpo_trainable.models.scoring import HELD
-from grpo_trainable.models.shape import PolicySettings
-from grpo_trainable.models.store import policy_directory, read_config
-from grpo_trainable.models.transformer import PRESETS, ModelConfig
+from grpo_trainable.models.model_config import PRESETS, ModelConfig
+from grpo_trainable.models.shape import HELD, PolicySettings
 
 FLOAT = 4  # bytes of a float32
 # What a prompt is taken to have where the context leaves room for it: prompts are read later.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+
+# Torch is imported where tensors are made: the command makes requests, and no tensors.
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +143,8 @@ class RolloutGroup:
     def __reduce__(self) -> tuple[Any, ...]:
         # Between actors a group travels as numpy arrays: pickling its tensors one by one took a
         # tenth of a round.
+        from torch import Tensor
+
         values = (getattr(self, item.name) for item in fields(self))
         return _group_from_arrays, tuple(
             value.numpy() if isinstance(value, Tensor) else value for value in values
@@ -147,6 +152,8 @@ class RolloutGroup:
 
 
 def _group_from_arrays(*values: Any) -> RolloutGroup:
+    import torch
+
     names = (item.name for item in fields(RolloutGroup))
     # Copied: what Ray hands out is mapped read-only.
     arguments: dict[str, Any] = {
@@ -229,6 +236,8 @@ def collate(
     A row is its prompt followed by its response up to the last token of the mask. Position s
     predicts token s + 1: `input_ids[b, s]` is followed by `target_ids[b, s]`.
     """
+    import torch
+
     places = _places(groups)
     shape = _shape(places)
     input_ids = torch.full(shape, pad_id, dtype=torch.int64)
@@ -259,6 +268,8 @@ def collate(
 
 def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
     """`values`, (G, R) for each group, where `collate` puts the tokens: (B, S), 0 elsewhere."""
+    import torch
+
     places = _places(groups)
     rows = torch.zeros(_shape(places), dtype=values[0].dtype)
     for b, place in enumerate(places):
@@ -268,6 +279,8 @@ def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
 
 def by_group(groups: Sequence[RolloutGroup], rows: Tensor) -> list[Tensor]:
     """The inverse of `as_rows`: `rows` (B, S) as a (G, R) tensor for each group."""
+    import torch
+
     values = [torch.zeros(group.response_ids.shape, dtype=rows.dtype) for group in groups]
     for b, place in enumerate(_places(groups)):
         values[place.group][place.response, : place.length] = rows[b, place.here]

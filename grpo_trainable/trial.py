@@ -31,7 +31,7 @@ from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.inputs import input_digests, refuse_changed_inputs
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.metrics import ActorSpan, names_with, rllib_metrics
-from grpo_trainable.models.store import policy_tokenizer
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
 from grpo_trainable.prompts import Prompts, build_task

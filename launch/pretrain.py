@@ -38,7 +38,7 @@ import torch
 from grpo_trainable import command_line
 from grpo_trainable.actors.process import keep_freed_memory
 from grpo_trainable.command_line import Parser, UsageError, number
-from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.pretraining.corpus import Corpus
 from grpo_trainable.pretraining.file_corpus import HELD_OUT_SHARE
 from grpo_trainable.pretraining.pretrain import make_corpus, pretrain

@@ -71,18 +71,17 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     note where not every prompt was looked at."""
     from grpo_trainable.actors.env_processes import check_environment
     from grpo_trainable.actors.scorer import check_reward, reward_apart
-    from grpo_trainable.actors.teacher import check_teacher
     from grpo_trainable.engines.choice import chosen_engine
-    from grpo_trainable.models.store import check_policy
+    from grpo_trainable.models.directory import check_policy
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
-        shape, tokenizer = check_policy(trial.model, trial.seed)
+        shape, tokenizer = check_policy(trial.model)
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
         chosen_engine(trial)
-        context = min(shape.context_length, check_teacher(trial) or shape.context_length)
+        context = min(shape.context_length, _teachers_context(trial) or shape.context_length)
         prompts = Prompts(trial, build_task(trial), tokenizer)
         if trial.env.plays:
             check_environment(trial.env)
@@ -104,6 +103,15 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
         f"model's context of {context:,} tokens"
     )
+
+
+def _teachers_context(trial: GRPOConfig) -> int | None:
+    """As `check_teacher`, which imports torch."""
+    if trial.teacher is None:
+        return None
+    from grpo_trainable.actors.teacher import check_teacher
+
+    return check_teacher(trial)
 
 
 def check_code(trial: GRPOConfig) -> None:

@@ -22,7 +22,7 @@ from grpo_trainable.engines.base import EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.checks import check_load, check_played, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Completions, Deposited, Loaded, Sampled, Scored
-from grpo_trainable.models.store import policy_shape, policy_tokenizer
+from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score

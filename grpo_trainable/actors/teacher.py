@@ -7,7 +7,8 @@ import torch
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.models.store import build_policy, check_policy, policy_tokenizer
+from grpo_trainable.models.directory import check_policy, policy_tokenizer
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 
 
@@ -39,7 +40,7 @@ def check_teacher(config: GRPOConfig) -> int | None:
     if config.teacher is None:
         return None
     try:
-        shape, own = check_policy(config.teacher, config.seed)
+        shape, own = check_policy(config.teacher)
     except ValueError as error:
         raise ValueError(f"loss.teacher={error}") from None
     _refuse_other_tokens(config, policy_tokenizer(config.model), own)

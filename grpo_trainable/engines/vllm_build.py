@@ -18,9 +18,10 @@ from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.engines.vllm_engine import VLLMEngine
 from grpo_trainable.engines.vllm_process import CacheShape, import_vllm, start_llm
 from grpo_trainable.engines.vllm_transfer import BACKEND, register_backend
+from grpo_trainable.models.directory import policy_directory
 from grpo_trainable.models.llama import llama_config, llama_tensors
 from grpo_trainable.models.policy import Policy
-from grpo_trainable.models.store import build_policy, policy_directory
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.prompts import Prompts, build_task

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.hf_directory import INSTALL, is_hugging_face, local_directory, one_line
-from grpo_trainable.models.store import SHIPPED_POLICY
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
 if TYPE_CHECKING:

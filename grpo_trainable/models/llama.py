@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
-from grpo_trainable.models.transformer import RMS_EPS, ModelConfig
+from grpo_trainable.models.transformer import RMS_EPS
 
 # Our names, less `.weight`, and theirs: of the model, and of one of its layers.
 OF_MODEL = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}

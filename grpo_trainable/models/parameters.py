@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from grpo_trainable.models.model_config import match_shapes
+
 # Bytes to which torch aligns its own tensors; products of other memory may differ in their last
 # bits.
 ALIGNMENT = 64
@@ -53,12 +55,8 @@ def _match(parameters: dict[str, Tensor], tensors: dict[str, Tensor], source: st
     Raises:
         ValueError: they are not the same.
     """
-    if parameters.keys() != tensors.keys():
-        odd = sorted(parameters.keys() ^ tensors.keys())
-        raise ValueError(f"{source}: parameters do not match the model, first at {odd[0]!r}")
-    for name, parameter in parameters.items():
-        if parameter.shape != tensors[name].shape:
-            raise ValueError(
-                f"{source}: {name} is {tuple(tensors[name].shape)}, "
-                f"the model's is {tuple(parameter.shape)}"
-            )
+    match_shapes(_shapes(parameters), _shapes(tensors), source)
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.models.policy import Policy, widened
+from grpo_trainable.models.shape import HELD
 
 # Rows of logits that are turned into probabilities at a time: 64 x 4096 float32 fit the
 # second-level cache of a core.
 CHUNK = 64
-# Probabilities that are held at a time, 256 MiB in float32. What is more is computed twice.
-HELD = 1 << 26
 
 
 class _Law(NamedTuple):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+# Probabilities that scoring holds at a time, 256 MiB in float32. What is more is computed twice.
+HELD = 1 << 26
+
 
 class PolicySettings(Protocol):
     """Which policy a trial starts from, and how it is held and trained: `config.model`."""

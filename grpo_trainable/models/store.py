@@ -1,5 +1,5 @@
 """A policy on disk: a directory of ours (config.json, policy.safetensors, tokenizer.json) or one of
-transformers. This file alone tells them apart."""
+transformers. What can be known of it without its weights is in `directory.py`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from grpo_trainable.models import hf_directory
-from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
+from grpo_trainable.models.directory import (
+    WEIGHTS,
+    policy_directory,
+    read_own,
+    read_tokenizer,
+    refuse_settings_of_hugging_face,
+)
+from grpo_trainable.models.hf_directory import is_hugging_face
+from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.policy import Policy
-from grpo_trainable.models.shape import PolicySettings, PolicyShape
+from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf import HFPolicy
-
-ASSETS = Path(__file__).parent.parent / "assets"
-SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
-ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
-# The presets whose weights ship; the others start from random ones.
-GAMES_POLICY = ASSETS / "games"  # it plays at random
-SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
-POLICY_FILES = ("config.json", "tokenizer.json", "policy.safetensors")
-
 
 # ---- Of ours -----------------------------------------------------------------------------------
 
@@ -47,7 +46,7 @@ def save_policy(
         name: parameter.detach().to(dtype).contiguous()
         for name, parameter in unique_parameters(model).items()
     }
-    save_file(tensors, directory / "policy.safetensors")
+    save_file(tensors, directory / WEIGHTS)
     (directory / "config.json").write_text(json.dumps(model.config.to_dict(), indent=2) + "\n")
     tokenizer.save(directory / "tokenizer.json")
 
@@ -59,17 +58,8 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
         ValueError: the directory is not a policy of ours, in one line that names the file.
     """
     directory = Path(directory)
-    for name in POLICY_FILES:
-        if (directory / name).is_symlink():
-            raise ValueError(f"{directory / name}: is a link, which may lead out of the directory")
-    config = read_config(directory)
-    tokenizer = Tokenizer.load(directory / "tokenizer.json")
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, "
-            f"the policy only {config.vocab_size}"
-        )
-    weights_file = directory / "policy.safetensors"
+    config, tokenizer = read_own(directory)
+    weights_file = directory / WEIGHTS
     try:
         tensors = load_file(weights_file)
     except (OSError, SafetensorError) as error:
@@ -77,17 +67,6 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
     model = TransformerLM(config, seed=None)
     copy_parameters(unique_parameters(model), tensors, source=str(weights_file))
     return model, tokenizer
-
-
-def read_config(directory: str | Path) -> ModelConfig:
-    """The shape of the policy in `directory`; ValueError in one line when there is none."""
-    config_file = Path(directory) / "config.json"
-    try:
-        return ModelConfig(**json.loads(config_file.read_text()))
-    except OSError as error:
-        raise ValueError(f"{directory}: no policy here (cannot read config.json)") from error
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{config_file}: not a policy's config ({error})") from error
 
 
 # ---- Of either kind ----------------------------------------------------------------------------
@@ -108,7 +87,7 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if is_hugging_face(directory):
         tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
         return _load_hf(model, directory), tokenizer
-    _refuse_settings_of_hugging_face(model, directory)
+    refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
 
 
@@ -132,67 +111,6 @@ def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Toke
     return policy, tokenizer
 
 
-def check_policy(model: PolicySettings, seed: int) -> tuple[PolicyShape, Tokenizer]:
-    """What a prompt must fit, and its tokenizer, after everything was looked at that can be known
-    about the policy before it is trained; only the weights of a large model stay unread.
-
-    Raises:
-        ValueError: as `build_policy`.
-    """
-    directory = policy_directory(model)
-    if directory is None or not is_hugging_face(directory):
-        _, tokenizer = build_policy(model, seed)
-        return policy_shape(model), tokenizer
-    hf_directory.refuse_unusable(directory)
-    if model.lora_rank is not None:
-        hf_directory.refuse_missing_library(str(directory), "peft")
-    return policy_shape(model), hf_directory.read_tokenizer(directory)
-
-
-def policy_directory(model: PolicySettings) -> Path | None:
-    """Where the policy lies; None where its weights are drawn at random."""
-    if model.path is not None:
-        return local_directory(model.path)
-    return SHIPPED.get(model.preset)
-
-
-def policy_files(model: PolicySettings) -> dict[str, Path]:
-    """The files that the policy and its tokenizer are read from, by name.
-
-    Raises:
-        ValueError: as `build_policy`.
-    """
-    directory = policy_directory(model)
-    if directory is None:
-        return {"tokenizer.json": SHIPPED_POLICY / "tokenizer.json"}
-    hugging_face = is_hugging_face(directory)
-    names = hf_directory.model_files(directory) if hugging_face else POLICY_FILES
-    return {name: directory / name for name in names}
-
-
-def policy_shape(model: PolicySettings) -> PolicyShape:
-    """The shape of the policy that `build_policy` builds."""
-    directory = policy_directory(model)
-    if directory is not None and is_hugging_face(directory):
-        return hf_directory.read_shape(directory)
-    config = PRESETS[model.preset] if directory is None else read_config(directory)
-    return PolicyShape(context_length=config.context_length, vocab_size=config.vocab_size)
-
-
-def policy_tokenizer(model: PolicySettings) -> Tokenizer:
-    """The tokenizer of the policy that `build_policy` builds."""
-    directory = policy_directory(model)
-    return read_tokenizer(None if directory is None else str(directory))
-
-
-def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of a directory, or of the shipped story policy."""
-    directory = SHIPPED_POLICY if path is None else local_directory(path)
-    if is_hugging_face(directory):
-        return hf_directory.read_tokenizer(directory)
-    return Tokenizer.load(directory / "tokenizer.json")
-
-
 def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
     hf_directory.refuse_missing_library(str(directory), "transformers")
     from grpo_trainable.models.hf import load_hf_policy
@@ -213,14 +131,3 @@ def _with_adapters(policy: Policy, model: PolicySettings, seed: int) -> Policy:
         targets=model.lora_targets,
         seed=seed,
     )
-
-
-def _refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
-    """ValueError where a policy of ours is asked for what only those of transformers can do."""
-    asked = {
-        "model.dtype": model.dtype != "float32",
-        "model.lora_rank": model.lora_rank is not None,
-    }
-    for key, is_asked in asked.items():
-        if is_asked:
-            raise ValueError(f"{directory}: {key} is for Hugging Face models, and this is none")

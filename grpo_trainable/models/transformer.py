@@ -5,89 +5,18 @@ Shape suffixes: B rows, S positions, D d_model, N heads, H head size, F d_ff, V 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.policy import Policy
 
 RMS_EPS = 1e-5
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The shape of a policy. `context_length` bounds prompt + response, in tokens."""
-
-    vocab_size: int
-    context_length: int
-    d_model: int
-    num_layers: int
-    num_heads: int
-    d_ff: int
-    rope_theta: float = 10_000.0
-    tied_head: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name}={value!r}: must be an integer >= 1")
-        if type(self.rope_theta) not in (int, float) or not self.rope_theta > 0:
-            raise ValueError(f"rope_theta={self.rope_theta!r}: must be a number > 0")
-        if type(self.tied_head) is not bool:
-            raise ValueError(f"tied_head={self.tied_head!r}: must be true or false")
-        if self.d_model % (2 * self.num_heads):
-            raise ValueError(
-                f"d_model={self.d_model}: must be a multiple of 2 x num_heads={self.num_heads}"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.num_heads
-
-    @property
-    def matmul_parameters(self) -> int:
-        """How many weights of the body every token is multiplied with; the head is not counted."""
-        return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-
-PRESETS = {
-    # The shape of the shipped policy that writes stories, about 1 M parameters.
-    "tiny": ModelConfig(
-        vocab_size=2048, context_length=128, d_model=128, num_layers=4, num_heads=4, d_ff=344
-    ),
-    # The shape of the shipped policy that solves word problems.
-    "arithmetic": ModelConfig(
-        vocab_size=1024, context_length=160, d_model=128, num_layers=4, num_heads=4, d_ff=344
-    ),
-    # The shape of the shipped policy that plays.
-    "games": ModelConfig(
-        vocab_size=272, context_length=64, d_model=64, num_layers=2, num_heads=4, d_ff=176
-    ),
-    # The shape for benchmarks.
-    "small": ModelConfig(
-        vocab_size=4096, context_length=256, d_model=256, num_layers=4, num_heads=8, d_ff=688
-    ),
-    # The model of Stanford's course CS336.
-    "course": ModelConfig(
-        vocab_size=50257,
-        context_length=256,
-        d_model=512,
-        num_layers=4,
-        num_heads=16,
-        d_ff=1344,
-        tied_head=False,
-    ),
-}
 
 
 class RMSNorm(nn.Module):

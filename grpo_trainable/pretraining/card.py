@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 import torch
 
-from grpo_trainable.models.transformer import ModelConfig
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.pretraining.measuring import Measurements
 from grpo_trainable.pretraining.recipe import Recipe
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.store import load_policy, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.models.transformer import PRESETS, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.pretraining.arithmetic_corpus import arithmetic_corpus
 from grpo_trainable.pretraining.card import card_text, make_card
 from grpo_trainable.pretraining.corpus import Corpus, check_prompts, encode

@@ -11,7 +11,7 @@ from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.models.chat import ChatTemplate, chat_template
-from grpo_trainable.models.store import check_policy
+from grpo_trainable.models.directory import check_policy
 from grpo_trainable.prompt_sets.keyword import MOST_ATTEMPTS, Item
 from grpo_trainable.rollout import Request, SamplingLimits
 
@@ -31,7 +31,7 @@ class LocalWriter:
         model = {"path": path, "chat_template": "on" if chat else "off"}
         config = GRPOConfig.from_dict({"model": model, "seed": seed})
         try:
-            shape, self._tokenizer = check_policy(config.model, seed)
+            shape, self._tokenizer = check_policy(config.model)
             self._chat: ChatTemplate | None = chat_template(
                 config.model.chat_template, path, self._tokenizer
             )

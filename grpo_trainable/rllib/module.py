@@ -15,9 +15,10 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import policy_shape
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.shape import PolicyShape
-from grpo_trainable.models.store import build_trained_policy, policy_shape
+from grpo_trainable.models.store import build_trained_policy
 
 NO_TOKEN = -1  # after the tokens so far
 

@@ -14,8 +14,8 @@ import torch
 
 from grpo_trainable.actors.scorer import Scorer, make_scorer
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten
+from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings, stops_of
-from grpo_trainable.models.store import policy_shape, policy_tokenizer
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces

@@ -17,7 +17,7 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.calls import Actor
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.liveness import Watch
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.remote import RayActor, RayRuntime
 from grpo_trainable.transports.in_process import InProcess

@@ -18,9 +18,10 @@ from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.worker_process import MARK
 from grpo_trainable.config import EnvSettings, GRPOConfig
 from grpo_trainable.messages import Scored
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 

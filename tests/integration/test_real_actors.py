@@ -20,7 +20,7 @@ from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Scored
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import build_policy, policy_tokenizer
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate

@@ -16,7 +16,7 @@ from ray import cloudpickle, tune
 
 from grpo_trainable.calls import ActorFailed, await_call
 from grpo_trainable.checkpointing import read_checkpoint
-from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
 

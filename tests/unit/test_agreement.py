@@ -10,7 +10,7 @@ from policies import Pieces, sharpened
 
 from grpo_trainable.engines.agreement import mean_difference, probes, refuse_disagreement
 from grpo_trainable.engines.torch_engine import TorchEngine
-from grpo_trainable.models.transformer import ModelConfig
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.rollout import SamplingLimits
 
 CONFIG = ModelConfig(

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.models.store import ARITHMETIC_POLICY, load_policy
-from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.models.directory import ARITHMETIC_POLICY
+from grpo_trainable.models.model_config import PRESETS
+from grpo_trainable.models.store import load_policy
 from grpo_trainable.pretraining.arithmetic_corpus import (
     arithmetic_documents,
     as_jsonl,

@@ -9,8 +9,9 @@ from random import Random
 import pytest
 import torch
 
-from grpo_trainable.models.store import SHIPPED_POLICY, load_policy
-from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.model_config import PRESETS
+from grpo_trainable.models.store import load_policy
 from grpo_trainable.pretraining.corpus import encode
 from grpo_trainable.pretraining.measuring import CARD_SAMPLES, mean_loss
 from grpo_trainable.pretraining.stories import Storyteller

@@ -18,8 +18,9 @@ from grpo_trainable.algo import ADVANTAGES, teacher_advantages
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.inputs import input_files
+from grpo_trainable.models.directory import SHIPPED_POLICY, read_tokenizer
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import SHIPPED_POLICY, load_policy, read_tokenizer
+from grpo_trainable.models.store import load_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, collate

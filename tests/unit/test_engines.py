@@ -16,8 +16,8 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines.base import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups, check_load
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits

@@ -8,8 +8,9 @@ from itertools import islice
 from random import Random
 
 from grpo_trainable.environments.guess import Guess
-from grpo_trainable.models.store import GAMES_POLICY, load_policy
-from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.models.directory import GAMES_POLICY
+from grpo_trainable.models.model_config import PRESETS
+from grpo_trainable.models.store import load_policy
 from grpo_trainable.pretraining.games_corpus import episode, guesser, played
 from grpo_trainable.pretraining.recipe import GamesRecipe
 

@@ -18,7 +18,7 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.log_probs import Reference
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Sampled, Scored
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request
 from grpo_trainable.simulation.groups import one_token_group

@@ -14,6 +14,7 @@ from hf_models import CONTEXT_LENGTH, VOCAB_SIZE, tokenizer, write_json_files
 from tokenizers.processors import TemplateProcessing
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import SHIPPED_POLICY, check_policy, policy_files
 from grpo_trainable.models.hf_directory import (
     INSTALL,
     is_hugging_face,
@@ -24,7 +25,6 @@ from grpo_trainable.models.hf_directory import (
     refuse_unusable,
     weight_files,
 )
-from grpo_trainable.models.store import SHIPPED_POLICY, check_policy, policy_files
 from grpo_trainable.models.tokenizer import read_backend
 
 EOS, PAD = tokenizer().eos_id, tokenizer().pad_id
@@ -251,7 +251,7 @@ def test_the_launcher_checks_a_model_without_its_weights(tmp_path: Path):
     directory = write_json_files(tmp_path)
     (directory / "model.safetensors").touch()
     model = GRPOConfig.from_dict({"model": {"path": str(directory)}}).model
-    shape, read = check_policy(model, 0)
+    shape, read = check_policy(model)
     assert (shape.vocab_size, read.end_ids) == (VOCAB_SIZE, (EOS,))
     assert policy_files(model) == {name: directory / name for name in model_files(directory)}
     assert list(policy_files(model)) == ["config.json", "tokenizer.json", "model.safetensors"]
@@ -263,7 +263,7 @@ def test_a_policy_of_ours_has_no_settings_of_hugging_face(settings: dict[str, An
     model = GRPOConfig.from_dict({"model": {"path": path, **settings}}).model
     (key,) = settings
     with pytest.raises(ValueError, match=f"model.{key} is for Hugging Face models") as error:
-        check_policy(model, 0)
+        check_policy(model)
     assert one_line(error).startswith(path)
 
 

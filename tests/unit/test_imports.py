@@ -203,6 +203,10 @@ def loaded_after(modules: list[str]) -> set[str]:
         f"for name in {modules!r}: importlib.import_module(name)\n"
         "print(json.dumps(sorted(sys.modules)))"
     )
+    return modules_printed_by(program)
+
+
+def modules_printed_by(program: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -236,10 +240,18 @@ def test_only_the_rooms_that_may_load_ray():
 
 
 @pytest.mark.slow
-def test_the_command_that_runs_trials_loads_no_torch():
-    loaded = loaded_after(["launch.tune", "tuning.run", *_all_of("callbacks"), *_all_of("tuning")])
-    assert "ray.tune" in loaded
-    assert loaded.isdisjoint({"torch", "tokenizers", "transformers"})
+def test_the_command_checks_and_runs_trials_without_torch():
+    modules = [*_all_of("callbacks"), *_all_of("tuning")]
+    program = (
+        "import importlib, json, sys\n"
+        "from launch.tune import main\n"
+        "assert main(['--space', 'async_vs_sync', '--dry-run']) == 0\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    loaded = modules_printed_by(program)
+    assert {"ray.tune", "tokenizers", "grpo_trainable.memory"} <= loaded
+    assert "torch" not in loaded
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from grpo_trainable.inputs import (
     inputs_of_all,
     refuse_changed_inputs,
 )
-from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 
 

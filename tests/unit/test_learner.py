@@ -27,10 +27,12 @@ from grpo_trainable.checksums import checksum, storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Drift, GradientStep
 from grpo_trainable.metrics import RATIO_EDGES
+from grpo_trainable.models.directory import read_tokenizer
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import read_tokenizer, save_policy
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.store import save_policy
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, TrainBatch

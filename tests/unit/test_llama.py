@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from grpo_trainable.models.llama import llama_tensors
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.model_config import ModelConfig
+from grpo_trainable.models.transformer import TransformerLM
 
 CONFIG = ModelConfig(
     vocab_size=50, context_length=16, d_model=8, num_layers=2, num_heads=2, d_ff=12, tied_head=False

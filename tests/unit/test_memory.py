@@ -15,9 +15,10 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.memory import PROCESS_BYTES, Dimensions, estimate, policy_dimensions, size
 from grpo_trainable.models.dimensions import KNOWN, dimensions_of, stored_parameters
 from grpo_trainable.models.kv_cache import KVCache
+from grpo_trainable.models.model_config import PRESETS, ModelConfig
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.store import build_policy, build_trained_policy
-from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from tuning.memory import DoesNotFit, compare, machine_bytes, need_of
 
 QWEN = "Qwen/Qwen2.5-Math-1.5B"

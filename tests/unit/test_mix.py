@@ -18,7 +18,7 @@ from grpo_trainable.actors.scorer import InlineScorer, MixScorer
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, mix_of
 from grpo_trainable.inputs import input_files, users_objects
 from grpo_trainable.metrics import NAMES, names_with
-from grpo_trainable.models.store import policy_tokenizer
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.simulation.groups import one_token_group

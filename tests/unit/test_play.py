@@ -13,9 +13,10 @@ from policies import Pieces, sharpened
 from grpo_trainable.engines.base import Action, Observation, PlayingEngine
 from grpo_trainable.engines.checks import check_played
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, collate
 
 END, PAD, STOP = 0, 1, "ab"

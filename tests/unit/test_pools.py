@@ -23,7 +23,7 @@ from test_pipeline import (
 from test_resample import assert_accounts_close, resampled, shares, some_equal
 
 from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.models.store import policy_tokenizer
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.simulation.runtime import long_tailed_durations

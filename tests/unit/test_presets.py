@@ -15,7 +15,7 @@ from policies import write_quick_policy
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 from search_spaces.algorithms import ALGORITHMS

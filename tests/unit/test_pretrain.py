@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from grpo_trainable.models.model_config import PRESETS, ModelConfig
 from grpo_trainable.models.store import load_policy
-from grpo_trainable.models.transformer import PRESETS, ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.pretraining import (
     arithmetic_corpus,
     arithmetic_measures,

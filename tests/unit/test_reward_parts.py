@@ -15,7 +15,7 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.messages import Sampled, Scored
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 

@@ -11,9 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from grpo_trainable.algo import AGGREGATIONS, LOSSES, aggregate, loss_denominator
 from grpo_trainable.models import scoring
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import TrainBatch
 
 VOCAB, EOS, MAX_NEW = 50, 0, 9

@@ -17,8 +17,9 @@ from grpo_trainable.algo import vine
 from grpo_trainable.config import VineSettings
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.messages import Completions
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.sampling import uniforms
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 PIECES = ["a", "b"]  # tokens 2 and 3; a prompt is the token 2

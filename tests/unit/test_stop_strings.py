@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.models.store import read_tokenizer
 from grpo_trainable.models.token_bytes import token_bytes
 
 

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.models.store import SHIPPED_POLICY, load_policy
+from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.store import load_policy
 from grpo_trainable.pretraining import stories
 from grpo_trainable.pretraining.stories import (
     BOYS,

@@ -7,8 +7,8 @@ import pytest
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, flatten
 from grpo_trainable.config.describe import page
 from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of
-from grpo_trainable.models.store import ARITHMETIC_POLICY, policy_directory
-from grpo_trainable.models.transformer import PRESETS
+from grpo_trainable.models.directory import ARITHMETIC_POLICY, policy_directory
+from grpo_trainable.models.model_config import PRESETS
 
 MATH = {"task": {"name": "math"}}
 DECLARED = [(task, key) for task, defaults in TASK_DEFAULTS.items() for key in defaults]

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.pretraining.stories import Storyteller
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords

@@ -11,9 +11,10 @@ from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.engines import rows
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.kv_cache import decode, prefill
+from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.transformer import ModelConfig, TransformerLM
+from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import (
     PolicyWeights,
     Request,

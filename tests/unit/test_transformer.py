@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import read_config
+from grpo_trainable.models.model_config import PRESETS, ModelConfig
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.store import build_policy, load_policy, read_config, save_policy
+from grpo_trainable.models.store import build_policy, load_policy, save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import (
-    PRESETS,
     RMS_EPS,
-    ModelConfig,
     RMSNorm,
     SwiGLU,
     TransformerLM,

@@ -15,7 +15,7 @@ import pytest
 import ray
 
 from grpo_trainable.config import CHECKS, GRPOConfig
-from grpo_trainable.models.store import SHIPPED_POLICY
+from grpo_trainable.models.directory import SHIPPED_POLICY
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES

@@ -20,10 +20,11 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines import vllm_build, vllm_transfer
 from grpo_trainable.engines.base import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.stop_strings import stops_of
-from grpo_trainable.models.store import build_policy, read_tokenizer
+from grpo_trainable.models.store import build_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits, collate
 

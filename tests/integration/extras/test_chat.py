@@ -15,7 +15,7 @@ from hf_models import write_json_files
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute
 from grpo_trainable.inputs import input_files
 from grpo_trainable.models.chat import ChatTemplate, chat_template
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts
 from grpo_trainable.tasks import Example, as_messages
 

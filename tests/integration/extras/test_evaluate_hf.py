@@ -15,7 +15,7 @@ from hf_models import write_hf_model
 from ray import tune
 
 from callbacks import grpo_callbacks
-from grpo_trainable.models.store import read_tokenizer
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.trainable import DetailedGRPO
 from launch import evaluate, export
 from reports.evaluations.files import read_evaluation

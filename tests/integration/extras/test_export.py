@@ -20,7 +20,8 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.exporting import ExportError, export
 from grpo_trainable.inputs import input_digests
-from grpo_trainable.models.store import SHIPPED_POLICY, build_policy, load_policy, read_tokenizer
+from grpo_trainable.models.directory import SHIPPED_POLICY, read_tokenizer
+from grpo_trainable.models.store import build_policy, load_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.simulation.groups import one_token_group

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.models.store import build_policy, build_trained_policy, read_tokenizer
+from grpo_trainable.models.store import build_policy, build_trained_policy
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
 
 transformers = pytest.importorskip("transformers")
