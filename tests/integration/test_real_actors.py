@@ -18,6 +18,7 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Scored
+from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
