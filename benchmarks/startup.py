@@ -86,8 +86,8 @@ def main() -> None:
 
 
 def start_of(tree: Path, options: Sequence[str]) -> dict[str, Any]:
-    """One start of the job as this tree has it. The seconds since the command at which Ray is
-    there, the first trial has its processes, and its first row is written; CPU seconds by then."""
+    """One start of the job as this tree has it: the seconds from the command until the first trial
+    is set up, which starts its actors, and until its first row is written; CPU seconds by then."""
     with tempfile.TemporaryDirectory() as storage:
         command = [
             *(sys.executable, str(tree / "launch" / "tune.py"), "--space", "async_vs_sync"),
@@ -202,8 +202,8 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def shown(figures: dict[str, Any]) -> str:
     return (
-        f"{figures['seconds']:6.2f} s to the first finished round, {figures['trial_s']:5.2f} s to "
-        f"the trial's process, {figures['cpu_s']:6.2f} CPU s"
+        f"{figures['seconds']:6.2f} s to the first finished round, {figures['trial_s']:5.2f} s of "
+        f"them until the trial is set up; {figures['cpu_s']:6.2f} CPU s"
     )
 
 
