@@ -19,7 +19,7 @@ FOUR = {"num_learners": 4, "learner_cpus": 0.4, "elastic": True}
 
 
 def settings(resources: dict[str, Any]) -> dict[str, Any]:
-    reserved = {**resources, "generator_cpus": 0.45, "deadline_s": 120.0}
+    reserved = {**resources, "generator_cpus": 0.45, "deadline_s": 240.0}
     return trial_config(rounds=6, resources=reserved)
 
 
