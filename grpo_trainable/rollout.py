@@ -225,7 +225,7 @@ def extents(mask: Tensor) -> Tensor:
     import torch
 
     position = torch.arange(mask.shape[1] + 1, device=mask.device)
-    padded = torch.nn.functional.pad(mask, (1, 0), value=True)  # for rows without any token
+    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # for rows without any token
     return (padded * position).amax(dim=1)
 
 
