@@ -24,6 +24,8 @@ from grpo_trainable.trial import BUILT_INTO_ACTORS
 # Read when Ray starts its processes, which share two cores with everything else.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Ray gives actors a low priority: beside tests that compute, they would starve until a deadline.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 HERE = Path(__file__).parent
