@@ -26,14 +26,20 @@ RESUME = ["--resume", "must", "--name", "cut"]
 ROLES = ("Generator", "Learner", "DetailedGRPO")
 
 
-def start(*arguments: str, storage: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        tune_command(*arguments, storage=storage),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=storage,
-    )
+@pytest.fixture(scope="module")
+def start():
+    """Starts the command; what a failing test leaves of it is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, storage: Path) -> subprocess.Popen[str]:
+        command = tune_command(*arguments, storage=storage)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=storage, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
 
 
 def actors(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -86,7 +92,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory) -> Story:
+def killed(start, tmp_path_factory) -> Story:
     """The driver got SIGKILL after the third checkpoint, which was damaged."""
     story = Story(tmp_path_factory.mktemp("storage"))
     argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=async_k1", *SMALL]
@@ -107,7 +113,7 @@ def killed(tmp_path_factory) -> Story:
 
 
 @pytest.fixture(scope="module")
-def interrupted(killed: Story) -> Story:
+def interrupted(start, killed: Story) -> Story:
     """The resumed command got SIGINT between two checkpoints."""
     process = start(*RESUME, storage=killed.storage)
     enough = 2 * BETWEEN + 2
@@ -191,7 +197,7 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
         assert [round_ for round_, _, _ in record.evaluated()] == EVALUATED
 
 
-def test_second_interrupt_stops_at_once_and_leaves_no_actor(tmp_path):
+def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     """The first one is SIGTERM, which does what Ctrl-C does."""
     # Rounds of half a minute: the first interrupt alone would wait for one.
     argv = ["--space", "async_vs_sync", "--name", "twice", "--set", "arm=sync"]
