@@ -36,7 +36,7 @@ SETTINGS = {
     "rollout.max_new_tokens": 24,
 }
 # What counts the fault itself.
-OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures")
+OF_THE_FAULT = ("count/redispatched", "count/checkpoint_failures", "fleet/generators")
 
 
 @dataclass(frozen=True, kw_only=True)

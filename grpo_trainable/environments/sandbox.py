@@ -81,7 +81,7 @@ def _run(code: str, directory: str, user: int | None) -> str:
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
-                [interpreter, "-I", "-S", "-c", code],
+                [interpreter, "-I", "-S", "-u", "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

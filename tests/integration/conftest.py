@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,9 @@ def trial_config(**values: Any) -> dict[str, Any]:
 
 
 def untimed(row: dict[str, Any]) -> dict[str, float]:
-    """What a row tells of the training, Tune's own keys left out."""
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
+    """What a row tells of the training, Tune's own keys and those of the machines left out."""
+    apart = (*TIMED, "fleet/")
+    return {k: row[k] for k in row if k in NAMES and not k.startswith(apart)}
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:
@@ -111,9 +112,10 @@ def actor_processes() -> dict[int, str]:
     return found
 
 
-def assert_no_actor_left(seconds: float = 10.0) -> None:
+def assert_no_actor_left(seconds: float = 10.0, before: Collection[int] = ()) -> None:
+    """`before`: actors that were there already, as those that `begun` keeps."""
     deadline = time.monotonic() + seconds
-    while (left := actor_processes()) and time.monotonic() < deadline:
+    while (left := actor_processes().keys() - before) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not left
 

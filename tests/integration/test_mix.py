@@ -22,18 +22,17 @@ def untimed(row: dict[str, Any]) -> dict[str, float]:
 
 
 def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
-    trainable: Any, tmp_path: Path
+    begun: Any, trainable: Any, tmp_path: Path
 ) -> None:
     letters = written_by_the_page("task.md", "my_task.py", tmp_path)
     mix = {"keyword": {"weight": 1, "match": "substring"}, f"{letters}:Letters": 3}
     config = trial_config(placement="colocated", eval={"every": 2, "prompts": 6})
     config["task"] = {"mix": mix}
-    alone = trainable(config)
+    alone = begun(config)
     rows = [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "middle"))
     rows += [alone.step() for _ in range(2)]
     alone.save_checkpoint(str(tmp_path / "end"))
-    alone.stop()
     for row in rows:
         assert (row["task/keyword/groups"], row["task/Letters/groups"]) == (1, 3)
         held_out = [row[f"eval/{label}/reward_mean"] for label in LABELS]

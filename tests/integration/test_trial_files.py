@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import assert_no_actor_left, own_processes, trial_config, written_by_the_page
+from conftest import (
+    actor_processes,
+    assert_no_actor_left,
+    own_processes,
+    trial_config,
+    written_by_the_page,
+)
 from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
@@ -59,6 +65,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     config = trial_config(placement="colocated", task={"keywords_file": str(words)})
     inputs = digests_of_all([GRPOConfig.from_dict(config)])
     guarded = tune.with_parameters(GRPOTrainable, inputs=inputs)
+    before = actor_processes()
     running = guarded(config)
     assert running.trial.config.to_dict() == GRPOConfig.from_dict(config).to_dict()
     with words.open("a") as file:
@@ -70,7 +77,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     running.stop()
     with pytest.raises(InputChanged, match=refused):
         guarded(config)
-    assert_no_actor_left()
+    assert_no_actor_left(before=before)
 
 
 def test_a_generator_that_would_read_an_edited_file_takes_nobodys_place(

@@ -49,7 +49,7 @@ class TellsBundles(GRPOTrainable):
             with pytest.raises(ActorFailed):
                 await_call(self.trial.runtime, actor.submit_function("probe", own_bundles), 30.0)
         for name in ("generator-1", "generator-0"):
-            self.trial.replace_generator(name)
+            assert self.trial.replace_generator(name, patience_s=30.0) is not None
 
     def _bundles(self) -> dict[str, list[int]]:
         calls = [actor.submit_function("probe", own_bundles) for actor in self.trial.actors]

@@ -34,6 +34,7 @@ from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")
+Held = list[tuple[int, int, float]]  # files, mappings and MB of memory of learner and generator
 HERE = [
     pytest.param(name, marks=pytest.mark.skipif(bool(missing), reason=str(missing)))
     for name, missing in ((name, TRANSPORTS[name].missing()) for name in ALL)
@@ -63,12 +64,26 @@ def test_weights_that_never_rest_arrive_whole_and_leave_nothing(line: Any, name:
     before, names = way.held(), set(os.listdir("/dev/shm"))
     for round_ in range(100, 1100):
         assert way.sync(round_)
-    for now, then in zip(way.held(), before, strict=True):
-        (files, mappings, memory), (files_then, mappings_then, memory_then) = now, then
-        assert files <= files_then + 2
-        assert mappings <= mappings_then + 16  # glibc's own come and go
-        assert memory <= 1.02 * memory_then
+    # On a busy machine Ray takes a while to let go of what has arrived.
+    until = time.monotonic() + 30.0
+    while (more := grown(way.held(), before)) and time.monotonic() < until:
+        time.sleep(1.0)
+    assert more == []
     assert set(os.listdir("/dev/shm")) - names == set()
+
+
+def grown(now: Held, before: Held) -> list[str]:
+    """What either side holds more of than before."""
+    return [
+        f"{what}: {value} after {had}"
+        for own, earlier in zip(now, before, strict=True)
+        for what, value, had, allowed in (
+            ("files", own[0], earlier[0], earlier[0] + 2),
+            ("mappings", own[1], earlier[1], earlier[1] + 16),  # glibc's own come and go
+            ("memory", own[2], earlier[2], 1.02 * earlier[2]),
+        )
+        if value > allowed
+    ]
 
 
 # Its class is of this module, which the actors' processes do not know.
