@@ -350,6 +350,8 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     play(callbacks, resumed, range(5, 9))
     assert lag_histogram(resumed) == {0: 8}
     assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
+    for callback in callbacks:
+        callback.on_experiment_end(trials=[resumed])
     resumed.path = str(trial_directory(resumed))
     resumed.storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
     on_disk = rounds_on_disk(resumed)

@@ -49,7 +49,7 @@ def trials(
         rounds=3,
         rollout={"max_new_tokens": NEW_TOKENS},
         eval={"prompts": PROMPTS, "samples": 1, "temperature": 0.0},
-        optim={"lr": 1e-2, "schedule": "constant"},
+        optim={"lr": 5e-2, "schedule": "constant"},
         task={"reward": reward},
     )
     models = [{"path": model, **settings} for settings in SETTINGS.values()]
