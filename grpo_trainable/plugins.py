@@ -14,9 +14,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from grpo_trainable.wording import did_you_mean
@@ -177,8 +177,16 @@ def _import_file(path: Path) -> ModuleType:
     return sys.modules[name]
 
 
+class _Uncached(SourceFileLoader):
+    """Compiles the file anew. Python would take what lies in `__pycache__` for the code of any
+    file of the same second and size, as after a quick edit."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _execute(name: str, path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
