@@ -31,7 +31,6 @@ UNRECORDED = "measured before results recorded their product files"
 LEGACY = {
     "faults_everything_else.json": UNRECORDED,
     "faults_processes.json": UNRECORDED,
-    "off_policy_lag.json": UNRECORDED,
     "off_policy_replay.json": UNRECORDED,
     "schedule_sim.json scaling": UNRECORDED,
     "staleness.json": UNRECORDED,
