@@ -17,6 +17,7 @@ import measure
 from product import ROOT
 
 from grpo_trainable.command_line import number
+from grpo_trainable.threads import WAITING
 
 MICROBATCH = 16
 STRATEGIES = ("replicated", "ddp", "fsdp2")
@@ -194,7 +195,7 @@ def measured(args: argparse.Namespace, strategy: str, size: int) -> dict[str, An
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **WAITING,
     }
     meter = Meter()
     meter.begin()

@@ -21,6 +21,8 @@ from typing import Any
 
 from measure import parser_of, provenance, run_benchmark, write
 
+from grpo_trainable.threads import WAITING
+
 FIRST_ROUND = 4  # an even one; those before it warm up
 
 
@@ -36,7 +38,7 @@ def main() -> None:
         {
             "TUNE_GLOBAL_CHECKPOINT_S": "1",  # as the launcher sets them
             "RAY_AIR_NEW_OUTPUT": "0",
-            "OMP_WAIT_POLICY": "PASSIVE",
+            **WAITING,
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         }
     )
@@ -46,7 +48,7 @@ def main() -> None:
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",
-        runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}},
+        runtime_env={"env_vars": dict(WAITING)},
     )
     runs: dict[str, list[dict[str, Any]]] = {}
     try:

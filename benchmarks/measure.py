@@ -29,6 +29,7 @@ from grpo_trainable import command_line
 from grpo_trainable.atomic import replacing
 from grpo_trainable.command_line import Parser, number
 from grpo_trainable.noise import Meter
+from grpo_trainable.threads import WAITING
 
 if TYPE_CHECKING:
     from grpo_trainable.engines.torch_engine import TorchEngine
@@ -230,8 +231,7 @@ def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # As the launcher sets it for every actor.
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **WAITING,
     }
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

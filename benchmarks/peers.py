@@ -39,6 +39,7 @@ from measure import ROOT, THREADS, parser_of, provenance, run_benchmark, write
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
+from grpo_trainable.threads import WAITING
 
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 CONTESTS = ("step", "k4", "kl", "generation")
@@ -152,7 +153,7 @@ def racer(name: str, python: str, job: Path, contest: str, threads: int) -> Iter
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **WAITING,
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
     }

@@ -20,6 +20,7 @@ from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
 from grpo_trainable.storage import Place
+from grpo_trainable.threads import WAITING
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
@@ -30,9 +31,6 @@ from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
 from tuning.token import make_token
 from tuning.waiting import WaitingCallback
-
-# Threads that spin while they wait take the core that another actor was promised.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @contextmanager
@@ -76,12 +74,12 @@ def _start_ray(plan: Plan) -> None:
     options: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
-        "runtime_env": {"env_vars": ENVIRONMENT},
+        "runtime_env": {"env_vars": WAITING},
     }
     if address is not None:
         join(address, **options)
         return
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(WAITING)
     make_token(Path.home(), os.environ)
     # Ray starts a worker for each core beforehand, and Tune runs a trial in others, with variables
     # of their own: a CPU second for nothing, when the trial wants it.

@@ -35,6 +35,7 @@ FOUNDATION = {
     "models",
     "tasks",
     "stages",
+    "threads",
     "atomic",
     "command_line",
     "wording",
