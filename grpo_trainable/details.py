@@ -97,38 +97,40 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
     for group in groups:
         text, task = prompt(group.example)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
-        for g, sampled in enumerate(group.response_mask.sum(dim=1).tolist()):
+        sampled = group.response_mask.sum(dim=1).tolist()
+        for g, ids in enumerate(group.responses()):
             columns["cursor"].append(group.prompt_index)
             columns["response_index"].append(g)
             columns["task"].append(task)
             columns["prompt"].append(text)
-            columns["response"].append(decode(group.whole(g)))
+            columns["response"].append(decode(ids))
             columns["reward"].append(rewards[g])
             columns["finished"].append(finished[g])
-            columns["tokens"].append(sampled)
-            columns["turns"].append(_turns(group, g, decode))
+            columns["tokens"].append(sampled[g])
+            columns["turns"].append(_turns(group, g, ids, decode))
     return columns
 
 
-def _turns(group: RolloutGroup, response: int, decode: Decode) -> str | None:
-    """The turns of an episode as JSON: what the policy wrote, what that earned (null where the
-    action was cut off), and what it read then. None where the response was not played."""
+def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str | None:
+    """The turns of a response with tokens `ids` as JSON: what the policy wrote, what that earned
+    (null where the action was cut off), and what it read then. None where it was not played."""
     if group.turn_rewards is None:
         return None
     turns: list[dict[str, Any]] = []
-    for actions, ids, reward in _spans(group, response):
+    for actions, span, reward in _spans(group, response, ids):
         if actions:
-            turns.append({"action": decode(ids), "reward": reward, "observation": ""})
+            turns.append({"action": decode(span), "reward": reward, "observation": ""})
         else:
-            turns[-1]["observation"] = decode(ids)
+            turns[-1]["observation"] = decode(span)
     return json.dumps(turns, ensure_ascii=False)
 
 
-def _spans(group: RolloutGroup, response: int) -> Iterator[tuple[bool, list[int], float | None]]:
+def _spans(
+    group: RolloutGroup, response: int, ids: list[int]
+) -> Iterator[tuple[bool, list[int], float | None]]:
     """(whether it was sampled, its tokens, its reward) of each action and observation, in turn. A
     response begins with an action."""
     assert group.turn_rewards is not None, "only episodes have turns"
-    ids = group.whole(response)
     sampled = group.response_mask[response].tolist()
     rewards = group.turn_rewards[response].tolist()
     start = 0

@@ -131,9 +131,10 @@ class RolloutGroup:
         """(G,) int64, how far each response reaches: `extents` of its mask."""
         return extents(self.response_mask)
 
-    def whole(self, response: int) -> list[int]:
-        """The tokens of a response up to the last that was sampled, those in holes included."""
-        return self.response_ids[response, : int(self.extents[response])].tolist()
+    def responses(self) -> list[list[int]]:
+        """The tokens of each response up to the last that was sampled, those in holes included."""
+        lengths = self.extents.tolist()
+        return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths, strict=True)]
 
     @property
     def has_signal(self) -> bool:

@@ -255,10 +255,7 @@ class Generator:
         completions: Sequence[Completions],
     ) -> list[Scores]:
         """A score of every response, and of every completion after them, by group."""
-        texts = [
-            [self._tokenizer.decode(group.whole(g)) for g in range(len(group.response_ids))]
-            for group in groups
-        ]
+        texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
         for of_group, completed in zip(texts, completions, strict=False):
             of_group += completed.texts
         requests = [

@@ -86,8 +86,8 @@ class Ranks(Protocol):
         ...
 
 
-class Replicas:
-    """Ranks each of which holds the whole policy."""
+class Member:
+    """One of the ranks of a group."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -101,7 +101,12 @@ class Replicas:
         return self._group.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
+        """As `Group.sum_`."""
         return self._group.sum_(tensor)
+
+
+class Replicas(Member):
+    """Ranks each of which holds the whole policy."""
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:

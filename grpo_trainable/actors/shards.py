@@ -19,29 +19,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from grpo_trainable.actors.process_group import ProcessGroup
+from grpo_trainable.actors.ranks import Member
 from grpo_trainable.models.policy import Policy
 
 
-class Shards:
+class Shards(Member):
     """Ranks that hold a policy between them, as `ranks.Ranks` describes them."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
+        super().__init__(group)
+        self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
         self._divided: WeakSet[Policy] = WeakSet()
         # How a parameter lay in memory before it was divided, which takes none stored by column.
         self._strides = WeakTensorKeyDictionary()
-
-    @property
-    def rank(self) -> int:
-        return self._group.rank
-
-    @property
-    def size(self) -> int:
-        return self._group.size
-
-    def sum_(self, tensor: Tensor) -> Tensor:
-        return self._group.sum_(tensor)
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Nothing is left to do: each rank has the sums for the rows that it holds."""
@@ -98,9 +89,8 @@ class Shards:
         """Its rows. Every rank has the whole tensor, so nothing is sent."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
-        device = self._group.device
         return distribute_tensor(
-            tensor.to(device), like.device_mesh, like.placements, src_data_rank=None
+            tensor.to(self._device), like.device_mesh, like.placements, src_data_rank=None
         )
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from grpo_trainable.engines.base import Action, Observation, Partner
-from grpo_trainable.engines.rows import COMPACT_BELOW
-from grpo_trainable.models.sampling import draw_tokens, uniforms
+from grpo_trainable.engines.rows import COMPACT_BELOW, draws_of
+from grpo_trainable.models.sampling import draw_tokens
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.rollout import Request, RolloutGroup, extents
 
@@ -39,26 +38,21 @@ class EpisodeRows:
         self._stops = stops
         self._end_ids = frozenset(limits.end_ids)
         self._device = device
-        owners = [(r, response) for r in requests for response in range(r.group_size)]
-        self._uniforms = np.stack(  # (B, R)
-            [
-                uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens)
-                for r, response in owners
-            ]
-        )
-        self._prompts = [r.prompt_ids for r, _ in owners]
-        shape = (len(owners), limits.max_new_tokens)
+        self._uniforms = draws_of(requests, seed)  # (B, R)
+        self._prompts = [r.prompt_ids for r in requests for _ in range(r.group_size)]
+        rows = len(self._prompts)
+        shape = (rows, limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id)
         self._mask = torch.zeros(shape, dtype=torch.bool)
         self._log_probs = torch.zeros(shape)
         self._versions = torch.zeros(shape, dtype=torch.int32)
         self._rounds = torch.zeros(shape, dtype=torch.int32)
-        self._finished = torch.zeros(len(owners), dtype=torch.bool)
+        self._finished = torch.zeros(rows, dtype=torch.bool)
 
-        self._rows = list(range(len(owners)))  # (A,) which of the B
-        self._length = [0] * len(owners)  # tokens of each response
-        self._action: list[list[int]] = [[] for _ in owners]  # the tokens of the one under way
-        self._fed: list[deque[int]] = [deque() for _ in owners]  # still to be fed
+        self._rows = list(range(rows))  # (A,) which of the B
+        self._length = [0] * rows  # tokens of each response
+        self._action: list[list[int]] = [[] for _ in range(rows)]  # the tokens of the one under way
+        self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # still to be fed
         self._waiting: set[int] = set()  # for what their environment says
         self._over: set[int] = set()
 

@@ -20,6 +20,17 @@ from grpo_trainable.rollout import Request, RolloutGroup, extents
 COMPACT_BELOW = 0.75
 
 
+def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
+    """The draws (B, R) of every row's tokens, those of a request's group one after the other."""
+    return np.stack(
+        [
+            uniforms(seed, r.stream, r.prompt_index, response, r.limits.max_new_tokens, r.state)
+            for r in requests
+            for response in range(r.group_size)
+        ]
+    )
+
+
 class Rows:
     """Draws the tokens, records them, and knows which rows have ended."""
 
@@ -38,12 +49,7 @@ class Rows:
         self._pad_id = pad_id
         self._stops = stops
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
-        draws = [
-            uniforms(seed, r.stream, r.prompt_index, response, limits.max_new_tokens, r.state)
-            for r in requests
-            for response in range(r.group_size)
-        ]
-
+        draws = draws_of(requests, seed)
         # The tokens of each row's response that its prompt ends with.
         self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
@@ -56,7 +62,7 @@ class Rows:
         self._rounds: list[int] = []
 
         self._rows = torch.arange(len(draws), device=device)  # (A,) which of the B
-        self._uniforms = torch.from_numpy(np.stack(draws)).to(device)  # (A, R)
+        self._uniforms = torch.from_numpy(draws).to(device)  # (A, R)
 
     def sampled(self, tokens: slice | int) -> Tensor:
         """Token ids (A, …) that the rows in the batch have sampled so far."""

@@ -131,19 +131,20 @@ class Evaluator:
         """Yields the responses of a group, not scored yet."""
         index = group.prompt_index
         log_probs = group.behaviour_log_probs.double().sum(dim=1).tolist()
-        for g, mask in enumerate(group.response_mask):
+        tokens = group.response_mask.sum(dim=1).tolist()
+        for g, ids in enumerate(group.responses()):
             yield Generation(
                 prompt_index=index,
                 response_index=g,
                 prompt=self._prompts.text(STREAM, index),
-                response=self.policy.tokenizer.decode(group.whole(g)),
+                response=self.policy.tokenizer.decode(ids),
                 ground_truth=self._prompts.ground_truth(STREAM, index),
                 answer=None,
                 reward=None,
                 format_reward=None,
                 answer_reward=None,
                 finished=bool(group.finished[g]),
-                tokens=int(mask.sum()),
+                tokens=tokens[g],
                 log_prob=log_probs[g],
             )
 

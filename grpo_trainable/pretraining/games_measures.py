@@ -78,12 +78,12 @@ def _play(config: GRPOConfig, model: TransformerLM, tokenizer: Tokenizer) -> lis
             requests = [prompts.request("eval", index) for index in indices]
             groups, scores = player.play(engine, requests, lambda: None)
             for group, own in zip(groups, scores, strict=True):
-                for g, score in enumerate(own):
+                for g, (ids, score) in enumerate(zip(group.responses(), own, strict=True)):
                     assert isinstance(score, Score), score
                     episodes.append(
                         {
                             "prompt": prompts.text("eval", group.prompt_index),
-                            "response": tokenizer.decode(group.whole(g)),
+                            "response": tokenizer.decode(ids),
                             "finished": bool(group.finished[g]),
                             "reward": score.reward,
                         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,13 @@ def trial_config(**values: Any) -> dict[str, Any]:
     return data
 
 
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    """What a row tells of the training, Tune's own keys and those of the machines left out."""
-    apart = (*TIMED, "fleet/")
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(apart)}
+def untimed(
+    row: dict[str, Any], names: Container[str] = NAMES, apart: tuple[str, ...] = ()
+) -> dict[str, float]:
+    """What a row tells of the training: its `names`, without those of clocks, machines and those
+    that begin as one of `apart`."""
+    left_out = (*TIMED, "fleet/", *apart)
+    return {k: row[k] for k in row if k in names and not k.startswith(left_out)}
 
 
 def rows(trial: Path | str) -> list[dict[str, Any]]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import untimed
 from test_real_actors import check_log_probs, run
 
 from grpo_trainable.checkpointing import read_checkpoint
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import NAMES, TIMED
 
 SPEEDS = {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}
 
@@ -60,10 +60,6 @@ def test_every_token_of_an_episode_knows_its_weights(own: dict[str, Any]) -> Non
         assert torch.equal(group.turn_rewards.nansum(dim=1), group.rewards)
     if config.lag == 0:
         assert learner.first_steps[0] == pytest.approx(1.0, abs=1e-5)
-
-
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    return {k: row[k] for k in row if k in NAMES and not k.startswith(TIMED)}
 
 
 def test_a_resumed_trial_of_episodes_equals_the_one_that_went_on(

@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from conftest import trial_config, written_by_the_page
+from conftest import trial_config, untimed, written_by_the_page
 
 from callbacks.rollouts import ROLLOUTS
 from grpo_trainable.checkpointing import read_checkpoint
 from grpo_trainable.details import DETAILS
-from grpo_trainable.metrics import TIMED, names_with
+from grpo_trainable.metrics import names_with
 
 LABELS = ("keyword", "Letters")
-
-
-def untimed(row: dict[str, Any]) -> dict[str, float]:
-    names = names_with(LABELS)
-    return {k: row[k] for k in row if k in names and not k.startswith(TIMED)}
 
 
 def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
@@ -49,7 +44,8 @@ def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
     resumed = trainable(config)
     resumed.restore(str(tmp_path / "middle"))
     again = [resumed.step() for _ in range(2)]
-    assert [untimed(row) for row in again] == [untimed(row) for row in rows[2:]]
+    names = names_with(LABELS)
+    assert [untimed(row, names) for row in again] == [untimed(row, names) for row in rows[2:]]
     resumed.save_checkpoint(str(tmp_path / "again"))
     for part in ("policy", "optimizer"):
         name = f"{part}-00001-of-00001.safetensors"

@@ -110,10 +110,10 @@ def by_hand(model: TransformerLM, request: Request, response: int) -> dict[str, 
 def test_an_episode_is_what_a_full_pass_a_token_gives():
     engine, _, groups = played()
     for request, group in zip(requests(), groups, strict=True):
-        for g in range(request.group_size):
+        for g, ids in enumerate(group.responses()):
             hand = by_hand(engine.model, request, g)
             length = len(hand["ids"])
-            assert group.whole(g) == hand["ids"]
+            assert ids == hand["ids"]
             assert group.response_mask[g, :length].tolist() == hand["mask"]
             assert not group.response_mask[g, length:].any()
             assert [bool(group.finished[g])] == hand["finished"]

@@ -163,5 +163,5 @@ def test_a_response_reaches_up_to_its_last_sampled_token():
     mask = [[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1], [1, 0, 0, 0]]
     own = group([9], [[1, 2, 3, 4]] * 4, mask)
     assert own.extents.tolist() == [3, 0, 4, 1]
-    assert [own.whole(g) for g in range(4)] == [[1, 2, 3], [], [1, 2, 3, 4], [1]]
+    assert own.responses() == [[1, 2, 3], [], [1, 2, 3, 4], [1]]
     assert extents(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import assert_no_actor_left
+from conftest import assert_no_actor_left, untimed
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import cloudpickle, tune
 
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.metrics import NAMES, TIMED
 
 pytest.importorskip("gymnasium", reason="needs the extra rllib")
 
@@ -72,10 +71,9 @@ def config_of(**grpo: Any) -> GRPOAlgorithmConfig:
     )
 
 
-def untimed(result: dict[str, Any]) -> dict[str, float]:
+def told_of(result: dict[str, Any]) -> dict[str, float]:
     """What a result tells of the training, under the names of docs/metrics.md."""
-    flat = tune.utils.util.flatten_dict(result)
-    return {k: flat[k] for k in flat if k in NAMES and not k.startswith(TIMED)}
+    return untimed(tune.utils.util.flatten_dict(result))
 
 
 # ---- Settings --------------------------------------------------------------------------------
@@ -248,7 +246,7 @@ def test_an_rllib_users_walk(algorithms: Any, tmp_path: Path) -> None:
     algo.restore_from_path(path)
     again = algo.train()
     assert again["training_iteration"] == 3
-    assert untimed(again) == untimed(third)
+    assert told_of(again) == told_of(third)
     assert again["env_runners"]["num_episodes_lifetime"] == 48
 
     # In a new process, which has only the checkpoint.
@@ -282,7 +280,7 @@ def test_tunes_own_save_and_restore_work_too(algorithms: Any, tmp_path: Path) ->
     assert algo.told[-1] == "checkpoint_loaded"
     again = algo.train()
     assert again["training_iteration"] == 2
-    assert untimed(again) == untimed(expected)
+    assert told_of(again) == told_of(expected)
 
 
 @pytest.mark.parametrize("runners", [0, 1])
@@ -296,7 +294,7 @@ def test_a_trial_through_rllib_is_the_same_bits_as_through_tune(
     theirs = algorithms(config)
     for _ in range(3):
         expected, got = ours.step(), theirs.train()
-        assert untimed(got) == untimed(expected)
+        assert told_of(got) == told_of(expected)
         assert got["done"] == expected["done"]
     expected = ours.trial.learner_state()
     got = theirs.trial.learner_state()
@@ -380,7 +378,7 @@ def test_a_checkpoint_elsewhere_is_the_same_files(algorithms: Any, tmp_path: Pat
     assert read_checkpoint(tmp_path / "far" / "away" / "grpo").state["learner"]["round"] == 1
     expected = algo.train()
     algo.restore_from_path("far/away", filesystem=elsewhere)
-    assert untimed(algo.train()) == untimed(expected)
+    assert told_of(algo.train()) == told_of(expected)
 
 
 def test_a_checkpoint_without_our_part_or_with_a_foreign_file_in_it_is_refused(
