@@ -62,7 +62,14 @@ class StoredPath:
             return file.read()
 
     def write_bytes(self, content: bytes) -> None:
-        """Replaces the file whole."""
+        """Replaces the file whole. Where the file system has directories, they are made."""
+        try:
+            self._write(content)
+        except FileNotFoundError:
+            self.filesystem.create_dir(self.path.rpartition("/")[0], recursive=True)
+            self._write(content)
+
+    def _write(self, content: bytes) -> None:
         with self.filesystem.open_output_stream(self.path) as file:
             file.write(content)
 

@@ -352,7 +352,10 @@ def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
     assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
     for callback in callbacks:
         callback.on_experiment_end(trials=[resumed])
-    resumed.path = str(trial_directory(resumed))
+    local, bucket = trial_directory(resumed), tmp_path / "bucket" / "trial"
+    for file in local.rglob("*.parquet"):
+        assert (bucket / file.relative_to(local)).read_bytes() == file.read_bytes()
+    resumed.path = str(local)
     resumed.storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
     on_disk = rounds_on_disk(resumed)
     for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
