@@ -372,8 +372,8 @@ def test_a_run_that_was_killed_goes_on_elsewhere_and_equals_one_that_was_not(
     names = set((runs / name).names())
     assert {"progress.csv", "trace.json", "params.json"} <= names
     assert [found for found in names if found.startswith("events.out.tfevents")]
-    # The newest two; and the one that the second command went on from, where Tune had not taken note
-    # of it before the kill.
+    # The newest two; and the one that the second command went on from, where Tune had not yet taken
+    # note of it when it was killed.
     assert len([found for found in names if found.startswith("checkpoint_")]) in (2, 3)
     report = json.loads((runs / "report.json").read_bytes())
     of_local = json.loads((tmp_path / "local" / "run" / "report.json").read_text())
