@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -182,12 +186,14 @@ def test_an_address_that_is_none_is_refused(url):
 
 
 def made(url: str, out: Path, *options: str) -> int:
-    return make_data.main(
-        [
-            *("keyword", str(out), "--endpoint", url, "--named", "m", "--prompts", "60"),
-            *("--batch", "8", "--retries", "0", *options),
-        ]
-    )
+    return make_data.main(arguments(url, out, *options))
+
+
+def arguments(url: str, out: Path, *options: str) -> list[str]:
+    return [
+        *("keyword", str(out), "--endpoint", url, "--named", "m", "--prompts", "60"),
+        *("--batch", "8", "--retries", "0", *options),
+    ]
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -239,6 +245,39 @@ def test_a_set_that_was_interrupted_goes_on_where_it_was(tmp_path, capsys):
         assert made(server.url, out) == 0  # nothing is left to ask for
     assert len(server.asked) == 60
     for name in ("train.jsonl", "eval.jsonl"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_command_writes_the_same_set_when_it_is_given_again(tmp_path):
+    out, thirtieth, over = tmp_path / "set", threading.Event(), threading.Event()
+    answered = itertools.count(1)
+
+    def until_the_thirtieth(request: dict[str, Any]) -> Reply:
+        if next(answered) >= 30:
+            thirtieth.set()
+            over.wait(60)
+        return story_about(request)
+
+    with endpoint(then=until_the_thirtieth) as server:
+        command = subprocess.Popen(
+            [sys.executable, make_data.__file__, *arguments(server.url, out)],
+            stdout=subprocess.DEVNULL,
+        )
+        assert thirtieth.wait(60)
+        command.kill()
+        assert command.wait() == -signal.SIGKILL
+        over.set()
+    assert not (out / "train.jsonl").exists()
+    kept = len(rows(out / "written.jsonl"))
+    assert kept == 24  # three whole batches
+
+    with endpoint() as server:
+        assert made(server.url, out) == 0
+    assert len(server.asked) == 60 - kept
+    with endpoint() as server:
+        assert made(server.url, tmp_path / "whole") == 0
+    for name in ("train.jsonl", "eval.jsonl", "prompts.parquet"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
