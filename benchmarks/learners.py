@@ -104,7 +104,7 @@ def ddp_learner(config: Any, group: Any) -> Any:
 
     class DDPLearner(Learner):
         def _gradient_step(self, scored: Any) -> Any:
-            self._left = len(list(microbatches(scored.batch, self.config.optim, self._ranks)))
+            self._left = len(list(microbatches(scored.batch, self.config, self._ranks)))
             return super()._gradient_step(scored)
 
         def _forward(self, batch: Any) -> Any:

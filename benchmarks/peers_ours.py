@@ -37,7 +37,7 @@ def config_of(job: dict[str, Any], contest: str, threads: float) -> Any:
             "seed": job["seed"],
             "k": 4 if contest == "k4" else 1,
             **({"k_mode": "same_batch"} if contest == "k4" else {}),
-            "model": {"preset": measure.PRESET},
+            "model": {"preset": measure.PRESET, "packing": True},
             "task": {"reward": f"{reward}:score"},
             "rollout": {
                 "prompts": len(job["prompts"]),

@@ -58,7 +58,7 @@ class Critic:
         """What the states before the response tokens are worth, (B, S), 0 off the mask; computed in
         the microbatches of a gradient step."""
         values = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim, self._ranks):
+        for rows in microbatches(batch, self._config, self._ranks):
             micro = batch.rows(rows)
             values[rows, : micro.input_ids.shape[1]] = self.of_states(self.states(micro), micro)
         return self._ranks.sum_(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, cast
 
 import numpy as np
@@ -182,9 +182,11 @@ class Learner:
         if optim.microbatch_tokens is not None:
             most = max(1, optim.microbatch_tokens // length)
         shape = (min(most, rollout.prompts * rollout.group_size), length)
-        # Any token but one that ends a response, with which it may not begin.
-        first = next(token for token in count() if token not in self._end_ids)
-        ids = torch.full(shape, first)
+        # Any tokens but those that end a response, with which it may not begin. Rows differ from
+        # their neighbours, so that packing finds nothing to share.
+        one, other = islice((token for token in count() if token not in self._end_ids), 2)
+        ids = torch.full(shape, one)
+        ids[1::2] = other
         zeros = torch.zeros(shape)
         mask = torch.zeros(shape, dtype=torch.bool)
         mask[:, prompt_tokens - 1 :] = True
@@ -385,7 +387,7 @@ class Learner:
         tokens = loss_denominator("token_mean", scored.loss_mask, config.rollout.max_new_tokens)
         seen = torch.zeros_like(batch.behaviour_log_probs)
         statistics, of_critic = StepStatistics(), CriticStatistics()
-        for rows in microbatches(batch, config.optim, self._ranks):
+        for rows in microbatches(batch, config, self._ranks):
             micro = scored.rows(rows)
             mask, behaviour = micro.loss_mask, micro.batch.behaviour_log_probs
             log_probs, entropy, values = self._forward(micro.batch)

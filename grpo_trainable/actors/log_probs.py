@@ -49,7 +49,7 @@ class LogProbs:
     def without_gradient(self, model: Policy, batch: TrainBatch) -> Tensor:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
-        for rows in microbatches(batch, self._config.optim, self._ranks):
+        for rows in microbatches(batch, self._config, self._ranks):
             micro = batch.rows(rows)
             found, _ = self.with_entropy(model, micro)
             log_probs[rows, : found.shape[1]] = found.to(log_probs.dtype)

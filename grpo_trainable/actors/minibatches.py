@@ -11,7 +11,7 @@ from torch import Tensor
 from grpo_trainable.actors.dealing import deal
 from grpo_trainable.actors.progress import advance
 from grpo_trainable.actors.ranks import ALONE, Ranks
-from grpo_trainable.config import GRPOConfig, OptimSettings
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.rollout import TrainBatch
 
 
@@ -45,22 +45,25 @@ def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Ten
                 yield groups[part].flatten()
 
 
-def microbatches(batch: TrainBatch, optim: OptimSettings, ranks: Ranks = ALONE) -> Iterator[Tensor]:
+def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) -> Iterator[Tensor]:
     """The rows of each microbatch: `optim.microbatch` rows, or as many as `optim.microbatch_tokens`
-    hold with their padding. Long rows go with long ones, since padding is wasted work.
+    hold with their padding. Long rows go with long ones, since padding is wasted work; with
+    `model.packing` the rows of a prompt, which they then share, stay together.
 
     Of several `ranks` each runs its own microbatches, which together have every row once.
     """
     position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
     lengths = (batch.response_mask * position).amax(dim=1)
     order = torch.sort(lengths, stable=True).indices
-    tokens = (lengths + 1).tolist()
+    if config.model.packing:
+        order = torch.arange(len(lengths), device=lengths.device)
+    tokens, optim = (lengths + 1).tolist(), config.optim
     if optim.microbatch_tokens is None:
         parts = list(order.split(optim.microbatch))
     else:
         in_order = [tokens[row] for row in order.tolist()]
         parts = list(_within(order, in_order, optim.microbatch_tokens))
-    hands = deal(parts, lambda rows: len(rows) * tokens[int(rows[-1])], ranks.size)
+    hands = deal(parts, lambda rows: len(rows) * max(tokens[r] for r in rows.tolist()), ranks.size)
     for rows in hands[ranks.rank]:
         yield rows
         advance()
@@ -68,10 +71,11 @@ def microbatches(batch: TrainBatch, optim: OptimSettings, ranks: Ranks = ALONE) 
 
 def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:
     """`order` in parts; each takes rows as long as its number of rows times its longest stays
-    within `at_most`. `tokens`: those of each row, ascending. No part is empty."""
-    start = 0
-    for end, longest in enumerate(tokens, start=1):
+    within `at_most`. `tokens`: those of each row. No part is empty."""
+    start = longest = 0
+    for end, length in enumerate(tokens, start=1):
+        longest = max(longest, length)
         if end - start > 1 and (end - start) * longest > at_most:
             yield order[start : end - 1]
-            start = end - 1
+            start, longest = end - 1, length
     yield order[start:]

@@ -46,7 +46,7 @@ class Shards(Member):
         for layer in policy.layers():
             fully_shard(layer, mesh=self._mesh)
         fully_shard(policy, mesh=self._mesh)
-        register_fsdp_forward_method(policy, "hidden_states")  # scoring calls no `forward`
+        register_fsdp_forward_method(policy, "states_at")  # scoring calls no `forward`
         for module in policy.modules():
             if isinstance(module, FSDPModule):
                 # A sum, since losses are divided by what the whole step has; gloo knows no other.

@@ -262,6 +262,7 @@ ALWAYS_READ = frozenset(
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
+        "model.packing",
         *("task.name", "task.reward_weights", "task.length_penalty", "env.name"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.max_new_tokens", "rollout.stop"),

@@ -79,6 +79,12 @@ class ModelSettings(Settings):
         "Whether the learner computes the activations of each layer again in the backward pass "
         "instead of keeping them.",
     )
+    packing: bool = flag(
+        False,
+        "Whether the learner computes each token once: the prompt of a group for all its "
+        "responses, and no padding. Gradients then differ by rounding. Not for Hugging Face "
+        "models.",
+    )
     lora_rank: int | None = integer(
         None,
         "The rank of LoRA adapters, which are trained in place of the model; none: all of the "

@@ -34,6 +34,15 @@ class Policy(nn.Module, ABC):
             ValueError: S is longer than the context.
         """
 
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Hidden states (T, D) of ids (B, S) at the T positions of `wanted`, bool (B, S), row by
+        row.
+
+        Raises:
+            ValueError: S is longer than the context.
+        """
+        return self.hidden_states(input_ids)[wanted]
+
     @abstractmethod
     def checkpoint_gradients(self) -> None:
         """From now on each layer computes its activations again in the backward pass."""

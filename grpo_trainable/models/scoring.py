@@ -153,7 +153,7 @@ def response_log_probs(
 
 def response_states(model: Policy, input_ids: Tensor, response_mask: Tensor) -> Tensor:
     """Hidden states (T, D) of the positions that predict a response token, row by row."""
-    return model.hidden_states(input_ids)[response_mask]
+    return model.states_at(input_ids, response_mask)
 
 
 def state_log_probs(

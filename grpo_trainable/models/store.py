@@ -17,7 +17,7 @@ from grpo_trainable.models.directory import (
     policy_directory,
     read_own,
     read_tokenizer,
-    refuse_settings_of_hugging_face,
+    refuse_settings_of_other_kind,
 )
 from grpo_trainable.models.hf_directory import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
@@ -83,12 +83,13 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     """
     directory = policy_directory(model)
     if directory is None:
-        return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
+        return _packing(model, TransformerLM(PRESETS[model.preset], seed)), read_tokenizer(None)
+    refuse_settings_of_other_kind(model, directory)
     if is_hugging_face(directory):
         tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
         return _load_hf(model, directory), tokenizer
-    refuse_settings_of_hugging_face(model, directory)
-    return load_policy(directory)
+    policy, tokenizer = load_policy(directory)
+    return _packing(model, policy), tokenizer
 
 
 def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
@@ -109,6 +110,11 @@ def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Toke
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from error
     return policy, tokenizer
+
+
+def _packing(model: PolicySettings, policy: TransformerLM) -> TransformerLM:
+    policy.packs = model.packing
+    return policy
 
 
 def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from grpo_trainable.models.model_config import ModelConfig
+from grpo_trainable.models.packing import Packing, pack
 from grpo_trainable.models.policy import Policy
 
 RMS_EPS = 1e-5
@@ -66,8 +68,25 @@ class Attention(nn.Module):
         out_BNSH = F.scaled_dot_product_attention(qk[0], qk[1], v_BNSH, is_causal=True)
         return self.out(out_BNSH.transpose(1, 2).flatten(2))
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        return self.attend(*self.project(x_BSD, cos_SH, sin_SH))
+    def forward(
+        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, packing: Packing | None = None
+    ) -> Tensor:
+        """`packing`: x is one row, of the T tokens that it packs."""
+        if packing is None:
+            return self.attend(*self.project(x_BSD, cos_SH, sin_SH))
+        return self._attend_packed(x_BSD, cos_SH, sin_SH, packing)
+
+    def _attend_packed(
+        self, x_1TD: Tensor, cos_TH: Tensor, sin_TH: Tensor, packing: Packing
+    ) -> Tensor:
+        """Each row attends to its own tokens, and the projections run once a token."""
+        by_head = (3, self.num_heads, self.head_dim)
+        qkv = self.qkv(x_1TD[0]).unflatten(-1, by_head)
+        qk = rotate(qkv[:, :2], cos_TH[:, None, None], sin_TH[:, None, None])
+        rows = packing.to_rows(torch.cat((qk, qkv[:, 2:]), dim=1).flatten(1))
+        q, k, v = rows.unflatten(-1, by_head).permute(2, 0, 3, 1, 4)
+        out_BNSH = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(packing.from_rows(out_BNSH.transpose(1, 2).flatten(2)))[None]
 
 
 class SwiGLU(nn.Module):
@@ -91,12 +110,14 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.d_model)
         self.mlp = SwiGLU(config)
 
-    def forward(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH)
+    def forward(
+        self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, packing: Packing | None = None
+    ) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH, packing)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
-def _checkpointed(block: Block, *inputs: Tensor) -> Tensor:
+def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
     """The output of a block whose activations are computed again in the backward pass."""
     from torch.utils.checkpoint import checkpoint  # loads much of torch that is not needed else
 
@@ -129,6 +150,7 @@ class TransformerLM(Policy):
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.packs = False  # whether `states_at` computes each token once
         self._checkpoints_gradients = False
         if seed is not None:
             self._initialise(seed)
@@ -176,14 +198,23 @@ class TransformerLM(Policy):
         """
         length = input_ids.shape[1]
         self.refuse_too_long(length)
-        cos_SH, sin_SH = self.cos[:length], self.sin[:length]
-        x_BSD = self.embedding(input_ids)
+        return self._states(input_ids, self.cos[:length], self.sin[:length])
+
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        if not self.packs:
+            return super().states_at(input_ids, wanted)
+        self.refuse_too_long(input_ids.shape[1])
+        packing = pack(input_ids, wanted)
+        cos_TH, sin_TH = self.cos[packing.positions], self.sin[packing.positions]
+        states_1TD = self._states(packing.ids[None], cos_TH, sin_TH, packing)
+        return F.embedding(packing.token_at_BS[wanted], states_1TD[0])
+
+    def _states(self, ids: Tensor, *positions: Tensor | Packing) -> Tensor:
+        x_BSD = self.embedding(ids)
         again = self._checkpoints_gradients and torch.is_grad_enabled()
         for block in self.blocks:
-            if again:
-                x_BSD = _checkpointed(block, x_BSD, cos_SH, sin_SH)
-            else:
-                x_BSD = block(x_BSD, cos_SH, sin_SH)
+            run = partial(_checkpointed, block) if again else block
+            x_BSD = run(x_BSD, *positions)
         return self.final_norm(x_BSD)
 
     def forward(self, input_ids: Tensor) -> Tensor:

@@ -32,7 +32,9 @@ ALLOWED = {
 
 def settings(path: str) -> GRPOConfig:
     # The limit of the norm is reached: a norm of parts alone would limit them differently.
-    return config_with(path, optim={"grad_clip": 0.05}, loss={"kl_coef": 0.05})
+    packing = torch.get_default_dtype() == torch.float64  # half of the runs pack
+    model, optim = {"path": path, "packing": packing}, {"grad_clip": 0.05}
+    return config_with(path, model=model, optim=optim, loss={"kl_coef": 0.05})
 
 
 def two_rounds(path: str, ranks: Ranks) -> dict[str, Any]:

@@ -508,6 +508,34 @@ def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"k": 2, "loss": {"kl_coef": 0.1}},
+        {"loss": {"type": "ppo", "advantage": "gae"}},
+        {"loss": {"type": "ppo", "advantage": "gae"}, "critic": {"body": "own"}},
+    ],
+)
+def test_packed_rows_train_as_padded_ones_do(policy_path: str, settings: dict[str, Any]) -> None:
+    found = []
+    for packing in (False, True):
+        pair = Pair(policy_path, **settings, model={"packing": packing}, optim={"microbatch": 5})
+        updated, weights = a_round(pair)
+        found.append((updated.steps, updated.kl, weights))
+    (steps, kl, weights), (packed_steps, packed_kl, packed_weights) = found
+    for step, packed in zip(steps, packed_steps, strict=True):
+        assert packed.loss == pytest.approx(step.loss, abs=1e-5)
+        assert packed.grad_norm == pytest.approx(step.grad_norm, rel=1e-4)
+    for name, drift in kl.items():
+        assert packed_kl[name].k3 == pytest.approx(drift.k3, rel=1e-3, abs=1e-7)
+    assert 0 < distance(weights, packed_weights) < 1e-2 * distance(weights, first(policy_path))
+
+
+def first(policy_path: str) -> Weights:
+    return Pair(policy_path).weights()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_type", ["m2po", "clip_cov", "kl_cov"])
 def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches(
     policy_path: str, loss_type: str

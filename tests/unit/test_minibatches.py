@@ -28,10 +28,10 @@ def batch_of(lengths: list[int]) -> TrainBatch:
     )
 
 
-def parts(lengths: list[int], **optim: int) -> list[list[int]]:
-    data = {"optim": optim, "rollout": {"max_new_tokens": 1}}
-    settings = GRPOConfig.from_dict(data).optim
-    return [rows.tolist() for rows in microbatches(batch_of(lengths), settings)]
+def parts(lengths: list[int], *, packing: bool = False, **optim: int) -> list[list[int]]:
+    model, rollout = {"packing": packing}, {"max_new_tokens": 1}
+    config = GRPOConfig.from_dict({"optim": optim, "rollout": rollout, "model": model})
+    return [rows.tolist() for rows in microbatches(batch_of(lengths), config)]
 
 
 def test_a_microbatch_has_a_number_of_rows():
@@ -49,10 +49,16 @@ def test_a_row_that_is_too_long_is_alone():
     assert parts([9, 1, 9], microbatch_tokens=4) == [[1], [0], [2]]
 
 
+def test_packed_rows_keep_their_order():
+    assert parts([3, 1, 2, 3, 1], packing=True, microbatch=2) == [[0, 1], [2, 3], [4]]
+    # 3 + 1 and its padding are 2 x 3; with another row they would be 3 x 3.
+    assert parts([3, 1, 2, 1], packing=True, microbatch_tokens=6) == [[0, 1], [2, 3]]
+
+
 @pytest.mark.slow
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 80))
-def test_every_row_is_in_one_microbatch_that_fits(lengths: list[int], tokens: int):
-    found = parts(lengths, microbatch_tokens=tokens)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=20), st.integers(1, 80), st.booleans())
+def test_every_row_is_in_one_microbatch_that_fits(lengths: list[int], tokens: int, packing: bool):
+    found = parts(lengths, packing=packing, microbatch_tokens=tokens)
     assert sorted(row for rows in found for row in rows) == list(range(len(lengths)))
     for rows in found:
         assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= tokens
