@@ -81,8 +81,8 @@ class ModelSettings(Settings):
     )
     packing: bool = flag(
         False,
-        "Whether the learner computes each token once: the prompt of a group for all its "
-        "responses, and no padding. Gradients then differ by rounding. Not for Hugging Face "
+        "Whether the learner computes each token once, the prompt of a group for all its "
+        "responses and no padding, which changes gradients by rounding; not for Hugging Face "
         "models.",
     )
     lora_rank: int | None = integer(

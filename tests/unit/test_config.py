@@ -81,6 +81,7 @@ DEFAULTS = {
         "dtype": "float32",
         "head_fp32": True,
         "gradient_checkpointing": False,
+        "packing": False,
         "lora_rank": None,
         "lora_alpha": None,
         "lora_targets": "all-linear",
