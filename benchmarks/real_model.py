@@ -49,6 +49,7 @@ SETTINGS = {
     "model.dtype": "bfloat16",
     "model.head_fp32": "false",  # as under TRL's autocast
     "model.gradient_checkpointing": "true",
+    "model.packing": "true",  # which TRL has for FlashAttention 2 alone, and not for prompts
     "rollout.group_size": GROUP_SIZE,
     "rollout.max_new_tokens": NEW_TOKENS,
     "rollout.temperature": TEMPERATURE,

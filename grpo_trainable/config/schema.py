@@ -82,8 +82,7 @@ class ModelSettings(Settings):
     packing: bool = flag(
         False,
         "Whether the learner computes each token once, the prompt of a group for all its "
-        "responses and no padding, which changes gradients by rounding; not for Hugging Face "
-        "models.",
+        "responses and no padding, which changes gradients by rounding.",
     )
     lora_rank: int | None = integer(
         None,

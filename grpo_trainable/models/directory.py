@@ -94,8 +94,8 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
     directory = policy_directory(model)
     if directory is None:
         return policy_shape(model), read_tokenizer(None)
-    refuse_settings_of_other_kind(model, directory)
     if not is_hugging_face(directory):
+        refuse_settings_of_hugging_face(model, directory)
         config, tokenizer = read_own(directory)
         check_weights(directory, config)
         return policy_shape(model), tokenizer
@@ -149,15 +149,8 @@ def read_tokenizer(path: str | None) -> Tokenizer:
     return Tokenizer.load(directory / "tokenizer.json")
 
 
-def refuse_settings_of_other_kind(model: PolicySettings, directory: Path) -> None:
-    """ValueError where a policy of ours is asked for what only those of transformers can do, or the
-    other way round."""
-    if is_hugging_face(directory):
-        if model.packing:
-            raise ValueError(
-                f"{directory}: model.packing is not for Hugging Face models, and this is one"
-            )
-        return
+def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
+    """ValueError where a policy of ours is asked for what only those of transformers can do."""
     asked = {
         "model.dtype": model.dtype != "float32",
         "model.lora_rank": model.lora_rank is not None,

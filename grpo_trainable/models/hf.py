@@ -14,7 +14,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from grpo_trainable.models.hf_attention import NO_MASK, attend_by_rows
 from grpo_trainable.models.hf_directory import one_line, read_shape, refuse_unusable
+from grpo_trainable.models.packing import pack
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
 
@@ -39,6 +41,7 @@ class HFPolicy(Policy):
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
         self.head_fp32 = head_fp32
         self.model = model.eval()
+        self._packs = False
         self._refuse_other_heads()
 
     @property
@@ -55,6 +58,20 @@ class HFPolicy(Policy):
         self.refuse_too_long(input_ids.shape[1])
         return self.body(input_ids=input_ids, use_cache=False).last_hidden_state
 
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        if not self._packs:
+            return super().states_at(input_ids, wanted)
+        self.refuse_too_long(input_ids.shape[1])
+        packing = pack(input_ids, wanted)
+        states_1TD = self.body(
+            input_ids=packing.ids[None],
+            position_ids=packing.positions[None],
+            attention_mask=NO_MASK.to(input_ids.device),
+            packing=packing,
+            use_cache=False,
+        ).last_hidden_state
+        return packing.at(wanted, states_1TD[0])
+
     def layers(self) -> Sequence[torch.nn.Module]:
         """What the largest list of modules in the body holds: transformers has no other name for
         it that all architectures share."""
@@ -64,6 +81,30 @@ class HFPolicy(Policy):
     def weights(self) -> dict[str, Tensor]:
         """Live parameters under transformers' own names."""
         return dict(self.model.named_parameters())
+
+    @torch.no_grad()
+    def pack_rows(self) -> None:
+        """From now on `states_at` computes each token once.
+
+        Raises:
+            ValueError: the architecture cannot, or its packed states are others.
+        """
+        ids = self._probe().repeat(3, 1)
+        ids[1:, PROBE_TOKENS // 2 :] = ids[1:, PROBE_TOKENS // 2 :].flip(1)
+        wanted = torch.ones_like(ids, dtype=torch.bool)
+        wanted[1, -3:] = False
+        expected = self.states_at(ids, wanted)
+        try:
+            attend_by_rows(self.model)
+            self._packs = True
+            found = self.states_at(ids, wanted)
+        except (TypeError, ValueError) as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{_cannot_pack(self.model)} ({why})") from error
+        # Relative to the largest, and far above rounding.
+        allowed = 2.0**-4 if found.dtype == torch.bfloat16 else 2.0**-12
+        if not bool((found - expected).abs().max() <= allowed * expected.abs().max()):
+            raise ValueError(_cannot_pack(self.model))
 
     def checkpoint_gradients(self) -> None:
         """Has the layers compute their activations again in the backward pass.
@@ -165,6 +206,10 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
 
 def _parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _cannot_pack(model: torch.nn.Module) -> str:
+    return f"model.packing=true: {type(model).__name__} cannot do that"
 
 
 def _cannot_checkpoint(model: torch.nn.Module) -> str:

@@ -87,6 +87,12 @@ class LoraPolicy(Policy):
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         return self.base.hidden_states(input_ids)
 
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        return self.base.states_at(input_ids, wanted)
+
+    def pack_rows(self) -> None:
+        self.base.pack_rows()
+
     def checkpoint_gradients(self) -> None:
         self.base.checkpoint_gradients()
 
@@ -151,6 +157,13 @@ class _WithoutAdapters(Policy):
     def hidden_states(self, input_ids: Tensor) -> Tensor:
         with self._policy[0].disabled():
             return self._policy[0].hidden_states(input_ids)
+
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        with self._policy[0].disabled():
+            return self._policy[0].states_at(input_ids, wanted)
+
+    def pack_rows(self) -> None:
+        self._policy[0].pack_rows()
 
     def checkpoint_gradients(self) -> None:
         raise NotImplementedError("it is never trained")

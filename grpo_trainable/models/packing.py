@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_trainable.models.policy import widened
+
 
 class Packing(NamedTuple):
     """Which tokens of padded rows are computed, and where the rows find them."""
@@ -24,12 +26,21 @@ class Packing(NamedTuple):
     home_T: Tensor  # a position of each token in the rows, of 0 to B S - 1
 
     def to_rows(self, x_TD: Tensor) -> Tensor:
-        """(B, S, D). A state that several rows share gets the sum of their gradients."""
-        return F.embedding(self.token_at_BS, x_TD)
+        """(B, S, D). What several rows share gets the sum of their gradients."""
+        return _picked(x_TD, self.token_at_BS)
 
     def from_rows(self, x_BSD: Tensor) -> Tensor:
         """(T, D)."""
-        return F.embedding(self.home_T, x_BSD.flatten(0, 1))
+        return _picked(x_BSD.flatten(0, 1), self.home_T)
+
+    def at(self, wanted: Tensor, x_TD: Tensor) -> Tensor:
+        """(positions of `wanted`, D), row by row; `wanted` is that of `pack`."""
+        return _picked(x_TD, self.token_at_BS[wanted])
+
+
+def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
+    """Gradients are added up in float32 at least."""
+    return F.embedding(index, widened(x_TD)).to(x_TD.dtype)
 
 
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:

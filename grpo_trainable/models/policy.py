@@ -44,6 +44,14 @@ class Policy(nn.Module, ABC):
         return self.hidden_states(input_ids)[wanted]
 
     @abstractmethod
+    def pack_rows(self) -> None:
+        """From now on `states_at` computes each token once (models/packing.py).
+
+        Raises:
+            ValueError: the architecture cannot, in one line.
+        """
+
+    @abstractmethod
     def checkpoint_gradients(self) -> None:
         """From now on each layer computes its activations again in the backward pass."""
 

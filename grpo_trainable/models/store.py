@@ -17,7 +17,7 @@ from grpo_trainable.models.directory import (
     policy_directory,
     read_own,
     read_tokenizer,
-    refuse_settings_of_other_kind,
+    refuse_settings_of_hugging_face,
 )
 from grpo_trainable.models.hf_directory import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
@@ -81,15 +81,24 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     Raises:
         ValueError: the directory cannot be used, in one line that begins with it.
     """
+    policy, tokenizer = _unpacked(model, seed)
+    if model.packing:
+        try:
+            policy.pack_rows()
+        except ValueError as error:
+            raise ValueError(f"{model.path}: {error}") from error
+    return policy, tokenizer
+
+
+def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     directory = policy_directory(model)
     if directory is None:
-        return _packing(model, TransformerLM(PRESETS[model.preset], seed)), read_tokenizer(None)
-    refuse_settings_of_other_kind(model, directory)
+        return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
         tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
         return _load_hf(model, directory), tokenizer
-    policy, tokenizer = load_policy(directory)
-    return _packing(model, policy), tokenizer
+    refuse_settings_of_hugging_face(model, directory)
+    return load_policy(directory)
 
 
 def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
@@ -110,11 +119,6 @@ def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Toke
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from error
     return policy, tokenizer
-
-
-def _packing(model: PolicySettings, policy: TransformerLM) -> TransformerLM:
-    policy.packs = model.packing
-    return policy
 
 
 def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:

@@ -150,7 +150,7 @@ class TransformerLM(Policy):
         cos, sin = rope_tables(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        self.packs = False  # whether `states_at` computes each token once
+        self._packs = False
         self._checkpoints_gradients = False
         if seed is not None:
             self._initialise(seed)
@@ -186,6 +186,9 @@ class TransformerLM(Policy):
     def layers(self) -> Sequence[nn.Module]:
         return self.blocks
 
+    def pack_rows(self) -> None:
+        self._packs = True
+
     def checkpoint_gradients(self) -> None:
         """From now on each block computes its activations again in the backward pass."""
         self._checkpoints_gradients = True
@@ -201,13 +204,13 @@ class TransformerLM(Policy):
         return self._states(input_ids, self.cos[:length], self.sin[:length])
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
-        if not self.packs:
+        if not self._packs:
             return super().states_at(input_ids, wanted)
         self.refuse_too_long(input_ids.shape[1])
         packing = pack(input_ids, wanted)
         cos_TH, sin_TH = self.cos[packing.positions], self.sin[packing.positions]
         states_1TD = self._states(packing.ids[None], cos_TH, sin_TH, packing)
-        return F.embedding(packing.token_at_BS[wanted], states_1TD[0])
+        return packing.at(wanted, states_1TD[0])
 
     def _states(self, ids: Tensor, *positions: Tensor | Packing) -> Tensor:
         x_BSD = self.embedding(ids)

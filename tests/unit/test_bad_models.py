@@ -86,12 +86,6 @@ def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # 
     refused(found, f"model.path={tmp_path}/spoilt", *words)
 
 
-@pytest.mark.slow
-def test_packing_is_not_for_hugging_face_models(command, model):  # noqa: F811
-    found = command(*SPACE, "--set", f"model.path={model}", "--set", "model.packing=true")
-    refused(found, f"model.path={model}: model.packing is not for Hugging Face models")
-
-
 def prompts(file: Path, *rows: dict[str, Any]) -> None:
     stories = [{"prompt": f"Write about {i}", "answer": "fox"} for i in range(200)]
     file.write_text("".join(json.dumps(row) + "\n" for row in [*stories, *rows]))

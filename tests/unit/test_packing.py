@@ -63,7 +63,7 @@ def test_packed_log_probs_and_gradients_are_those_of_padded_rows(
 ):
     ids, targets, mask = made_up(rows, seed)
     padded, packed = (TransformerLM(SHAPE, seed).double() for _ in range(2))
-    packed.packs = True
+    packed.pack_rows()
     if checkpoints:
         packed.checkpoint_gradients()
     weight = torch.rand(ids.shape, generator=torch.Generator().manual_seed(seed)).double()
