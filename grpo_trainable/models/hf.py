@@ -14,7 +14,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from grpo_trainable.models.hf_attention import NO_MASK, attend_by_rows
 from grpo_trainable.models.hf_directory import one_line, read_shape, refuse_unusable
 from grpo_trainable.models.packing import pack
 from grpo_trainable.models.policy import Policy
@@ -66,7 +65,8 @@ class HFPolicy(Policy):
         states_1TD = self.body(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
-            attention_mask=NO_MASK.to(input_ids.device),
+            # A mask of four dimensions is handed on as it is; that of packed rows is never read.
+            attention_mask=wanted.new_ones(1, 1, 1, 1),
             packing=packing,
             use_cache=False,
         ).last_hidden_state
@@ -89,6 +89,8 @@ class HFPolicy(Policy):
         Raises:
             ValueError: the architecture cannot, or its packed states are others.
         """
+        from grpo_trainable.models.hf_attention import attend_by_rows  # loads torch's compiler
+
         ids = self._probe().repeat(3, 1)
         ids[1:, PROBE_TOKENS // 2 :] = ids[1:, PROBE_TOKENS // 2 :].flip(1)
         wanted = torch.ones_like(ids, dtype=torch.bool)

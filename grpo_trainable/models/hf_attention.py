@@ -16,8 +16,6 @@ from transformers.masking_utils import sdpa_mask
 from grpo_trainable.models.packing import Packing
 
 NAME = "grpo_trainable_rows"
-# A mask of four dimensions is handed on as it is, and that of packed rows is never read.
-NO_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 # What the attention of some architectures does besides, by the arguments that say so.
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
 
@@ -48,9 +46,9 @@ def _attention(
     for name in UNKNOWN:
         if others.get(name) is not None:
             raise ValueError(f"its attention has {name}")
-    rows = [_to_rows(packing, x) for x in (query, key, value)]
+    query, key, value = (_to_rows(packing, x) for x in (query, key, value))
     others["is_causal"] = True
-    out_BSNH, _ = sdpa_attention_forward(module, *rows, None, **others)
+    out_BSNH, _ = sdpa_attention_forward(module, query, key, value, None, **others)
     out_TD = packing.from_rows(out_BSNH.flatten(2))
     return out_TD.view(1, -1, *out_BSNH.shape[2:]), None
 
