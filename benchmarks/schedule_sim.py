@@ -22,6 +22,7 @@ reference    What `resources.reference=generator` should bring: the stages of th
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -141,50 +142,36 @@ def rounds_counted(generators: int) -> int:
     return max(12, min(200, 3200 // generators))
 
 
-def scale(generators: Sequence[int], seeds: int) -> list[dict[str, Any]]:
+def scale(count: int, sigma: float, seeds: int) -> dict[str, Any]:
+    """A point of the plot for every schedule."""
     deepest = max(s["lag"] for s in SCHEDULES.values())
-    results = []
-    for count in generators:
-        for sigma in TAILS:
-            walls: dict[str, list[float]] = {}
-            lags: dict[str, list[float]] = {}
-            began = time.monotonic()
-            for label, schedule in SCHEDULES.items():
-                walls[label] = []
-                lags[label] = []
-                # The first rounds fill the pipe, in the last there is nothing left to sample.
-                counted = rounds_counted(count)
-                config = scaled_config(count, deepest + 2 + counted + deepest, schedule)
-                # Where a round has a thousand chunks, seeds agree.
-                for seed in range(seeds if sigma and count < 256 else 1):
-                    reports = simulate(config, long_tailed(seed, sigma), seed=seed)
-                    window = reports[deepest + 2 : deepest + 2 + counted]
-                    walls[label].append(wall_clock_a_round(window))
-                    lags[label].append(
-                        statistics.fmean(report.metrics["lag/mean"] for report in window)
-                    )
-            speed_ups = {
-                label: [base / wall for base, wall in zip(walls["sync"], walls[label], strict=True)]
-                for label in SCHEDULES
-            }
-            medians = {label: statistics.median(values) for label, values in speed_ups.items()}
-            results.append(
-                {
-                    "generators": count,
-                    "sigma": sigma,
-                    "rounds_counted": rounds_counted(count),
-                    "sync_round_s": statistics.median(walls["sync"]),
-                    "speed_ups": speed_ups,
-                    "speed_up_medians": medians,
-                    "mean_lag": {label: statistics.median(lags[label]) for label in lags},
-                }
-            )
-            shown = ", ".join(f"{label} {m:.2f}x" for label, m in medians.items() if m != 1.0)
-            print(
-                f"{count:>5} generators, σ {sigma:g}: {shown} ({time.monotonic() - began:.0f} s)",
-                flush=True,
-            )
-    return results
+    walls: dict[str, list[float]] = {label: [] for label in SCHEDULES}
+    lags: dict[str, list[float]] = {label: [] for label in SCHEDULES}
+    # The first rounds fill the pipe, in the last there is nothing left to sample.
+    counted = rounds_counted(count)
+    for label, schedule in SCHEDULES.items():
+        config = scaled_config(count, deepest + 2 + counted + deepest, schedule)
+        # Where a round has a thousand chunks, seeds agree.
+        for seed in range(seeds if sigma and count < 256 else 1):
+            reports = simulate(config, long_tailed(seed, sigma), seed=seed)
+            window = reports[deepest + 2 : deepest + 2 + counted]
+            walls[label].append(wall_clock_a_round(window))
+            lags[label].append(statistics.fmean(report.metrics["lag/mean"] for report in window))
+    speed_ups = {
+        label: [base / wall for base, wall in zip(walls["sync"], walls[label], strict=True)]
+        for label in SCHEDULES
+    }
+    return {
+        "generators": count,
+        "sigma": sigma,
+        "rounds_counted": counted,
+        "sync_round_s": statistics.median(walls["sync"]),
+        "speed_ups": speed_ups,
+        "speed_up_medians": {
+            label: statistics.median(values) for label, values in speed_ups.items()
+        },
+        "mean_lag": {label: statistics.median(lags[label]) for label in lags},
+    }
 
 
 def scaled_config(generators: int, rounds: int, schedule: dict[str, Any]) -> GRPOConfig:
@@ -326,18 +313,34 @@ def main() -> None:
             "largest_errors": worst,
         }
     if "scaling" in args.parts:
-        points = scale(args.generators, args.seeds)
-        result["scaling"] = {
-            **provenance(args),
-            "workload": {"units": CHUNKS, "sync_s": SYNC_S},
-            "points": points,
-        }
-        draw(points, args.plot)
+        scaled(args, result)
+        draw(result["scaling"]["points"], args.plot)
     if "reference" in args.parts:
         measured = json.loads((RESULTS / "asynchrony.json").read_text())["workload"]
         found = reference_in_the_generator(measured)
         result["reference"] = {**provenance(args), "workloads": found}
     write(args.out, result)
+
+
+def scaled(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Fills the part `scaling`, which is written after every point."""
+    workload = {"units": CHUNKS, "sync_s": SYNC_S, "seeds": args.seeds}
+    origin = {**provenance(args), "workload": workload}
+    kept = result.get("scaling", {})
+    goes_on = all(kept.get(key) == origin[key] for key in ("product", "workload"))
+    points = kept["points"] if goes_on else []
+    result["scaling"] = {**origin, "points": points}
+    for count in args.generators:
+        for sigma in TAILS:
+            if any((p["generators"], p["sigma"]) == (count, sigma) for p in points):
+                continue
+            began = time.monotonic()
+            points.append(scale(count, sigma, args.seeds))
+            medians = points[-1]["speed_up_medians"]
+            shown = ", ".join(f"{label} {m:.2f}x" for label, m in medians.items() if m != 1.0)
+            seconds = time.monotonic() - began
+            print(f"{count:>5} generators, σ {sigma:g}: {shown} ({seconds:.0f} s)", flush=True)
+            write(args.out, result, quiet=True)
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

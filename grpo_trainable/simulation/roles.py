@@ -128,10 +128,11 @@ class VirtualGenerator:
 
     def _at(self, moment: float) -> tuple[int, int]:
         """The (version, round) of the weights that the generator had at a moment."""
-        there = [weights for since, *weights in self._weights if since <= moment]
-        assert there, "samples before it has weights"
-        version, round_ = max(there)
-        return version, round_
+        # Weights arrive in the order of their versions.
+        for since, version, round_ in reversed(self._weights):
+            if since <= moment:
+                return version, round_
+        raise AssertionError("samples before it has weights")
 
     def generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored | Sampled:
         scored = self._generate(start, end, requests)
