@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
+from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, write
 from memory import Peaks, peaks_of
 from trials import finished_trial, overhead, rows_of
 
@@ -255,14 +255,7 @@ class Bench:
     def _peer(self, script: str, argument: str) -> None:
         """Runs a neighbour of this file in the environment of TRL."""
         command = [str(self._args.peer), str(ROOT / "benchmarks" / script), argument]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": str(THREADS),
-            "HF_HUB_OFFLINE": "1",
-            "TQDM_DISABLE": "1",
-        }
-        done = subprocess.run(command, env=environment)
+        done = subprocess.run(command, env=environment_of_peer(THREADS))
         if done.returncode != 0:
             sys.exit(f"{script} ended with status {done.returncode}")
 
