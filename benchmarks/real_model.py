@@ -40,7 +40,7 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# Of every training. Those that TRL has as well are handed to it.
+# The settings of every training. Those that TRL has as well are handed to it.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 1e-5, (0.9, 0.95)
@@ -316,7 +316,7 @@ def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory(peaks: Peaks) -> dict[str, Any]:
-    """Of all processes of the training, this one included, and of each large one."""
+    """The memory of all processes of the training, this one included, and of each large one."""
     return {"memory_mb": {"all": peaks.total_mb, **peaks.by_process_mb}}
 
 

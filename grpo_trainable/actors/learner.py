@@ -197,7 +197,7 @@ class Learner:
         if self._teacher is not None:
             with clock("reference"):
                 batches, teacher_nats = self._batches.taught(self._teacher, batches)
-        # Before the first gradient step: with k > 1 the later steps reuse the answers.
+        # The scores are made before the first gradient step: with k > 1 the later steps reuse them.
         with clock("reference"):
             scored = self._batches.scored(batches, plan)
             nll = _mean_nll(scored)
@@ -246,7 +246,7 @@ class Learner:
         """
         with self._context.call():
             with self._context.clock("sync"):
-                weights, handle = self._weights(), None  # of other ranks, its parts alone
+                weights, handle = self._weights(), None  # other ranks have their parts alone
                 if self._sender is not None:
                     self._sender.release(needed_from)
                     handle = self._sender.publish(weights, self.policy.frozen())
@@ -263,7 +263,7 @@ class Learner:
         return cast("StagingSender", self._sender).staged(round_)
 
     def _weights(self) -> LiveWeights:
-        """Without tensors where another rank publishes."""
+        """The weights as they are published; without tensors where another rank publishes."""
         dtype = getattr(torch, self.config.transport_dtype)
         tensors = {
             # What is held in lower precision travels in it.
@@ -275,11 +275,11 @@ class Learner:
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> LearnerState:
-        """As `TrainingState.gathered`."""
+        """What a checkpoint keeps, as `TrainingState.gathered` says."""
         return self._state.gathered()
 
     def own_state(self) -> LearnerState:
-        """As `TrainingState.own`."""
+        """What this rank holds of it, as `TrainingState.own` says."""
         return self._state.own()
 
     def rewind(self, state: LearnerState) -> None:
@@ -292,7 +292,7 @@ class Learner:
         return self._state.write(directory, seen_by)
 
     def load_state(self, state: LearnerState) -> None:
-        """As `TrainingState.load`."""
+        """Goes on from a state, as `TrainingState.load` says."""
         self._state.load(state)
 
     def progress(self) -> int:

@@ -70,7 +70,7 @@ def microbatches(batch: TrainBatch, optim: OptimSettings, ranks: Ranks = ALONE) 
 def largest_microbatch(
     config: GRPOConfig, prompt_tokens: int, end_ids: Collection[int]
 ) -> TrainBatch:
-    """As many rows as a microbatch of this config has at most, each as long as can be; made up.
+    """A made-up microbatch with as many rows as one of this config has, each as long as can be.
 
     `prompt_tokens` has the longest prompt. A row is of one token, none of `end_ids`, with which no
     response may begin.

@@ -165,7 +165,7 @@ class TransformerLM(Policy):
         return self.blocks
 
     def checkpoint_gradients(self) -> None:
-        """From now on each block computes its activations again in the backward pass."""
+        """Has each block compute its activations again in the backward pass from now on."""
         self._checkpoints_gradients = True
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class Fleet:
         recorder: Recorder,
         spawn: Spawn | None,
     ) -> None:
-        """Without `spawn`, or before `started` is set, the loss of a generator ends the trial."""
+        """The loss of a generator ends the trial without `spawn`, and before `started` is set."""
         self.members = [Member(actor=actor) for actor in actors]
         self.absent: list[Member] = []  # lost, and no machine has room for others in their place
         self._deadline_s = config.resources.deadline_s
@@ -133,7 +133,7 @@ class Fleet:
         self._recorder = recorder
         self._spawn = spawn
         self._published: Published | None = None  # the newest weights
-        self._publish_s: dict[int, float] = {}  # by round, of snapshots that are needed
+        self._publish_s: dict[int, float] = {}  # round of a needed snapshot -> seconds
 
     # ---- Weights -----------------------------------------------------------------------------
 
@@ -223,7 +223,8 @@ class Fleet:
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> Member:
-        """Of those that have joined, if any has: where one joins may be a machine that is dead."""
+        """The least busy generator, of those that have joined if any has: the machine on which one
+        joins may be dead."""
         return min(
             [member for member in self.members if not member.joining] or self.members,
             key=_BUSYNESS,

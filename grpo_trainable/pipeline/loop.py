@@ -96,7 +96,7 @@ class Pipeline:
         self._holding = True  # whether chunks that the gate would admit are held back
         self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
         self._held_out: list[Scored] = []  # answers of the evaluation under way
-        self._stopped = False  # before its rounds were over
+        self._stopped = False  # whether the trial ended before its rounds were over
 
     @property
     def buffer(self) -> ReplayBuffer:
