@@ -139,13 +139,16 @@ class Learner:
         Nothing of it remains but warm code and memory; the gradients are dropped.
         """
         with self._context.call():
-            batch = largest_microbatch(self.config, prompt_tokens, self._end_ids)
-            batch = batch.to(self._context.device)
+            micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
+            micro = micro.to(self._context.device)
+            # Every rank needs a microbatch of a pass that they share: where they hold a policy
+            # between them, one without any would be waited for.
+            shared = micro.rows(torch.arange(micro.num_rows).repeat(self._ranks.size))
             if self.reference is not None:
-                self.reference.log_probs(batch)
+                self.reference.log_probs(shared)
             if self._teacher is not None:
-                self._teacher.log_probs(batch)
-            log_probs, _, values = self._steps.forward(batch)
+                self._teacher.log_probs(shared)
+            log_probs, _, values = self._steps.forward(micro)
             (log_probs.sum() if values is None else log_probs.sum() + values.sum()).backward()
             self.optimizer.warm_up()
             self._context.clock.synchronize()
