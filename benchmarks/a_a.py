@@ -96,7 +96,7 @@ def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """Of one run of `a`, the median, with what the reward's own process costs."""
+    """The median of one run of `a`, with what the reward's own process costs."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])

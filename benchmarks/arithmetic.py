@@ -124,7 +124,7 @@ def task_of_trials() -> Task:
 def describe(
     responses: Sequence[dict[str, Any]], truths: Mapping[str, JSONValue]
 ) -> dict[str, float]:
-    """Of all held-out responses of one evaluation; `truths` maps prompts to true answers."""
+    """Figures of all held-out responses of an evaluation; `truths` maps prompts to true answers."""
     texts = [response["response"] for response in responses]
     answers = [tagged_answer(text) for text in texts]
     right = [

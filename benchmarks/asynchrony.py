@@ -66,7 +66,7 @@ WORKLOADS: dict[str, tuple[int, list[str]]] = {  # rounds, what is set
 
 
 def options(workload: str, settings: Sequence[str]) -> list[str]:
-    """Of launch/tune.py: the workload, without evaluations and checkpoints but at the ends."""
+    """The options of launch/tune.py: the workload, evaluated and saved at its ends alone."""
     rounds, own = WORKLOADS[workload]
     words = ["--iterations", str(rounds), "--checkpoint-every", str(rounds)]
     for assignment in (f"eval.every={rounds}", *own, *settings):

@@ -128,7 +128,7 @@ def run(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, An
 
 
 def judged(fractions: Sequence[float]) -> dict[str, Any]:
-    """Of the rounds of a trial."""
+    """How many rounds of a trial were disturbed, and by how much."""
     return {
         "rounds": len(fractions),
         "disturbed_rounds": sum(fraction > DISTURBED_ABOVE for fraction in fractions),

@@ -48,7 +48,8 @@ def as_run(origin: Mapping[str, Any], storage: Path, name: str) -> dict[str, Any
 
 
 def _commits_file(storage: Path, name: str) -> Path:
-    """Of the code that the trials ran, a line each time that the command began or went on."""
+    """The file with the commit of the code that the trials ran, a line each time that the command
+    began or went on."""
     return storage / f"{name}.commits"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 import measure
 
@@ -13,15 +14,15 @@ FLOP_FORMULA = (
 )
 
 
-def flop(seed: int) -> int:
+def flop(prompt_lengths: Sequence[int]) -> int:
     """The least that must be computed: the last token of a response is never fed back, and the
     first one's logits are the same for the responses to one prompt."""
     from grpo_trainable.models.model_config import PRESETS
 
     config = PRESETS[measure.PRESET]
-    decoded = measure.RESPONSES * (measure.NEW_TOKENS - 1)
-    body_positions = sum(measure.prompt_lengths(seed)) + decoded
-    head_positions = measure.PROMPTS + decoded
+    decoded = len(prompt_lengths) * measure.GROUP_SIZE * (measure.NEW_TOKENS - 1)
+    body_positions = sum(prompt_lengths) + decoded
+    head_positions = len(prompt_lengths) + decoded
     head_parameters = config.vocab_size * config.d_model
     return 2 * (config.matmul_parameters * body_positions + head_parameters * head_positions)
 
@@ -37,7 +38,7 @@ def inside(args: argparse.Namespace) -> dict:
     assert sum(group.num_tokens for group in groups) == tokens
     return measure.measured(
         lambda: engine.generate(requests, lambda: None),
-        flop=flop(args.seed),
+        flop=flop(measure.prompt_lengths(args.seed)),
         tokens=tokens,
         threads=args.threads,
         repeats=args.repeats,

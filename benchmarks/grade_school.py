@@ -82,7 +82,7 @@ def asked(own: Problem) -> Example:
 
 
 def held_out(number: int) -> list[Problem]:
-    """So many held-out problems with different questions, of which fewer are the first."""
+    """So many held-out problems with different questions; a smaller number has the first ones."""
     found: dict[str, Problem] = {}
     for index in count():
         if len(found) == number:

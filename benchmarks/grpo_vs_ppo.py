@@ -41,7 +41,7 @@ NAME = "grpo_vs_ppo"
 STORAGE = Path.home() / "ray_results"
 EVERY = 256  # responses between evaluations, as in the space
 
-# Of both: the defaults of a trial, but for what PPO needs to know in its own words.
+# The settings of both: the defaults of a trial, but for what PPO has to know in its own words.
 OURS = GRPOConfig()
 RESPONSES = OURS.responses_per_round
 

@@ -77,7 +77,7 @@ def is_within(trial: dict[str, Any]) -> bool:
 
 
 def describe(responses: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the held-out responses of one evaluation: means, and shares of all."""
+    """Figures of the held-out responses of one evaluation: means, and shares of all."""
     texts = [response["response"] for response in responses]
     return {
         "tokens": statistics.mean(response["tokens"] for response in responses),

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def is_ours(round_: int) -> bool:
-    """From an even round on: ours, theirs, theirs, ours, and so on."""
+    """Whether a round has our callbacks: ours, theirs, theirs, ours, and so on."""
     return round_ % 4 in (0, 3)
 
 

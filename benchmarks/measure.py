@@ -226,17 +226,37 @@ def in_fresh_process(args: argparse.Namespace, part: str, threads: int) -> dict[
     """What `part` of this script prints as JSON, run with `threads` from its first import on."""
     command = [sys.executable, sys.argv[0], "--inside", part, "--threads", str(threads)]
     command += ["--repeats", str(args.repeats), "--seed", str(args.seed)]
-    environment = {
+    return _printed(command, threads)
+
+
+def peaks_in_fresh_process(threads: int) -> dict[str, float]:
+    """The machine's peaks, as this file prints them when it runs by itself."""
+    return _printed([sys.executable, __file__], threads)
+
+
+def _printed(command: Sequence[str], threads: int) -> dict[str, Any]:
+    """The JSON on the last line that a command prints."""
+    environment = environment_of(threads)
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{shlex.join(command)}: exit status {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment_of(threads: int) -> dict[str, str]:
+    """The environment of a process that computes with `threads` from its first import on."""
+    return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         **WAITING,
     }
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{shlex.join(command)}: exit status {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def environment_of_peer(threads: int) -> dict[str, str]:
+    """The same for a program that uses TRL: it downloads nothing and draws no progress bars."""
+    return {**environment_of(threads), "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
@@ -343,3 +363,7 @@ def print_rows(title: str, rows: Sequence[dict[str, Any]]) -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+if __name__ == "__main__":
+    print(json.dumps(machine_peaks()))

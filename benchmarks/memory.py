@@ -17,7 +17,8 @@ LARGE_MB = 400.0  # smaller processes are not named one by one
 
 @dataclass
 class Peaks:
-    """In units of 10⁶ bytes. A page that several processes share counts once in `total_mb`."""
+    """The most memory that was held, in units of 10⁶ bytes. A page that several processes share
+    counts once in `total_mb`."""
 
     total_mb: float = 0.0  # of all processes at the same time, looked at every `EVERY_S`
     by_process_mb: dict[str, float] = field(default_factory=dict)  # what was resident at once

@@ -96,7 +96,7 @@ def summarise(
 
 
 def _by_step(files: Sequence[TrialFiles], name: str) -> list[float | None]:
-    """Of each gradient step of a round, the median over rounds and then over seeds."""
+    """The median over rounds and then over seeds, for each gradient step of a round."""
     steps = sorted({step for read in files for step in read.steps})
     return [
         median([getattr(read.steps[step], name) for read in files if step in read.steps])
@@ -203,7 +203,7 @@ def _k_panels(result: Mapping[str, Any]) -> list[Panel]:
         mode: {1: "k1", **{k: f"{mode}_k{k}" for k in (2, 4, 8)}}
         for mode in ("same_batch", "minibatches", "fresh_batches")
     }
-    # By the steps taken since the rollouts were sampled.
+    # Drift over the steps taken since the rollouts were sampled.
     drift: Lines = {
         mode: [
             (float(taken), [value])

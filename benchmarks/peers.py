@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
 import subprocess
@@ -39,7 +38,6 @@ from measure import ROOT, THREADS, parser_of, provenance, run_benchmark, write
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
-from grpo_trainable.threads import WAITING
 
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 CONTESTS = ("step", "k4", "kl", "generation")
@@ -58,8 +56,10 @@ def main() -> None:
             for threads in args.threads:
                 rows.append(race(args, job, contest, threads))
                 print(show(rows[-1]), flush=True)
+    result = provenance(args)
+    result["workload"]["prompt_lengths"] = job["prompt_lengths"]
     settings = {"microbatch": train_step.MICROBATCH, "repeats": args.repeats}
-    write(args.out, {**provenance(args), **settings, "peer": versions(args.peer), "results": rows})
+    write(args.out, {**result, **settings, "peer": versions(args.peer), "results": rows})
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -102,9 +102,11 @@ def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     policy, model = place / "policy", place / "model"
     save_policy(policy, TransformerLM(PRESETS[measure.PRESET], args.seed), tokenizer)
     export(policy, model)
+    texts = prompts(args)
     return {
         "model": str(model),
-        "prompts": prompts(args),
+        "prompts": texts,
+        "prompt_lengths": [len(tokenizer.encode_prompt(text)) for text in texts],
         "seed": args.seed,
         "group_size": measure.GROUP_SIZE,
         "microbatch": train_step.MICROBATCH,
@@ -148,16 +150,7 @@ class Racer:
 @contextmanager
 def racer(name: str, python: str, job: Path, contest: str, threads: int) -> Iterator[Racer]:
     command = [python, str(ROOT / "benchmarks" / SCRIPTS[name]), str(job), contest, str(threads)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        **WAITING,
-        "HF_HUB_OFFLINE": "1",
-        "TQDM_DISABLE": "1",
-    }
-    pipe = subprocess.PIPE
+    environment, pipe = measure.environment_of_peer(threads), subprocess.PIPE
     process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
     try:
         yield Racer(process)
@@ -182,8 +175,8 @@ def race(
             for _ in range(WARM_UP):
                 one.turn()
         pairs, left_out = undisturbed(racers, args.repeats)
-    return {"contest": contest, "threads": threads, **summary(pairs, contest, threads, args.seed),
-            "left_out": left_out}  # fmt: skip
+    figures = summary(pairs, contest, threads, job["prompt_lengths"])
+    return {"contest": contest, "threads": threads, **figures, "left_out": left_out}
 
 
 def undisturbed(
@@ -206,12 +199,15 @@ def undisturbed(
 
 
 def summary(
-    pairs: Sequence[dict[str, dict[str, float]]], contest: str, threads: int, seed: int
+    pairs: Sequence[dict[str, dict[str, float]]],
+    contest: str,
+    threads: int,
+    prompt_lengths: Sequence[int],
 ) -> dict[str, Any]:
     seconds = {name: [pair[name]["seconds"] for pair in pairs] for name in (OURS, TRL)}
     memory = {name: max(pair[name]["peak_resident_mb"] for pair in pairs) for name in (OURS, TRL)}
     ratios = [theirs / own for own, theirs in zip(seconds[OURS], seconds[TRL], strict=True)]
-    floor = floor_seconds(contest, threads, seed)
+    floor = floor_seconds(contest, threads, prompt_lengths)
     ours = statistics.median(seconds[OURS])
     return {
         "seconds": seconds,
@@ -227,22 +223,15 @@ def summary(
     }
 
 
-def floor_seconds(contest: str, threads: int, seed: int) -> float | None:
+def floor_seconds(contest: str, threads: int, prompt_lengths: Sequence[int]) -> float | None:
     """What the matrix products alone would take at the machine's peak; None where no formula is
     written down."""
     if contest not in ("step", "generation"):
         return None
-    flop = generation.flop(seed) + (train_step.flop(seed) if contest == "step" else 0)
-    asked = f"import json, torch, measure; torch.set_num_threads({threads}); "
-    asked += "print(json.dumps(measure.machine_peaks()))"
-    done = subprocess.run(
-        [sys.executable, "-c", asked],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return flop / json.loads(done.stdout)["matmul_gflop_per_s"] / 1e9
+    flop = generation.flop(prompt_lengths)
+    if contest == "step":
+        flop += train_step.flop(prompt_lengths)
+    return flop / measure.peaks_in_fresh_process(threads)["matmul_gflop_per_s"] / 1e9
 
 
 def show(row: dict[str, Any]) -> str:

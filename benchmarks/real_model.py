@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
+from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, write
 from memory import Peaks, peaks_of
 from trials import finished_trial, overhead, rows_of
 
@@ -40,7 +40,7 @@ PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
 TASK = ROOT / "benchmarks" / "grade_school.py"
 
-# Of every training. Those that TRL has as well are handed to it.
+# The settings of every training. Those that TRL has as well are handed to it.
 GROUP_SIZE, MICROBATCH = 8, 16
 NEW_TOKENS, TEMPERATURE = 32, 0.7
 LR, BETAS = 1e-5, (0.9, 0.95)
@@ -256,14 +256,7 @@ class Bench:
     def _peer(self, script: str, argument: str) -> None:
         """Runs a neighbour of this file in the environment of TRL."""
         command = [str(self._args.peer), str(ROOT / "benchmarks" / script), argument]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": str(THREADS),
-            "HF_HUB_OFFLINE": "1",
-            "TQDM_DISABLE": "1",
-        }
-        done = subprocess.run(command, env=environment)
+        done = subprocess.run(command, env=environment_of_peer(THREADS))
         if done.returncode != 0:
             sys.exit(f"{script} ended with status {done.returncode}")
 
@@ -324,7 +317,7 @@ def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def memory(peaks: Peaks) -> dict[str, Any]:
-    """Of all processes of the training, this one included, and of each large one."""
+    """The memory of all processes of the training, this one included, and of each large one."""
     return {"memory_mb": {"all": peaks.total_mb, **peaks.by_process_mb}}
 
 

@@ -344,7 +344,7 @@ def scaled(args: argparse.Namespace, result: dict[str, Any]) -> None:
 
 
 def medians(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the repeats: of the seconds, and the errors between these."""
+    """Medians over the repeats: of the seconds, and the errors between these."""
     result = []
     for label in dict.fromkeys(run["run"] for run in runs):
         own = [run for run in runs if run["run"] == label]

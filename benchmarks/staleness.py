@@ -88,7 +88,7 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def medians(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over the seeds; a failed trial counts as nothing held."""
+    """Medians over the seeds; a failed trial counts as nothing held."""
     kinds: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for trial in trials:
         kinds.setdefault((trial["staleness"], trial["lr"], trial["loss"]), []).append(trial)

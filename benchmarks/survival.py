@@ -114,7 +114,7 @@ class Running:
         self._log.close()
 
     def printed(self) -> str:
-        """So far."""
+        """What the command has printed so far."""
         return os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     def wait_for(self, condition: Callable[[], Any], step_s: float = 0.02) -> Any:

@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def shares_of(rows: list[dict[str, Any]]) -> list[float]:
-    """Of every counted round but the first."""
+    """The share of every counted round but the first."""
     return [
         row["time/sync_s"] / (row["time/wall_clock_s"] - before["time/wall_clock_s"])
         for before, row in pairwise(rows)

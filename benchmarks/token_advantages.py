@@ -112,7 +112,7 @@ def distance(found: np.ndarray, true: np.ndarray) -> dict[str, float]:
 def advantages(
     groups: Sequence[RolloutGroup], values: Sequence[Tensor], chunk: int, lam: float
 ) -> np.ndarray:
-    """Of every chunk of every response, from values (G, R) that stand at the first token of it."""
+    """The advantage of every chunk of every response, from values (G, R) at its first token."""
     found: list[float] = []
     for group, of_group in zip(groups, values, strict=True):
         mask = group.response_mask[:, ::chunk]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import measure
@@ -17,15 +18,15 @@ FLOP_FORMULA = (
 MEMORY_LIMIT_MB = 700
 
 
-def flop(seed: int) -> int:
+def flop(prompt_lengths: Sequence[int]) -> int:
     """Forward, and backward at twice its cost. The last token of a row is never an input."""
     from grpo_trainable.models.model_config import PRESETS
 
     config = PRESETS[measure.PRESET]
     body_positions = measure.GROUP_SIZE * sum(
-        length + measure.NEW_TOKENS - 1 for length in measure.prompt_lengths(seed)
+        length + measure.NEW_TOKENS - 1 for length in prompt_lengths
     )
-    head_positions = measure.RESPONSES * measure.NEW_TOKENS
+    head_positions = len(prompt_lengths) * measure.GROUP_SIZE * measure.NEW_TOKENS
     head_parameters = config.vocab_size * config.d_model
     return 6 * (config.matmul_parameters * body_positions + head_parameters * head_positions)
 
@@ -78,7 +79,7 @@ def step(args: argparse.Namespace) -> dict:
 
     return measure.measured(
         update,
-        flop=flop(args.seed),
+        flop=flop(measure.prompt_lengths(args.seed)),
         tokens=measure.RESPONSES * measure.NEW_TOKENS,
         threads=args.threads,
         repeats=args.repeats,

@@ -26,7 +26,7 @@ def run_trial(arm: str, *, seed: int, options: list[str]) -> list[dict[str, Any]
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
-    """Of a trial's directory, one a round."""
+    """The rows of metrics in a trial's directory, one a round."""
     return [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
 
 

@@ -98,7 +98,7 @@ class TimedGenerator(Generator):
             self._file = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
             os.close(fd)
             self._file.zero_()
-        # By words: torch is slower than memcpy with single bytes.
+        # Words are copied: torch is slower than memcpy with single bytes.
         source, target, file = (
             memory[:size].view(torch.int32) for memory in (*self._memory, self._file)
         )
@@ -225,7 +225,7 @@ def config_of(
 
 @contextlib.contextmanager
 def busy_core(busy: bool) -> Iterator[None]:
-    """Beside a process that computes without a pause."""
+    """Keeps a core busy with a process that computes without a pause."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         yield

@@ -25,7 +25,7 @@ SCHEMA = pa.schema(
         "ratio_max": pa.float32(),
         "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
         "lr": pa.float32(),
-        # Of the critic, where there is one; its loss is before any coefficient.
+        # The critic's figures, where there is one; its loss is before any coefficient.
         **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
         # KL of the policy before the step, on the responses it trains on; sums over a response.
         **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},

@@ -20,7 +20,7 @@ from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 
 Charts = Mapping[str, Sequence[str]]  # title -> tags that share the chart
 
-# By which TensorBoard knows what is meant for which of its tabs.
+# TensorBoard knows by these tags which of its tabs something is meant for.
 LAYOUT_TAG = "custom_scalars__config__"
 HPARAMS_TAG = "_hparams_"
 

@@ -70,8 +70,8 @@ def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
 
 
 class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
-    """In place of Tune's own: tags are the metric names, without `ray/tune/` before them, and the
-    end of a round is on disk before the next begins.
+    """Replaces Tune's own: tags are the metric names, without `ray/tune/` before them, and the end
+    of a round is on disk before the next begins.
 
     A trial that starts again from a checkpoint removes the points after it.
     """

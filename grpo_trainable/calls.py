@@ -30,7 +30,7 @@ class OutOfBand:
 
     described: Any  # what the receiver has to know of them
     ref: Any  # the reference by which it gets them
-    sent_at: float  # since when they may travel, in seconds since 1970
+    sent_at: float  # when they could begin to travel, in seconds since 1970
 
 
 class Call(Protocol):

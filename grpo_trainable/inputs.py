@@ -18,7 +18,7 @@ from grpo_trainable.tasks.math import problem_files
 from grpo_trainable.tasks.templates import TEMPLATES
 
 ASSETS = NOUNS_FILE.parent
-_MIXED = "task.mix/"  # before the label of a task and the name of its setting
+_MIXED = "task.mix/"  # begins a name that goes on with a task's label and its setting
 
 
 class InputChanged(RuntimeError):

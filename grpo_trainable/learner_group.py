@@ -44,7 +44,7 @@ class LearnerGroup:
 
     @property
     def name(self) -> str:
-        """Of the first."""
+        """The name of the first learner, which stands for all."""
         return self._actors[0].name
 
     def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> list[Call]:
@@ -179,5 +179,5 @@ class LearnerGroup:
 
 
 def _steps(updated: Updated) -> str:
-    """As text, in which a loss that is no number is like another."""
+    """The steps as text, in which a loss that is no number is like another."""
     return repr((updated.version, updated.skipped_steps, updated.steps))

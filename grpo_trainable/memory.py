@@ -25,12 +25,12 @@ from grpo_trainable.models.shape import HELD, PolicySettings
 FLOAT = 4  # bytes of a float32
 # What a prompt is taken to have where the context leaves room for it: prompts are read later.
 PROMPT_TOKENS = 256
-PUBLISHED = "published snapshot"  # of the learners, the first alone has one
+PUBLISHED = "published snapshot"  # the first of several learners alone has one
 # A process that has imported torch and ray holds about this, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
 # One that plays has imported neither; an environment of the user's may need more.
 ENVIRONMENT_BYTES = 30_000_000
-# Of a token in a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
+# A token of a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
 TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
 
 
@@ -209,7 +209,8 @@ class _Trial:
         ]
 
     def copy_bytes(self, beside: int) -> int:
-        """Of parameters and moments, where learners go on when another one is lost."""
+        """Bytes of the copy of parameters and moments that learners keep where they go on when
+        another one is lost."""
         if not self.config.resources.elastic:
             return 0
         own = 2 if self.own_critic else 1
@@ -290,7 +291,7 @@ class _Trial:
         return min(most, rollout.prompts * rollout.group_size)
 
     def activation_bytes(self) -> int:
-        """Of one token: what autograd keeps for the backward pass, all layers together."""
+        """What autograd keeps of one token for the backward pass, all layers together."""
         size, layer = self.size, sum(self._activations_of_a_layer())
         around = 3 * size.hidden * self.body  # embedding and last norm
         if not self.config.model.gradient_checkpointing:

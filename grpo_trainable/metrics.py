@@ -28,7 +28,7 @@ FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
 # Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
 TIMED = ("time/", "throughput/", "cost/", "sync/")
 
-# Of difficulty pools: how many examples each holds, and how many of a round were drawn from it.
+# How many examples each difficulty pool holds, and how many of a round were drawn from it.
 POOL_METRICS = (
     *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
     *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
@@ -90,8 +90,8 @@ NAMES = frozenset(
 )
 
 
-# Of each task of a mix, whose label stands for LABEL; a round without a group of a task has their
-# number alone.
+# The figures of each task of a mix, whose label stands for LABEL; a round without a group of a task
+# has the number of its groups alone.
 BY_TASK = (
     *("task/LABEL/drawn", "task/LABEL/groups", "task/LABEL/reward_mean"),
     *("task/LABEL/format_mean", "task/LABEL/answer_mean", "task/LABEL/length_mean"),

@@ -144,7 +144,7 @@ def source_of(reference: str) -> str | None:
         if path is None:
             return None
     origin = spec.origin if spec is not None and spec.has_location else None
-    return origin if origin is not None and os.path.isfile(origin) else None  # or in an archive
+    return origin if origin is not None and os.path.isfile(origin) else None  # archives have none
 
 
 def one_line(error: BaseException) -> str:

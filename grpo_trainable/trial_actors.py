@@ -52,7 +52,7 @@ class TrialActors:
         self._config = config
         self._runtime = runtime
         self._actors: list[RayActor] = []  # the learners, or the worker, come first
-        self._joining: list[RayCall] = []  # of learners that look for one another
+        self._joining: list[RayCall] = []  # the calls of learners that look for one another
         self._files = files
         self._clocks: dict[str, float] = {}  # machine -> seconds that its clock is ahead of ours
         self._group: Group | None = None

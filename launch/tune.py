@@ -53,7 +53,7 @@ SHOWN_ONLY = ("list", "settings", "dry_run")  # options that show something and 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # Until the trials run, SIGTERM ends the command as Ctrl-C does.
+    # SIGTERM ends the command as Ctrl-C does until the trials run.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # A resume refuses state that others could have written. Ray's processes inherit it.
     os.umask(os.umask(0) | WRITABLE_BY_OTHERS)
@@ -204,7 +204,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "what they differ in (the bare option), or each one's whole config as a line of JSON",
     )
     defaults = asdict(Options())
-    del defaults["assignments"]  # for which argparse needs a list
+    del defaults["assignments"]  # argparse needs a list for it
     parser.set_defaults(**defaults)
     return parser.parse_args(argv)
 

@@ -160,7 +160,7 @@ def share_over_prompts(values: np.ndarray, draws: int) -> Estimate:
 
 
 def seeds_needed(effect: float, spread: Spread) -> int | None:
-    """With how many seeds an effect of this size would be told from none in `POWER` of the
+    """How many seeds it takes to tell an effect of this size from none in `POWER` of the
     experiments; None when it is more than `MOST_SEEDS`."""
     for seeds in range(2, MOST_SEEDS + 1):
         error = math.sqrt(spread.between / seeds + spread.floor)

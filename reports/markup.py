@@ -73,7 +73,7 @@ def html_table(
         for row in rows
     )
     kind = "figures" if figures else "words"
-    # With a tab stop the keyboard can scroll it.
+    # A tab stop lets the keyboard scroll it.
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="table">'
         f'<table class="{kind}">\n'

@@ -30,7 +30,7 @@ class OwnFile:
 
 
 def own_files(experiment: ExperimentRecord) -> list[OwnFile]:
-    """In the order in which the experiment noted them."""
+    """The user's own files, in the order in which the experiment noted them."""
     paths = _texts(experiment.description, "own_files")
     digests = _texts(experiment.description, "inputs")
     return [

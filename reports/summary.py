@@ -16,7 +16,7 @@ from reports.pace import Pace
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
-# In place of a speed, and behind a total, that other work on the machine made incomparable.
+# Stands for a speed, and behind a total, that other work on the machine made incomparable.
 MARK = "?"
 COVERS = {  # what an interval of speed covers, with one seed and with several
     False: "With one seed, an interval covers only the noise between rounds of these runs. It says "

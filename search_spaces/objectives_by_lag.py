@@ -10,7 +10,7 @@ from search_spaces.columns import DRIFT, IMPORTANCE, LEARNING, OFF_POLICY, STALE
 from search_spaces.lag import WORKLOAD
 
 LAGS = (0, 4, 8)
-# Of the presets, the objective alone: all arms sample and train alike.
+# The presets' objectives alone: all arms sample and train alike.
 OBJECTIVES = (
     *("grpo", "dr_grpo", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
     *("m2po", "clip_cov", "kl_cov", "rloo", "maxrl", "icepop"),

@@ -26,7 +26,7 @@ REPLAY = SearchSpace(
     question="what does training on rollouts more than once buy, at equal fresh samples?",
     arms={
         "no_replay": fresh(1),
-        # With a capacity of two, a draw of two batches takes all, whatever the sampling.
+        # A draw of two batches takes all of a capacity of two, whatever the sampling.
         "capacity2": _replay(2, "recency"),
         **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
     },

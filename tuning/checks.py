@@ -106,7 +106,7 @@ def check_inputs(trial: GRPOConfig) -> str | None:
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:
-    """As `check_teacher`, which imports torch."""
+    """The tokens of the teacher's context, as `check_teacher` says; that imports torch."""
     if trial.teacher is None:
         return None
     from grpo_trainable.actors.teacher import check_teacher

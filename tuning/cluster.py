@@ -126,7 +126,7 @@ def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
     """A reference to (whether a node lacks our package, what else is wrong there)."""
     pickled = pickle.dumps(refuses)
 
-    # Within a function it travels by value: a node without our package can run it.
+    # A function within a function travels by value: a node without our package can run it.
     def look() -> tuple[bool, str | None]:
         import importlib.util
         import pickle

@@ -328,7 +328,7 @@ class Plan:
         self.fixed = stored["fixed"]
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
-        """In the order in which they run."""
+        """The trials in the order in which they run."""
         trials = self.space.trials(
             self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
         )

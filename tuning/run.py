@@ -41,7 +41,7 @@ def ray_started(plan: Plan, interrupt: Interrupt) -> Iterator[Nodes]:
         UsageError: the cluster cannot be joined, a trial finds no room in it, or a node cannot be
             used.
     """
-    # Without a snapshot a second, a killed driver loses rows, and a retried trial as well.
+    # Fewer snapshots than one a second would lose rows of a killed driver and of a retried trial.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "1"
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
     try:
@@ -104,7 +104,7 @@ def fit(plan: Plan) -> tune.ResultGrid:
     if not plan.options.verbose:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        # Of Tune's snapshots of an experiment, once a second with a traceback.
+        # Tune's snapshots of an experiment warn once a second, with a traceback.
         logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
     register(plan.inputs, plan.shipped)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
@@ -127,7 +127,7 @@ def _new(plan: Plan) -> tune.Tuner:
             name=plan.name,
             **kept_in(plan.storage),
             callbacks=[*grpo_callbacks(verbose=plan.options.verbose), WaitingCallback()],
-            verbose=0,  # of Tune's own reporter, which the callbacks replace
+            verbose=0,  # the callbacks replace Tune's own reporter
         ),
     )
 
@@ -149,8 +149,8 @@ def _restored(plan: Plan) -> tune.Tuner:
             f"--resume: experiment {plan.name} was started by another version of grpo-trainable "
             f"({error}); go on with it by that version, or start a new one"
         ) from error
-    # As an argument it would be refused where this version has other keys than the one that started
-    # the experiment.
+    # Tune would refuse it as an argument where this version has other keys than the one that
+    # started the experiment.
     tuner._local_tuner.param_space = param_space(plan.trials)  # pyright: ignore
     # Tune keeps the settings of the command that started the experiment, limits among them,
     # and has no public way to say others.
@@ -181,7 +181,7 @@ def scheduler(plan: Plan) -> Limited:
 
 
 def _asha(plan: Plan) -> ASHA:
-    # By samples: arms differ in what a round is.
+    # Arms are compared by samples, since they differ in what a round is.
     groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
     return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
 

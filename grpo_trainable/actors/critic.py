@@ -21,7 +21,7 @@ from grpo_trainable.models.store import build_trained_policy
 from grpo_trainable.models.value_head import ValueHead, trained_body
 from grpo_trainable.rollout import TrainBatch
 
-PREFIX = "critic/"  # of its tensors in a checkpoint, which no parameter of a policy begins with
+PREFIX = "critic/"  # begins the names of its tensors in a checkpoint, and of no policy's parameter
 
 
 class Critic:

@@ -97,8 +97,8 @@ class EpisodePlayer:
         return begun
 
     def _started(self, count: int) -> list[GroupProcess]:
-        """So many processes. All start side by side, and none is played in before they have: a
-        start is no answer that others could be held up by."""
+        """So many processes, started. All start side by side, and none is played in before they
+        have: a start is no answer that others could be held up by."""
         while len(self._processes) < count:
             self._processes.append(GroupProcess(self._settings))
         used = self._processes[:count]
@@ -190,7 +190,7 @@ class _Call:
         return Observation(action.row, self._reply(turn.text, action.ids))
 
     def observations(self, *, waits: bool) -> list[Observation]:
-        """As `Partner` says."""
+        """What environments have answered, as `Partner` says."""
         heard: list[Observation] = []
         while self._awaited:
             answer = self._next(waits=waits and not heard)

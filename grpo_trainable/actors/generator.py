@@ -29,7 +29,7 @@ from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.timers import Span, StageClock, now
 from grpo_trainable.weight_transfer import WeightReceiver
 
-Scores = list[Score | RewardError]  # of the responses of a group, then of its completions
+Scores = list[Score | RewardError]  # a group's: one for each response, then for each completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Generator:
         self._build(config)
 
     def _build(self, config: GRPOConfig) -> None:
-        self._fetched: dict[str, torch.Tensor] = {}  # by the last fetch
+        self._fetched: dict[str, torch.Tensor] = {}  # the weights that the last fetch brought
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
@@ -90,7 +90,7 @@ class Generator:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         else:
             self._scorer = make_scorer(config, task)
-        self._parts = tuple(config.task.part_weights)  # of the reward, that groups bring with them
+        self._parts = tuple(config.task.part_weights)  # names of the reward's parts in groups
 
     def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
         """Fetches published weights and gives them to the engine, which verifies them.
@@ -195,7 +195,7 @@ class Generator:
     def _completions(
         self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
     ) -> list[Completions]:
-        """Of the states of each group; none where nobody asks for their values."""
+        """Completions of the states of each group; none where nobody asks for their values."""
         if self._completer is None or requests[0].stream == "eval":
             return []
         with self._context.clock("vine"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import count, islice
 
 import numpy as np
 import torch
@@ -67,6 +68,35 @@ def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) ->
     for rows in hands[ranks.rank]:
         yield rows
         advance()
+
+
+def largest_microbatch(
+    config: GRPOConfig, prompt_tokens: int, end_ids: Collection[int]
+) -> TrainBatch:
+    """A made-up microbatch with as many rows as one of this config has, each as long as can be.
+
+    `prompt_tokens` has the longest prompt. A row is of one token, none of `end_ids`, with which no
+    response may begin. Neighbours have different ones, so that packing finds nothing to share.
+    """
+    rollout, optim = config.rollout, config.optim
+    length = prompt_tokens + rollout.max_new_tokens - 1
+    most = optim.microbatch
+    if optim.microbatch_tokens is not None:
+        most = max(1, optim.microbatch_tokens // length)
+    shape = (min(most, rollout.prompts * rollout.group_size), length)
+    one, other = islice((token for token in count() if token not in end_ids), 2)
+    ids = torch.full(shape, one)
+    ids[1::2] = other
+    zeros = torch.zeros(shape)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask[:, prompt_tokens - 1 :] = True
+    return TrainBatch(
+        input_ids=ids,
+        target_ids=ids,
+        response_mask=mask,
+        behaviour_log_probs=zeros,
+        advantages=zeros,
+    )
 
 
 def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:

@@ -17,7 +17,7 @@ from grpo_trainable.config import GRPOConfig
 
 
 class StepTaken(NamedTuple):
-    grad_norm: float  # of the policy, before it was limited
+    grad_norm: float  # the policy's, before it was limited
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
     critic_grad_norm: float  # 0 without a critic

@@ -59,7 +59,8 @@ class Ranks(Protocol):
         ...
 
     def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
-        """As `gathered`, the policy's `weights`, stored as the policy was before it was divided."""
+        """The policy's `weights`, as `gathered` yields tensors, stored as the policy was before it
+        was divided."""
         ...
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -146,7 +147,7 @@ class Replicas(Member):
         return tensor
 
     def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As many bytes from each rank: all of them hold the same."""
+        """A share of the tensors, of as many bytes on each rank: all of them hold the same."""
         written = [0] * self.size
         mine = {}
         for name, tensor in tensors.items():

@@ -85,7 +85,7 @@ class ProcessScorer:
         self._deadline_s = deadline_s
         self._unverified = unverified
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
-        self._changing = threading.Lock()  # of the two that follow
+        self._changing = threading.Lock()  # guards the two that follow
         self._processes = [self._start() for _ in range(workers)]  # the spare last
         self._closed = False
         self._free: SimpleQueue[WorkerProcess] = SimpleQueue()

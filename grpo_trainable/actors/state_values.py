@@ -19,7 +19,7 @@ from grpo_trainable.config import VineSettings
 from grpo_trainable.messages import Completions
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
-STREAM = "vine"  # of the draws of completions
+STREAM = "vine"  # names the random draws of completions
 # A sentence that ends with a token: a mark, perhaps closed, and a space after it; or a line.
 SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 

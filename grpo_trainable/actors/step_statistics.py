@@ -51,7 +51,7 @@ class StepStatistics:
 
     def sum_over(self, ranks: Ranks) -> None:
         """Makes these the sums over all ranks."""
-        largest = torch.zeros(ranks.size, dtype=torch.float64)  # of each rank; a sum keeps NaN
+        largest = torch.zeros(ranks.size, dtype=torch.float64)  # one a rank; a sum keeps NaN
         if self._ratio_max:
             largest[ranks.rank] = torch.stack(self._ratio_max).max()
         own = [self.loss, self._entropy, self._tokens, self._clipped, self._bounded]

@@ -18,12 +18,12 @@ from typing import IO, Any
 
 from grpo_trainable.actors.progress import advance
 
-WAIT_S = 0.5  # for a process, until the wait is told as progress
+WAIT_S = 0.5  # how long a process is waited for until the wait is told as progress
 START_DEADLINE_S = 120.0  # a user's module may import torch on a busy machine
-# By this variable a process is known that a worker has started, wherever it went since.
+# A process that a worker has started is known by this variable, wherever it went since.
 MARK = "GRPO_TRAINABLE_WORKER"
 MOST_SWEEPS = 100
-MOST_BYTES = 64 << 20  # of a reply; more is no reply
+MOST_BYTES = 64 << 20  # the longest reply; more is no reply
 
 
 class WorkerProcess:
@@ -166,8 +166,8 @@ class WorkerProcess:
         return f"exit status {status}" if status >= 0 else f"signal {signal.strsignal(-status)}"
 
     def _wait(self, pipe: IO[bytes], event: int, deadline: float) -> None:
-        """Until `pipe` is ready or closed at the other end; TimeoutError at the deadline. A wait
-        that ends by itself is progress: whoever is in one does not hang."""
+        """Waits until `pipe` is ready or closed at the other end; TimeoutError at the deadline. A
+        wait that ends by itself is progress: whoever is in one does not hang."""
         poller = select.poll()  # select.select() refuses file descriptors above 1023
         poller.register(pipe, event)
         while not poller.poll(min(WAIT_S, max(0.0, deadline - time.monotonic())) * 1000):

@@ -78,7 +78,7 @@ def _learners(config: GRPOConfig) -> Iterator[Rule]:
         "resources.learner_gpus",
         f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each needs its own",
     )
-    # As many microbatches on every rank, which can always be had where rows are a multiple.
+    # Each rank runs as many microbatches as the others: a multiple of rows can be dealt so.
     yield (
         divided and size % r.num_learners != 0,
         "rollout.group_size",

@@ -27,7 +27,7 @@ class Condition:
 
     keys: tuple[str, ...]  # the settings it is about
     needs: str  # the condition in words, as errors and the reference give it
-    holds: Callable[..., bool]  # of the values of `keys`, in their order
+    holds: Callable[..., bool]  # takes the values of `keys`, in their order
 
     def met_by(self, settings: Settings) -> bool:
         return self.holds(*(settings[key] for key in self.keys))
@@ -139,7 +139,7 @@ def _mixed(scoring: tuple[Any, ...]) -> Iterable[Entry]:
 
 # Key -> the conditions that must all hold for it to be read.
 READ_WITH: dict[str, tuple[Condition, ...]] = {
-    # At lag 0 nothing is under way when new weights come.
+    # Nothing is under way at lag 0 when new weights come.
     "weight_update": (_DISAGGREGATED, _at_least("lag", 1)),
     "buffer_sampling": (_REPLAY,),
     "buffer.sample_batches": (_REPLAY,),
@@ -216,7 +216,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "loss.kl_in": (_KL,),
     "loss.kl_target": (_KL,),
     "loss.kl_gain": (_given("loss.kl_target"),),
-    # In the reward it is k1, whose expectation alone has the right gradient there.
+    # The KL in the reward is k1, whose expectation alone has the right gradient there.
     "loss.kl_estimator": (_KL, _is("loss.kl_in", "loss")),
     "optim.microbatch": (_none_given("optim.microbatch_tokens"),),
     "optim.epochs": (_is("k_mode", "minibatches"),),

@@ -63,7 +63,7 @@ def _task_of(task: Mapping[str, Any]) -> str:
     try:
         mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
     except (TypeError, ValueError, RecursionError):
-        mixed = set()  # for its check to refuse
+        mixed = set()  # the check of the key refuses it
     if len(mixed) == 1:
         (name,) = mixed
     return name if isinstance(name, str) else CHECKS["task.name"].default

@@ -356,7 +356,7 @@ class GRPOConfig(TrialSettings):
 
 def defaults_with(task: str) -> dict[str, Any]:
     """Dotted key -> the value that it has in a trial of this task in which it is not given."""
-    resolved = flatten(GRPOConfig().to_dict())  # as `loss.clip`, which follows from others
+    resolved = flatten(GRPOConfig().to_dict())  # some, like `loss.clip`, follow from others
     own = TASK_DEFAULTS.get(task, {})
     return {key: own.get(key, resolved.get(key, check.default)) for key, check in CHECKS.items()}
 

@@ -27,7 +27,7 @@ from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import PolicyWeights
 
-MAX_PROMPTS = 1 << 16  # of the training stream whose lengths are looked at: some seconds
+MAX_PROMPTS = 1 << 16  # prompts of training whose lengths are looked at, which takes some seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:

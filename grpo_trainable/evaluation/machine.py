@@ -37,8 +37,9 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
 
 
 def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameters: int) -> int:
-    """As asked; else as many as the trial's generator had, which gives the same bits again; else
-    one for every `PARAMETERS_PER_THREAD` of the policy, as far as there are cores."""
+    """The threads to sample with: as many as `asked`; else as many as the trial's generator had,
+    which gives the same bits again; else one for every `PARAMETERS_PER_THREAD` of the policy, as
+    far as there are cores."""
     if asked is not None:
         return asked
     if trained is not None:

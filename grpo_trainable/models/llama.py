@@ -101,7 +101,7 @@ def write_llama(
             "eos_token": END_OF_TEXT,
             "pad_token": PAD,
             "model_max_length": config.context_length,
-            # As for our own tokenizer: spelt out in a text, special tokens are ordinary characters.
+            # Special tokens that a text spells out are ordinary characters, as for our tokenizer.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         },

@@ -147,7 +147,7 @@ class _WithoutAdapters(Policy):
         super().__init__()
         self.context_length, self.vocab_size = policy.context_length, policy.vocab_size
         self.head_fp32 = policy.head_fp32
-        # In a tuple, since a submodule would be frozen and moved with this one.
+        # A tuple hides it from torch: a submodule would be frozen and moved with this one.
         self._policy = (policy,)
 
     @property

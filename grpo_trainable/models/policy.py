@@ -53,7 +53,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def checkpoint_gradients(self) -> None:
-        """From now on each layer computes its activations again in the backward pass."""
+        """Has each layer compute its activations again in the backward pass from now on."""
 
     def layers(self) -> Sequence[nn.Module]:
         """The repeated layers, in order: what is gathered at a time where ranks hold a policy

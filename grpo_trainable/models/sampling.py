@@ -26,7 +26,7 @@ def uniforms(
     else: not on the batch, the number of generators or what was sampled before.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
-    # With 24 bits every value is exact in float32 and below 1.
+    # Every value of 24 bits is exact in float32 and below 1.
     return (bits >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
 
 

@@ -190,7 +190,7 @@ class TransformerLM(Policy):
         self._packs = True
 
     def checkpoint_gradients(self) -> None:
-        """From now on each block computes its activations again in the backward pass."""
+        """Has each block compute its activations again in the backward pass from now on."""
         self._checkpoints_gradients = True
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:

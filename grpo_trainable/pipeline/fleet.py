@@ -122,7 +122,7 @@ class Fleet:
         recorder: Recorder,
         spawn: Spawn | None,
     ) -> None:
-        """Without `spawn`, or before `started` is set, the loss of a generator ends the trial."""
+        """The loss of a generator ends the trial without `spawn`, and before `started` is set."""
         self.members = [Member(actor=actor) for actor in actors]
         self.absent: list[Member] = []  # lost, and no machine has room for others in their place
         self._deadline_s = config.resources.deadline_s
@@ -133,7 +133,7 @@ class Fleet:
         self._recorder = recorder
         self._spawn = spawn
         self._published: Published | None = None  # the newest weights
-        self._publish_s: dict[int, float] = {}  # by round, of snapshots that are needed
+        self._publish_s: dict[int, float] = {}  # round of a needed snapshot -> seconds
 
     # ---- Weights -----------------------------------------------------------------------------
 
@@ -223,7 +223,8 @@ class Fleet:
     # ---- Work --------------------------------------------------------------------------------
 
     def least_busy(self) -> Member:
-        """Of those that have joined, if any has: where one joins may be a machine that is dead."""
+        """The least busy generator, of those that have joined if any has: the machine on which one
+        joins may be dead."""
         return min(
             [member for member in self.members if not member.joining] or self.members,
             key=_BUSYNESS,
@@ -301,13 +302,27 @@ class Fleet:
             self.absent.append(member)
         return [call.work for call in unfinished if isinstance(call, Sample | Score)]
 
-    def fill(self) -> list[str]:
-        """Starts generators in place of those that are absent, where there is room by now. Returns
-        their names."""
+    def told_of(self, member: Member, lost: ActorLost) -> str:
+        """What the user should hear once `replace` has replaced a generator."""
+        name = member.actor.name
+        if member not in self.absent:
+            return f"{name} was replaced ({lost})"
+        return (
+            f"{name} is lost ({lost}) and no machine has room for another: "
+            f"going on with {self._generators_left}"
+        )
+
+    def fill(self) -> None:
+        """Starts generators in place of those that are absent, where there is room by now."""
         back = [member for member in self.absent if self._join(member, 0.0)]
         self.absent = [member for member in self.absent if member not in back]
         self.members += back
-        return [member.actor.name for member in back]
+        for member in back:
+            self._recorder.note(f"{member.actor.name} is back: {self._generators_left}")
+
+    @property
+    def _generators_left(self) -> str:
+        return f"{len(self.members)} of {len(self.members) + len(self.absent)} generators"
 
     def _join(self, member: Member, patience_s: float) -> bool:
         """Starts an actor for a member that has none, and has it load the newest weights; False

@@ -90,12 +90,12 @@ class Ledger:
         self._filled: dict[BatchId, FilledBatch] = {}
         self._filling = BatchId(first_round, 0)  # the first batch that is not filled
         self._start = next_prompt  # the first prompt of that batch
-        self._next_round = first_round  # of which nothing was asked for yet
+        self._next_round = first_round  # the first round of which nothing was asked for yet
         self._next_prompt = next_prompt
         self._to_ask: list[int] = []  # sizes of the next chunks of new prompts
-        # Ascending; those of prompts that are in no filled batch.
+        # Chunks in ascending order; those with prompts that are in no filled batch.
         self._in_flight: list[tuple[int, ...]] = []
-        self._lost: list[tuple[int, ...]] = []  # to be asked for once more
+        self._lost: list[tuple[int, ...]] = []  # prompts to be asked for once more
         self._accepted: list[int] = []
         self._left_out: list[int] = []
 
@@ -169,8 +169,8 @@ class Ledger:
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
-        """Of each batch that was begun and is not filled: the prompt index after its last one,
-        as far as is known by now."""
+        """The prompt index after the last of each batch that was begun and is not filled, as far as
+        it is known by now."""
         a_round = self._config.batches_per_round
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
         ends, start = [], self._start

@@ -18,8 +18,8 @@ def ledger_state(state: Mapping[str, Any], config: GRPOConfig) -> Mapping[str, A
 
 
 def of_format_3(ledger: Mapping[str, Any], config: GRPOConfig) -> dict[str, Any]:
-    """From a ledger of format 3, where each batch had a record from its beginning on, and
-    `rollout.prompts` prompts, next to those of the batch before."""
+    """The present state from one of format 3, where each batch had a record from its beginning on,
+    and `rollout.prompts` prompts, next to those of the batch before."""
     rows = ledger["batches"]
     first = ledger["next_prompt"] + sum(sum(row["to_ask"]) for row in rows)
     first -= len(rows) * config.rollout.prompts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.pipeline.by_task import ByTask
@@ -47,6 +47,7 @@ from grpo_trainable.pipeline.report import (
     update_metrics,
 )
 from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
+from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.timers import now
@@ -95,7 +96,7 @@ class Pipeline:
         self._holding = True  # whether chunks that the gate would admit are held back
         self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
         self._held_out: list[Scored] = []  # answers of the evaluation under way
-        self._stopped = False  # before its rounds were over
+        self._stopped = False  # whether the trial ended before its rounds were over
 
     @property
     def buffer(self) -> ReplayBuffer:
@@ -147,7 +148,7 @@ class Pipeline:
         round_ = self.gate.learner_round
         if self.ended:
             raise RuntimeError(f"this trial ended after round {round_} of {self.config.rounds}")
-        self._fill_fleet()
+        self._fleet.fill()
         if self.evaluation is None:
             self._evaluate()
         # What is sampled during an evaluation would be in no wall-clock, so nothing began earlier.
@@ -321,22 +322,8 @@ class Pipeline:
             else:
                 self._fleet.sample(self._fleet.least_busy(), work)
         redispatched = self.counts.redispatched - before
-        told = f"{member.actor.name} was replaced ({lost})"
-        if member in self._fleet.absent:
-            told = (
-                f"{member.actor.name} is lost ({lost}) and no machine has room for another: "
-                f"going on with {self._generators_left}"
-            )
+        told = self._fleet.told_of(member, lost)
         self._recorder.note(f"{told}; asking again for {plural(redispatched, 'prompt')}")
-
-    @property
-    def _generators_left(self) -> str:
-        return f"{len(self._fleet.members)} of {self.config.resources.num_generators} generators"
-
-    def _fill_fleet(self) -> None:
-        """Starts generators where one was lost and a machine has room by now."""
-        for name in self._fleet.fill():
-            self._recorder.note(f"{name} is back: {self._generators_left}")
 
     # ---- The report --------------------------------------------------------------------------
 
@@ -361,26 +348,14 @@ class Pipeline:
         row["version/generator"] = float(self._fleet.version)
         row["fleet/generators"] = float(len(self._fleet.members))
         row["sync/first_s"] = self._first_sync_s
-        return RoundReport(
-            round=updated.round,
-            last=last,
-            start=start,
-            end=end,
-            metrics=row,
-            groups=groups,
-            updated=updated,
-            spans=record.spans,
-            versions=sorted(record.versions, key=lambda change: change.at),
-            evaluations=record.evaluations,
-            notes=record.notes,
-        )
+        return record.report(updated, groups, row, start=start, end=end, last=last)
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Everything but the buffer's groups, as plain data; between two rounds."""
         return {
-            "work": self._work(),
+            "work": sampled_work(self.config),
             **self._collector.state(),
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
@@ -398,29 +373,5 @@ class Pipeline:
         self._stopped = state["stopped"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
-        same_work = _of_sampling(state["work"]) == _of_sampling(self._work())
+        same_work = is_same_work(state["work"], sampled_work(self.config))
         self._collector.load_state(state, groups, same_work=same_work)
-
-    def _work(self) -> dict[str, Any]:
-        """The settings that decide which prompts a round trains on and how they are sampled."""
-        config = self.config.to_dict()
-        keys = ("seed", "lag", "weight_update", "task", "rollout", "pools", "buffer_capacity",
-                "buffer_sampling", "buffer")  # fmt: skip
-        return {
-            "batches_per_round": self.config.batches_per_round,
-            "units_per_batch": len(self.config.chunks),
-            "groups_bring_reference": self.config.reference_role == "generator",
-            **{key: config[key] for key in keys},
-            # Groups bring the values of their states; other trials have no such key.
-            **({"vine": config["vine"]} if self.config.loss.advantage == "vine" else {}),
-        }
-
-
-def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
-    """What `Pipeline._work` holds, dotted, without settings that only training reads and those that
-    have their default, which the state of an earlier version may lack."""
-    return {
-        key: value
-        for key, value in flatten(work).items()
-        if key not in OF_TRAINING and not is_unremarkable(key, value)
-    }

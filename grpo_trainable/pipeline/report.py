@@ -78,6 +78,31 @@ class RoundRecord:
     notes: list[str] = field(default_factory=list)
     sync_bytes: int = 0
 
+    def report(
+        self,
+        updated: Updated,
+        groups: list[RolloutGroup],
+        metrics: dict[str, float],
+        *,
+        start: float,
+        end: float,
+        last: bool,
+    ) -> RoundReport:
+        """The report of the round: this, and what it trained on and measured."""
+        return RoundReport(
+            round=updated.round,
+            last=last,
+            start=start,
+            end=end,
+            metrics=metrics,
+            groups=groups,
+            updated=updated,
+            spans=self.spans,
+            versions=sorted(self.versions, key=lambda change: change.at),
+            evaluations=self.evaluations,
+            notes=self.notes,
+        )
+
 
 class Recorder:
     """Collects what happens until the round reports it, all by the clock of the trial's process."""

@@ -130,7 +130,7 @@ def arithmetic_documents(
 def _distinct(
     recipe: ArithmeticRecipe, stream: str, count: int, *, held_out: bool
 ) -> list[Problem]:
-    """So many problems, no two with the same question."""
+    """Draws so many problems, no two with the same question."""
     found: dict[str, Problem] = {}
     for problem in _writer(recipe, stream).problems(held_out=held_out):
         found.setdefault(problem.question, problem)

@@ -34,7 +34,7 @@ class Corpus:
     files: Mapping[str, str] = field(default_factory=dict)  # name -> content, put beside the policy
     # Settings of a trial that starts from the policy, besides model.path; {out} is its directory.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # Of a policy and its tokenizer, with a seed.
+    # What is measured of a policy and its tokenizer, with a seed.
     measure: Callable[[TransformerLM, Tokenizer, int], Measurements]
 
 

@@ -20,7 +20,7 @@ from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.store import build_trained_policy
 
-NO_TOKEN = -1  # after the tokens so far
+NO_TOKEN = -1  # fills a row after its tokens so far
 
 
 def token_spaces(shape: PolicyShape) -> tuple[Box, Discrete]:

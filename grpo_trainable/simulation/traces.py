@@ -8,7 +8,8 @@ from typing import Any
 from grpo_trainable.stages import IDLE, TRACE_NAMES
 
 UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
-# By a stage that only calls of the kind have; a load or a publication has no other.
+# A call's kind follows from a stage that only calls of the kind have; a load or a publication has
+# no other.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE, SYNC)}
 
 

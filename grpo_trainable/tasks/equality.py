@@ -81,7 +81,7 @@ def plain(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without the marks of a formula around it, nor a full stop."""
+    """`text` without the marks of a formula around it, nor a full stop."""
     text = text.strip().rstrip(".").strip()
     for opening, closing in _DELIMITERS:
         inner = text[len(opening) : -len(closing)]

@@ -31,7 +31,7 @@ class Mixture:
 
     def __init__(self, weights: Mapping[str, float], seed: int) -> None:
         """`weights`: above 0; they need not add up to 1."""
-        # As they are written: the float 0.1 itself is a little more than a tenth.
+        # Weights count as they are written: the float 0.1 itself is a little more than a tenth.
         exact = {label: Fraction(repr(weight)) for label, weight in weights.items()}
         total = sum(exact.values())
         self.labels = tuple(weights)

@@ -92,7 +92,7 @@ class Slot(Protocol):
 
 
 class Slots(Generic[S]):
-    """As many slots as snapshots are in use at a time.
+    """Keeps as many slots as snapshots are in use at a time.
 
     A slot is written again once its snapshot was released. A slow generator releases late, so there
     are more slots meanwhile.

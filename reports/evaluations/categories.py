@@ -39,8 +39,8 @@ def shown_truth(truth: JSONValue) -> str:
 
 
 def examples(responses: Sequence[Generation]) -> list[Generation]:
-    """As many as are shown: the first response of each prompt, then the second of each, and so
-    on, in the order of prompts."""
+    """The responses that are shown: the first of each prompt, then the second of each, and so on,
+    in the order of prompts."""
     seen: Counter[int] = Counter()
     ranked = []
     for own in responses:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("browse.js").read_text("utf-8")
 STYLE = Path(__file__).with_name("browse.css").read_text("utf-8")
 NO_PLOTS = "the figures: matplotlib is missing; pip install 'grpo-trainable[report]'"
-# Of a row of the data block, in order; browse.js finds them by these names.
+# The fields of a row of the data block, in order; browse.js finds them by these names.
 FIELDS = (
     *("prompt", "index", "response", "answer", "category", "reward", "format", "right"),
     *("finished", "tokens", "log_prob", "error"),

@@ -104,7 +104,7 @@ def _lengths(record: EvaluationRecord) -> Plot:
 
 
 def _edges(lengths: Sequence[Sequence[int]]) -> list[float]:
-    """Of bars as wide as each other, each around whole numbers of tokens."""
+    """The edges of bars that are equally wide, each around whole numbers of tokens."""
     low = min(map(min, lengths))
     high = max(map(max, lengths))
     width = -(-(high - low + 1) // BARS)

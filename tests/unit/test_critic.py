@@ -28,7 +28,9 @@ def pair_with(policy_path: str, body: str = "own", **values: Any) -> Pair:
 def test_a_critic_that_knows_nothing_leaves_the_return(policy_path: str) -> None:
     pair = pair_with(policy_path, loss={"gae_lambda": 1.0})
     groups = pair.rollouts()
-    for group, advantages in zip(groups, pair.learner._estimate(groups).advantages, strict=True):
+    for group, advantages in zip(
+        groups, pair.learner._batches.estimate(groups).advantages, strict=True
+    ):
         expected = group.rewards[:, None] * group.response_mask
         assert advantages.equal(expected)
 
@@ -36,7 +38,7 @@ def test_a_critic_that_knows_nothing_leaves_the_return(policy_path: str) -> None
 def test_whitened_advantages_have_mean_zero_over_the_tokens(policy_path: str) -> None:
     pair = pair_with(policy_path, loss={"whiten": True})
     groups = pair.rollouts()
-    advantages = pair.learner._estimate(groups).advantages
+    advantages = pair.learner._batches.estimate(groups).advantages
     tokens = torch.cat([a[g.response_mask] for g, a in zip(groups, advantages, strict=True)])
     assert float(tokens.mean()) == pytest.approx(0, abs=1e-6)
     assert float(tokens.std()) == pytest.approx(1, abs=1e-5)
@@ -49,7 +51,7 @@ def test_neither_microbatches_nor_padding_change_a_step(policy_path: str, body: 
     for optim in ({"microbatch": 12}, {"microbatch": 5}, {"microbatch_tokens": 40}):
         pair = pair_with(policy_path, body, optim={"lr": 1e-3, **optim}, k=2)
         updated = pair.learner.update([pair.rollouts()])
-        critic = copy(pair.learner._critic.parameters)
+        critic = copy(pair.learner._state.critic.parameters)
         results.append((updated, pair.weights(), critic))
     (expected, weights, critic), *others = results
     for updated, their_weights, their_critic in others:
@@ -139,7 +141,7 @@ def test_a_critic_begins_anew_where_the_state_has_none(policy_path: str) -> None
     pair = pair_with(policy_path, "own")
     pair.learner.load_state(state)
     assert equal(pair.weights(), plain.weights())
-    assert not pair.learner._critic.parameters["critic/head.weight"].any()
+    assert not pair.learner._state.critic.parameters["critic/head.weight"].any()
     assert pair.learner.update([pair.rollouts()]).critic.value_mean == 0
     # And the other way round: what is kept of a critic is left alone.
     plain.learner.load_state(pair.learner.state())
@@ -153,8 +155,8 @@ def test_a_token_answers_for_its_own_kl(policy_path: str) -> None:
     pair.learner.update([pair.rollouts()])
     pair.sync()
     groups = pair.learner.reference.annotate(pair.rollouts())
-    values = pair.learner.values(groups)
-    estimated = pair.learner._estimate(groups).advantages
+    values = pair.learner._batches.values(groups)
+    estimated = pair.learner._batches.estimate(groups).advantages
     for group, v, advantages in zip(groups, values, estimated, strict=True):
         kl = group.behaviour_log_probs - group.reference_log_probs
         to_go = kl.flip(1).cumsum(dim=1).flip(1)

@@ -264,18 +264,18 @@ def test_learning_rate_zero_leaves_the_weights_as_they_are(policy_path: str) -> 
 def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[TrainBatch]:
     """The rows of each gradient step from now on."""
     seen: list[TrainBatch] = []
-    step = learner._gradient_step
+    step = learner._steps.take
 
     def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
         seen.append(scored.batch)
         return step(scored)
 
-    monkeypatch.setattr(learner, "_gradient_step", spy)
+    monkeypatch.setattr(learner._steps, "take", spy)
     return seen
 
 
 def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
-    return learner._collate(groups, learner._estimate(groups).advantages)
+    return learner._batches.batch(groups).rows
 
 
 def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
@@ -333,7 +333,7 @@ def test_minibatches_have_the_reference_of_their_own_rows(
 ) -> None:
     pair = Pair(policy_path, k=2, k_mode="minibatches", loss={"kl_coef": 0.1})
     pair.sync()
-    step = pair.learner._gradient_step
+    step = pair.learner._steps.take
     differences = []
 
     def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
@@ -342,7 +342,7 @@ def test_minibatches_have_the_reference_of_their_own_rows(
         differences.append(float((expected - scored.reference).abs().max()))
         return step(scored)
 
-    monkeypatch.setattr(pair.learner, "_gradient_step", spy)
+    monkeypatch.setattr(pair.learner._steps, "take", spy)
     pair.learner.update([pair.rollouts()])
     assert differences == pytest.approx([0.0, 0.0], abs=1e-5)
 

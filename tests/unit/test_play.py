@@ -17,7 +17,7 @@ from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, collate
+from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, TrainBatch, collate
 
 END, PAD, STOP = 0, 1, "ab"
 TOKENS = Pieces(["a", "b", "ab", "c", "d", "e"])
@@ -126,19 +126,24 @@ def test_an_episode_is_what_a_full_pass_a_token_gives():
     assert not all(bool(group.finished.all()) for group in groups)
 
 
-def test_the_learner_finds_the_same_log_probs():
-    engine, _, groups = played()
-    batch = collate(groups, [torch.zeros(3)] * 3, PAD)
+def learned(engine: TorchEngine, batch: TrainBatch) -> torch.Tensor:
+    """The log-probs (B, S) that the learner finds."""
     log_probs, _ = response_log_probs(
         engine.model,
         batch.input_ids,
         batch.target_ids,
         batch.response_mask,
-        temperature=1.0,
-        min_new_tokens=1,
-        end_ids=(END,),
+        temperature=LIMITS.temperature,
+        min_new_tokens=LIMITS.min_new_tokens,
+        end_ids=LIMITS.end_ids,
     )
-    torch.testing.assert_close(log_probs.detach(), batch.behaviour_log_probs, atol=1e-5, rtol=0)
+    return log_probs.detach()
+
+
+def test_the_learner_finds_the_same_log_probs():
+    engine, _, groups = played()
+    batch = collate(groups, [torch.zeros(3)] * 3, PAD)
+    torch.testing.assert_close(learned(engine, batch), batch.behaviour_log_probs, atol=1e-5, rtol=0)
 
 
 def same(one: RolloutGroup, other: RolloutGroup) -> bool:
@@ -222,15 +227,7 @@ def test_new_weights_in_the_middle_of_episodes(recompute: bool):
         return
     # All keys are those of the new weights, so what followed is their own law.
     batch = collate(groups, [torch.zeros(3)] * 3, PAD)
-    log_probs, _ = response_log_probs(
-        engine.model,
-        batch.input_ids,
-        batch.target_ids,
-        batch.response_mask,
-        temperature=1.0,
-        min_new_tokens=1,
-        end_ids=(END,),
-    )
+    log_probs = learned(engine, batch)
     start = 0
     for group in groups:
         for g in range(3):
@@ -238,9 +235,7 @@ def test_new_weights_in_the_middle_of_episodes(recompute: bool):
             first = len(group.prompt_ids) - 1
             row = log_probs[start, first : first + len(new)]
             found = torch.nn.functional.pad(row, (0, len(new) - len(row)))[new]
-            torch.testing.assert_close(
-                found.detach(), group.behaviour_log_probs[g][new], atol=1e-5, rtol=0
-            )
+            torch.testing.assert_close(found, group.behaviour_log_probs[g][new], atol=1e-5, rtol=0)
             start += 1
 
 

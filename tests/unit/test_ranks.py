@@ -25,7 +25,7 @@ from grpo_trainable.checkpointing import (
 )
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import LearnerState, Updated
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports.in_process import InProcess
 
 # Of the difference of two gradients to the gradient.
@@ -259,6 +259,28 @@ def test_a_learner_among_ranks_of_one_is_a_learner_alone(policy_path: str):
     assert repr((updated[0].steps, updated[0].kl)) == repr((expected.steps, expected.kl))
     own = policy_of(among)
     assert all(torch.equal(own[name], p) for name, p in policy_of(alone).items())
+
+
+@pytest.mark.slow
+def test_every_rank_warms_up_with_a_microbatch_of_one_row(policy_path: str):
+    """Divided policies are gathered by all ranks: one without a microbatch would be waited for."""
+    config = config_with(policy_path, optim={"microbatch": 1})
+
+    def work(group: ThreadGroup) -> list[int]:
+        learner, rows = learner_of(config, group), []
+        assert learner.reference is not None
+        scored = learner.reference._log_probs
+        forward = scored.with_entropy
+
+        def seen(model: Any, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+            rows.append(batch.num_rows)
+            return forward(model, batch)
+
+        scored.with_entropy = seen  # pyright: ignore[reportAttributeAccessIssue]
+        learner.warm_up(4)
+        return rows
+
+    assert together(2, work) == [[1], [1]]
 
 
 @pytest.mark.slow

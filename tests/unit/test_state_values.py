@@ -252,7 +252,7 @@ def test_completions_change_no_response(policy_path: str) -> None:
 def test_a_learner_trains_on_the_values_that_came_with_the_groups(policy_path: str) -> None:
     pair = vine_pair(policy_path)
     groups = pair.rollouts()
-    estimated = pair.learner._estimate(groups)
+    estimated = pair.learner._batches.estimate(groups)
     tokens = torch.cat(
         [a[g.response_mask] for a, g in zip(estimated.advantages, groups, strict=True)]
     )

@@ -1,0 +1,160 @@
+"""From scored groups to the batches of a round, and all that its gradient steps need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.advantages import Estimated, advantage_estimator
+from grpo_trainable.actors.kl_monitor import unseen_by_the_first_step
+from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
+from grpo_trainable.actors.training_state import TrainingState
+from grpo_trainable.algo import teacher_advantages
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.rollout import RolloutGroup, TrainBatch, as_rows, by_group, collate
+
+Groups = Sequence[RolloutGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBatch:
+    """A rollout batch of the round: its groups, their advantages, and both as rows."""
+
+    groups: Groups
+    estimated: Estimated
+    rows: TrainBatch
+
+
+class RoundBatches:
+    """Makes batches, and scores them under the policies that stay as they are during a round."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        state: TrainingState,
+        log_probs: LogProbs,
+        reference: Reference | None,
+        *,
+        pad_id: int,
+        device: torch.device,
+    ) -> None:
+        """`reference`: None where the groups bring its log-probs, or nothing asks for them.
+
+        Raises:
+            PluginError: the advantage is a function of the user's that cannot be loaded, or fails
+                its trial.
+        """
+        self._config = config
+        self._state = state
+        self._log_probs = log_probs
+        self._reference = reference
+        self._pad_id = pad_id
+        self._device = device
+        self._advantages = advantage_estimator(config, self.values)
+
+    # ---- Rows --------------------------------------------------------------------------------
+
+    def batch(self, groups: Groups) -> RoundBatch:
+        """The advantages of a rollout batch, computed once, before any split; and its rows."""
+        estimated = self.estimate(groups)
+        rows = self.collate(groups, estimated.advantages)
+        return RoundBatch(groups=groups, estimated=estimated, rows=rows)
+
+    def estimate(self, groups: Groups) -> Estimated:
+        """The advantages of a rollout batch."""
+        return self._advantages(groups, self._state.kl_coefficient.in_reward)
+
+    def collate(self, groups: Groups, advantages: Sequence[Tensor]) -> TrainBatch:
+        """The rows of a rollout batch, on the device."""
+        return collate(groups, advantages, self._pad_id).to(self._device)
+
+    def values(self, groups: Groups) -> list[Tensor]:
+        """What the critic says of the states, (G, R) for each group."""
+        assert self._state.critic is not None, "only gae asks for values"
+        batch = self.collate(groups, [torch.zeros(len(group.response_ids)) for group in groups])
+        return by_group(groups, self._state.critic.values(batch).cpu())
+
+    def taught(
+        self, teacher: Reference, batches: Sequence[RoundBatch]
+    ) -> tuple[list[RoundBatch], float]:
+        """The batches whose tokens also answer for how likely the teacher finds them, and nats of a
+        response from the policy that sampled to the teacher."""
+        coefficient, taught = self._config.loss.teacher_coef, []
+        nats = responses = 0.0
+        for batch in batches:
+            rows = batch.rows
+            behaviour, mask = rows.behaviour_log_probs, rows.response_mask
+            added = teacher_advantages(behaviour, teacher.log_probs(rows), mask)
+            with_teacher = replace(rows, advantages=rows.advantages + coefficient * added)
+            taught.append(replace(batch, rows=with_teacher))
+            nats -= float(added.sum())
+            responses += int(mask.any(dim=1).sum())
+        return taught, nats / max(responses, 1)
+
+    # ---- Scores ------------------------------------------------------------------------------
+
+    def scored(
+        self, batches: Sequence[RoundBatch], plan: Sequence[tuple[int, Tensor]]
+    ) -> list[ScoredBatch]:
+        """The batches under the reference, and under the policy before the round as far as that is
+        asked for: by the importance weight for all of them, by the monitor for those that the first
+        gradient step does not go through anyway. `plan` is `step_rows`' of the round."""
+        scored = [
+            ScoredBatch(
+                batch=batch.rows,
+                reference=self._reference_log_probs(batch),
+                counted=self._counted(batch),
+                fresh=self._fresh(batch.groups) if self._config.loss.kl_monitor else None,
+                **self._critic_targets(batch),
+            )
+            for batch in batches
+        ]
+        needed: Sequence[int] = ()
+        if self._config.importance_cap is not None:
+            needed = range(len(batches))
+        elif self._config.loss.kl_monitor:
+            needed = unseen_by_the_first_step(scored, plan)
+        for b in needed:
+            start = self._log_probs.without_gradient(self._state.policy, batches[b].rows)
+            scored[b] = replace(scored[b], start=start)
+        return scored
+
+    def _critic_targets(self, batch: RoundBatch) -> dict[str, Tensor]:
+        """Values and returns of a rollout batch, (B, S); nothing without a critic."""
+        critic = batch.estimated.critic
+        if critic is None:
+            return {}
+        targets = {"values": critic.values, "returns": critic.returns}
+        return {name: self._as_rows(batch.groups, found) for name, found in targets.items()}
+
+    def _counted(self, batch: RoundBatch) -> Tensor | None:
+        """The response tokens that the loss counts, (B, S); None for all."""
+        if self._config.rollout.overlong != "filter":
+            return None
+        finished = torch.cat([group.finished for group in batch.groups]).to(self._device)
+        return batch.rows.response_mask & finished.unsqueeze(1)
+
+    def _reference_log_probs(self, batch: RoundBatch) -> Tensor | None:
+        """(B, S); None where nothing asks for the reference."""
+        known = [group.reference_log_probs for group in batch.groups]
+        if self._config.reference_role is None:
+            return None
+        if all(values is not None for values in known):
+            return self._as_rows(batch.groups, cast("list[Tensor]", known))
+        assert self._reference is not None, "a generator made no reference pass"
+        return self._reference.log_probs(batch.rows)
+
+    def _fresh(self, groups: Groups) -> Tensor:
+        """(B, S) bool: tokens that the weights sampled which the learner has now."""
+        version = self._state.version
+        return self._as_rows(
+            groups, [g.response_mask & (g.token_versions == version) for g in groups]
+        )
+
+    def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
+        """(B, S) on the device, of (G, R) for each group."""
+        return as_rows(groups, values).to(self._device)

@@ -1,0 +1,132 @@
+"""What training changes in a learner, and what a checkpoint holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.critic import PREFIX, Critic
+from grpo_trainable.actors.kl_coefficient import KLCoefficient
+from grpo_trainable.actors.optimizer import PolicyOptimizer
+from grpo_trainable.actors.ranks import ALONE, Ranks
+from grpo_trainable.checkpointing import LearnerFiles, write_learner_files
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.messages import LearnerState
+from grpo_trainable.models.parameters import copy_parameters
+from grpo_trainable.models.policy import Policy
+
+
+class TrainingState:
+    """A policy with what is trained or counted beside it: critic, optimizer, β and the round."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        policy: Policy,
+        device: torch.device,
+        reference_checksum: str,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """`policy`: as the `ranks` hold it between them. `reference_checksum`: that of the frozen
+        first policy, which a state must agree with."""
+        self._config = config
+        self._ranks = ranks
+        self._reference_checksum = reference_checksum
+        self._parameters = policy.trained()
+        self.policy = policy
+        self.critic = Critic(config, policy, device, ranks) if config.has_critic else None
+        self.kl_coefficient = KLCoefficient(config.loss)
+        critic = {} if self.critic is None else self.critic.parameters
+        self.optimizer = PolicyOptimizer(self._parameters, config, critic, ranks)
+        self.round = 0
+
+    @property
+    def version(self) -> int:
+        """Gradient steps that the policy has taken."""
+        return self.optimizer.steps
+
+    def gathered(self) -> LearnerState:
+        """Copies of policy, optimizer and counters, in main memory; without tensors on all ranks
+        but the first."""
+        gathered = self._ranks.gathered
+        return LearnerState(
+            policy=_copies(gathered(self._parameters)),
+            optimizer=_copies(gathered(self._optimizer_tensors())),
+            counters=self._counters(),
+        )
+
+    def own(self) -> LearnerState:
+        """The same of what this rank holds, without a word to the others."""
+        return LearnerState(
+            policy=_copies(self._parameters.items()),
+            optimizer=_copies(self._optimizer_tensors().items()),
+            counters=self._counters(),
+        )
+
+    def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        """Writes this rank's part of a checkpoint, as `write_learner_files` does."""
+        ranks = self._ranks
+        return write_learner_files(
+            directory,
+            seen_by,
+            {
+                "policy": ranks.held(self._parameters),
+                "optimizer": ranks.held(self._optimizer_tensors()),
+            },
+            self._counters(),
+            number=ranks.rank + 1,
+            of=ranks.size,
+        )
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has beside the policy, live: the optimizer's tensors and the critic."""
+        return self.optimizer.tensors() | (self.critic.parameters if self.critic else {})
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            **self.optimizer.counters(),
+            **self.kl_coefficient.counters(),
+            "round": self.round,
+            "reference_checksum": self._reference_checksum,
+        }
+
+    # ---- Going on ----------------------------------------------------------------------------
+
+    def load(self, state: LearnerState) -> None:
+        """Goes on from a state, with the settings of this learner.
+
+        Raises:
+            ValueError: the state is of another model, or was trained against another reference.
+        """
+        expected = state.counters["reference_checksum"]
+        if expected != self._reference_checksum:
+            raise ValueError(
+                f"the checkpoint's reference policy has checksum {expected}, but the policy of "
+                f"model.preset={self._config.model.preset}, model.path={self._config.model.path} "
+                f"has {self._reference_checksum}; use the policy that the run started from"
+            )
+        copy_parameters(self._parameters, self._parts_of(state.policy), source="checkpoint")
+        self.optimizer.load_state(self._load_critic(state.optimizer), state.counters)
+        self.kl_coefficient.load_counters(state.counters)
+        self.round = state.counters["round"]
+        self._ranks.settle()
+
+    def _parts_of(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of a policy's tensors."""
+        own = self._parameters
+        return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
+
+    def _load_critic(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Puts the critic where `stored` was taken; returns what the optimizer goes on from."""
+        if self.critic is not None and self.critic.load_state(stored):
+            return stored
+        of_policy = {name: v for name, v in stored.items() if not name.startswith(PREFIX)}
+        anew = {n: v for n, v in self.optimizer.tensors().items() if n.startswith(PREFIX)}
+        return of_policy | anew
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}

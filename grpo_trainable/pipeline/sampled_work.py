@@ -1,0 +1,48 @@
+"""Which settings say what a trial samples: others may not use the rollouts of its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
+
+SECTIONS = (
+    "seed",
+    "lag",
+    "weight_update",
+    "task",
+    "rollout",
+    "pools",
+    "buffer_capacity",
+    "buffer_sampling",
+    "buffer",
+)
+
+
+def sampled_work(config: GRPOConfig) -> dict[str, Any]:
+    """The settings that decide which prompts a round trains on and how they are sampled, as plain
+    data."""
+    settings = config.to_dict()
+    return {
+        "batches_per_round": config.batches_per_round,
+        "units_per_batch": len(config.chunks),
+        "groups_bring_reference": config.reference_role == "generator",
+        **{section: settings[section] for section in SECTIONS},
+        # Groups bring the values of their states; other trials have no such key.
+        **({"vine": settings["vine"]} if config.loss.advantage == "vine" else {}),
+    }
+
+
+def is_same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two results of `sampled_work` ask for the same rollouts."""
+    return _of_sampling(one) == _of_sampling(other)
+
+
+def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
+    """`work`, dotted, without settings that only training reads and those that have their default,
+    which the state of an earlier version may lack."""
+    return {
+        key: value
+        for key, value in flatten(work).items()
+        if key not in OF_TRAINING and not is_unremarkable(key, value)
+    }
