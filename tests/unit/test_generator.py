@@ -187,7 +187,7 @@ def learned(config: GRPOConfig, mailbox: Mailbox, steps: int) -> None:
             for parameter in learner.policy.parameters():
                 parameter.mul_(1.02)
         learner.optimizer.steps += 1
-        learner.round += 1
+        learner.update([])  # a round without any batch
         learner.publish()
 
 
