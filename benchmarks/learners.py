@@ -102,19 +102,25 @@ def ddp_learner(config: Any, group: Any) -> Any:
             states = response_states(self.policy, batch.input_ids, batch.response_mask)
             return self.learner[0]._log_probs.of_states(self.policy, states, batch)
 
-    class DDPLearner(Learner):
-        def _gradient_step(self, scored: Any) -> Any:
-            self._left = len(list(microbatches(scored.batch, self.config, self._ranks)))
-            return super()._gradient_step(scored)
-
-        def _forward(self, batch: Any) -> Any:
-            self._left -= 1
-            self.ddp.require_backward_grad_sync = self._left == 0
-            return *self.ddp(batch), None
-
-    learner = DDPLearner(config, None if group.rank else InProcess(), ranks=Summed(group))
-    learner.ddp = nn.parallel.DistributedDataParallel(Scoring(learner))
     assert torch.distributed.is_initialized()
+    ranks = Summed(group)
+    learner = Learner(config, None if group.rank else InProcess(), ranks=ranks)
+    ddp = nn.parallel.DistributedDataParallel(Scoring(learner))
+    steps: Any = learner._steps
+    own_take, left = steps.take, 0
+
+    def take(scored: Any) -> Any:
+        nonlocal left
+        left = len(list(microbatches(scored.batch, config, ranks)))
+        return own_take(scored)
+
+    def forward(batch: Any) -> Any:
+        nonlocal left
+        left -= 1
+        ddp.require_backward_grad_sync = left == 0
+        return *ddp(batch), None
+
+    steps.take, steps.forward = take, forward
     return learner
 
 
