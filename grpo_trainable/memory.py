@@ -143,11 +143,13 @@ def estimate(
 
 
 def _beside(config: GRPOConfig) -> int:
-    """Bytes of the processes that score, or play the groups of a chunk."""
+    """Bytes of the processes that score, or play the groups of a chunk, of all that sample."""
+    r = config.resources
+    samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
-        return config.unit_prompts * ENVIRONMENT_BYTES
+        return samplers * config.unit_prompts * ENVIRONMENT_BYTES
     scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
-    return scored_apart * config.resources.reward_workers * PROCESS_BYTES
+    return samplers * scored_apart * r.reward_workers * PROCESS_BYTES
 
 
 def _sum(parts: Sequence[Part]) -> int:

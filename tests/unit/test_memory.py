@@ -12,7 +12,14 @@ import torch
 from hf_models import FAMILIES, write_hf_model
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.memory import PROCESS_BYTES, Dimensions, estimate, policy_dimensions, size
+from grpo_trainable.memory import (
+    ENVIRONMENT_BYTES,
+    PROCESS_BYTES,
+    Dimensions,
+    estimate,
+    policy_dimensions,
+    size,
+)
 from grpo_trainable.models.dimensions import KNOWN, dimensions_of, stored_parameters
 from grpo_trainable.models.kv_cache import KVCache
 from grpo_trainable.models.model_config import PRESETS, ModelConfig
@@ -111,6 +118,21 @@ def test_side_by_side_each_generator_has_its_own_copy_and_cache():
     assert three["weights"] == alone["weights"]
     assert alone["activations"] == three["activations"] > 0
     assert (alone["processes"], three["processes"]) == (3 * PROCESS_BYTES, 5 * PROCESS_BYTES)
+
+
+def test_each_generator_has_its_own_reward_processes_and_environments():
+    def processes(task: dict[str, Any], generators: int) -> int:
+        resources = {"num_generators": generators}
+        rollout = {"prompts": 8, "unit_prompts": 2}
+        side_by_side = config(
+            placement="disaggregated", task=task, rollout=rollout, resources=resources
+        )
+        return parts(side_by_side)["processes"]
+
+    # The trial, a learner and the generators; a reward process, or two groups at play, for each.
+    assert processes({"reward": "my.py:score"}, 1) == 4 * PROCESS_BYTES
+    assert processes({"reward": "my.py:score"}, 3) == 8 * PROCESS_BYTES
+    assert processes({"name": "guess"}, 3) == 5 * PROCESS_BYTES + 6 * ENVIRONMENT_BYTES
 
 
 def test_several_learners_hold_the_policy_each_or_between_them():
