@@ -2,9 +2,9 @@
 
 A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row, prompt
 and response counted together, lies in column t. A batched product over C columns costs as much for
-a short row as for a long one, so rows lie on shelves of 32, 64, 128, … columns, the last as many as
-a row can have. A row that has filled its shelf moves to the next; so at least half of the columns
-hold tokens, but for the shortest rows.
+a short row as for a long one, so rows lie on shelves: the last has as many columns as a row can
+have, the one before it half of them, and so on. A row that has filled its shelf moves to the next;
+so half of the columns at least hold tokens, but for the shortest rows.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from grpo_trainable.models.kv_cache import attention, run_prompts, run_tokens
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.transformer import TransformerLM
 
-SHORTEST = 32
+SHORTEST = 32  # columns of a shelf at least, where rows can have as many tokens
 
 
 def shelf_columns(most: int) -> list[int]:
-    """Columns of each shelf for rows of at most `most` tokens."""
-    columns = [SHORTEST]
-    while columns[-1] < most:
-        columns.append(2 * columns[-1])
-    return [*columns[:-1], most]
+    """Columns of each shelf, the shortest first, for rows of at most `most` tokens."""
+    columns = most
+    found = [columns]
+    while (columns := -(-columns // 2)) >= SHORTEST:
+        found.append(columns)
+    return found[::-1]
 
 
 class Shelf:

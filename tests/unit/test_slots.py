@@ -1,4 +1,4 @@
-"""Continuous batching: where a call has fewer slots than responses, one follows another in a slot."""
+"""Continuous batching: where a call has fewer slots than responses, they wait for each other."""
 
 from __future__ import annotations
 
@@ -146,11 +146,12 @@ def test_the_queue_does_not_wait_for_more_places_than_it_needs():
 # ---- The cache -------------------------------------------------------------------------------
 
 
-def test_shelves_double_up_to_the_longest_row():
-    assert shelf_columns(7) == [7]
-    assert shelf_columns(32) == [32]
-    assert shelf_columns(33) == [32, 33]
-    assert shelf_columns(204) == [32, 64, 128, 204]
+def test_each_shelf_has_half_the_columns_of_the_next():
+    assert shelf_columns(1) == [1]
+    assert shelf_columns(33) == [33]
+    assert shelf_columns(63) == [32, 63]
+    assert shelf_columns(204) == [51, 102, 204]
+    assert shelf_columns(256) == [32, 64, 128, 256]
 
 
 @torch.no_grad()
