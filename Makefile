@@ -63,6 +63,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/packing.py $(ARGS)
 	$(BIN)/python benchmarks/learners.py
 	$(BIN)/python benchmarks/mid_batch.py $(ARGS)
+	$(BIN)/python benchmarks/continuous_batching.py
 
 # From the command to the first finished round, here and, with ARGS="--baseline DIRECTORY", in another
 # checkout, in turn: half a minute a repeat.

@@ -254,11 +254,15 @@ class _Trial:
     def sampling(self) -> list[Part]:
         """KV cache, and logits beside their probabilities, of the rows of one call."""
         rows, size = self.config.most_rows, self.size
+        # Storage of the cache for rows; a slot has a place on each of its shelves.
+        places, slots = rows, self.config.rollout.slots
+        if slots is not None:
+            rows, places = slots, 2 * slots
         of_cache = FLOAT if size.ours else self.body
         token = 2 * size.layers * size.keys * of_cache
         head = size.vocab * size.hidden * FLOAT if self._widens_head else 0
         return [
-            Part(what="KV cache", bytes=rows * self.row_tokens * token),
+            Part(what="KV cache", bytes=places * self.row_tokens * token),
             Part(what="sampling logits", bytes=2 * rows * size.vocab * FLOAT + head),
         ]
 

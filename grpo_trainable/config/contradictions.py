@@ -119,6 +119,11 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         "resources.generator_gpus",
         f"must be 0 with engine={config.engine}, which samples on CPUs",
     )
+    yield (
+        config.rollout.slots is not None and config.engine != "auto" and not record.queues,
+        "rollout.slots",
+        f"must be none with engine={config.engine}; needs engine=torch",
+    )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]
         yield (
@@ -266,6 +271,12 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         (rollout.unit_prompts or 1) > rollout.prompts,
         "rollout.unit_prompts",
         f"must be <= rollout.prompts={rollout.prompts}",
+    )
+    yield (
+        (rollout.slots or 0) >= config.most_rows,
+        "rollout.slots",
+        f"must be < {config.most_rows}, the responses of the largest call of a generator: none "
+        "would wait; none decodes all of them at once",
     )
     yield (
         config.resources.num_generators > config.chunks_at_once,

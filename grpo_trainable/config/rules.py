@@ -176,6 +176,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
         ),
     ),
+    "rollout.slots": (_NOT_PLAYED,),
     "rollout.min_new_tokens": (_NOT_PLAYED,),
     **{
         f"env.{name}": (_PLAYED,)

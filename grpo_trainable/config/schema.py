@@ -380,6 +380,12 @@ class RolloutSettings(Settings):
         "out evenly.",
         minimum=1,
     )
+    slots: int | None = integer(
+        None,
+        "Responses that a generator decodes at a time: where one ends, the next of the same call "
+        "takes its place; none: all of a call.",
+        minimum=1,
+    )
     group_size: int = integer(4, "Responses sampled for each prompt.", minimum=1)
     min_new_tokens: int = integer(1, "Tokens of a response before which it cannot end.", minimum=1)
     max_new_tokens: int = integer(60, "Tokens after which a response is cut off.", minimum=1)

@@ -36,6 +36,12 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"model.path={config.model.path or 'none'}, cannot extend a response by what an "
             "environment says; use a policy of this package with engine=torch"
         )
+    if config.rollout.slots is not None and not record.queues:
+        raise ValueError(
+            f"rollout.slots={config.rollout.slots}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, cannot let a response take the place of "
+            "another; use a policy of this package with engine=torch"
+        )
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_trainable.engines.local import PromptBatch
-from grpo_trainable.models.kv_cache import KVCache, decode_in_place, prefill
+from grpo_trainable.models.kv_cache import KVCache, decode_in_place, padded, prefill
 from grpo_trainable.models.transformer import TransformerLM
 
 
@@ -51,10 +51,7 @@ class EpisodeCache:
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (sequences, S, D) and the sequences' lengths, and a new cache of the rows
         that `fan_out` says."""
-        longest = max(map(len, sequences))
-        ids = torch.full((len(sequences), longest), self._pad_id)
-        for row, sequence in zip(ids, sequences, strict=True):
-            row[: len(sequence)] = sequence
+        ids = padded(sequences, self._pad_id)
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=self._device)
         columns = self._batch.longest + self._batch.max_new_tokens
         hidden, self._cache = prefill(

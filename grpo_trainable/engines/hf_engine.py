@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class HFEngine(LocalEngine):
         probe = PromptBatch(prompts=prompts, fan_out=rows, max_new_tokens=1)
         try:
             decoder = self._decoder(probe)
-            on_cache = torch.stack((decoder.first(), decoder.next(last.expand(2))), dim=1)
+            on_cache = torch.stack((decoder.enter(range(2)), decoder.next(last.expand(2))), dim=1)
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise ValueError(f"{self._name} has another cache ({one_line(error)})") from error
         for prompt, logits in zip(prompts, on_cache, strict=True):
@@ -126,7 +126,8 @@ class HFDecoder:
         self._is_padded = bool((seen == 0).any())
         self._fan_out = batch.fan_out  # (A,)
 
-    def first(self) -> Tensor:
+    def enter(self, rows: range) -> Tensor:
+        assert len(rows) == len(self._fan_out), "all rows enter at once"
         return self._logits(self._prefill())[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class HFDecoder:
         self._fan_out = self._fan_out[rows]
         self._cache.batch_select_indices(rows)
 
-    def rebuild(self, sampled: Tensor) -> None:
+    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
         self._prefill()
         if sampled.shape[1]:
             self._run(sampled, self._fan_out)

@@ -26,6 +26,7 @@ class PromptBatch:
     prompts: list[Tensor]  # (P,) int64 each
     fan_out: Tensor  # (B,) int64, which prompt
     max_new_tokens: int
+    slots: int | None = None  # rows at a time, where that is fewer than B
 
     @property
     def longest(self) -> int:
@@ -35,12 +36,14 @@ class PromptBatch:
 class Decoder(Protocol):
     """Computes the logits of the next token for the rows of one call, on a cache of their tokens.
 
-    B rows at first, of which A are left; V vocabulary. Logits are float32 and the caller's to
+    B rows, of which A are in the batch; V vocabulary. Logits are float32 and the caller's to
     change.
     """
 
-    def first(self) -> Tensor:
-        """Logits (B, V) of every row's first token. Each distinct prompt is run once."""
+    def enter(self, rows: range) -> Tensor:
+        """Logits (rows, V) of the first token of these of the B rows, which are in the batch from
+        now on, behind those that were: all of them at once, unless the call has slots. Each
+        distinct prompt among theirs is run once."""
         ...
 
     def next(self, tokens: Tensor) -> Tensor:
@@ -51,9 +54,10 @@ class Decoder(Protocol):
         """Keeps only these of the A rows."""
         ...
 
-    def rebuild(self, sampled: Tensor) -> None:
+    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
         """Fills the cache anew with the weights that are there now: the prompts and the tokens
-        `sampled` (A, T) so far."""
+        `sampled` (A, T) so far, of which each row has as many as `lengths` says: all T, unless the
+        call has slots."""
         ...
 
 
@@ -65,16 +69,24 @@ class LocalEngine(ABC):
     """
 
     def __init__(
-        self, policy: Policy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+        self,
+        policy: Policy,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        recompute: bool = False,
+        slots: int | None = None,
     ) -> None:
         """`recompute`: weights loaded in the middle of a call rebuild the KV cache of the tokens
         sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
-        left it (PipelineRL, arXiv 2509.19128)."""
+        left it (PipelineRL, arXiv 2509.19128). `slots`: rows in the batch at most, where the
+        engine's decoder can let rows enter later; None: all of a call."""
         self._policy = policy.requires_grad_(False)
         self._weights = policy.weights()  # live: what is loaded takes their place
         self._tokenizer = tokenizer
         self._seed = seed
         self._recompute = recompute
+        self._slots = slots
         self._loads = 0
         self._version = 0
         self._round = 0
@@ -134,23 +146,20 @@ class LocalEngine(ABC):
             seed=self._seed,
             stops=stops,
             device=self.device,
+            slots=batch.slots,
         )
         decoder = self._decoder(batch)
-        for t in range(limits.max_new_tokens):
+        while not rows.over:
             # New weights are loaded before the forward pass, so that a token is stamped with the
             # weights that it is sampled from.
             loads = self._loads
             between_tokens()
-            if self._recompute and t > 0 and self._loads != loads:
-                decoder.rebuild(rows.sampled(slice(t - 1)))
-            logits = decoder.first() if t == 0 else decoder.next(rows.sampled(t - 1))
-            rows.draw(t, logits, self._version, self._round)
-            keep = rows.drop_finished()
-            if keep is None:
-                continue
-            if not len(keep):
-                break
-            decoder.keep(keep)
+            if self._recompute and rows.running and self._loads != loads:
+                decoder.rebuild(*rows.fed())
+            rows.draw(_next_logits(decoder, rows), self._version, self._round)
+            keep = rows.drop_ended()
+            if keep is not None and not rows.over:
+                decoder.keep(keep)
         return rows.groups()
 
     @abstractmethod
@@ -167,11 +176,24 @@ class LocalEngine(ABC):
                 f"the context of {self._policy.context_length}"
             )
         sizes = torch.tensor([request.group_size for request in requests])
+        waits = self._slots is not None and self._slots < int(sizes.sum())
         return PromptBatch(
             prompts=[torch.tensor(request.prompt_ids) for request in requests],
             fan_out=torch.repeat_interleave(torch.arange(len(requests)), sizes).to(self.device),
             max_new_tokens=limits.max_new_tokens,
+            slots=self._slots if waits else None,
         )
+
+
+def _next_logits(decoder: Decoder, rows: Rows) -> Tensor:
+    """(A, V) of the rows in the batch, and of those that enter it now."""
+    running = decoder.next(rows.last_tokens()) if rows.running else None
+    entering = rows.enter()
+    if not entering:
+        assert running is not None, "no row runs, so those that wait enter"
+        return running
+    first = decoder.enter(entering)
+    return first if running is None else torch.cat((running, first))
 
 
 def common_limits(requests: Sequence[Request]) -> SamplingLimits:

@@ -1,6 +1,9 @@
 """The responses of one call while they grow, whatever computes the logits of their next tokens.
 
-B rows to fill, of which A are still in the batch; R new tokens at most; V vocabulary.
+B rows to fill, of which A are in the batch; R new tokens at most; V vocabulary. The other rows have
+ended or wait in a queue: where there are fewer slots than rows, one enters in the place of one that
+has ended (continuous batching; Yu et al., Orca, OSDI 2022). Which rows are in the batch together
+follows from the requests and from where their responses end, never from time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from grpo_trainable.rollout import Request, RolloutGroup, extents
 # the cache costs about as much as two tokens.
 COMPACT_BELOW = 0.75
 
+# With a queue, rows leave as soon as they have ended, and others enter once this share of the slots
+# is free: to run a few prompts costs about as long as a token of all rows.
+ENTER_ABOVE = 0.125
+
 
 def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
     """The draws (B, R) of every row's tokens, those of a request's group one after the other."""
@@ -32,7 +39,7 @@ def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
 
 
 class Rows:
-    """Draws the tokens, records them, and knows which rows have ended."""
+    """Draws the tokens, records them, and knows which rows wait, run and have ended."""
 
     def __init__(
         self,
@@ -42,80 +49,113 @@ class Rows:
         seed: int,
         stops: StopStrings | None,
         device: torch.device,
+        slots: int | None = None,
     ) -> None:
-        """The requests share their limits. `stops`: the stop strings among these, if any."""
+        """The requests share their limits. `stops`: the stop strings among these, if any. `slots`:
+        rows that the batch has at most; None: all enter at once."""
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
         self._stops = stops
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
+        self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
         # The tokens of each row's response that its prompt ends with.
         self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id, device=device)
         self._mask = torch.zeros(shape, dtype=torch.bool, device=device)
         self._log_probs = torch.zeros(shape, device=device)
+        self._versions = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._rounds = torch.zeros(shape, dtype=torch.int32, device=device)
         self._finished = torch.zeros(len(draws), dtype=torch.bool, device=device)
-        # Token t of every row was sampled by weights of versions[t].
-        self._versions: list[int] = []
-        self._rounds: list[int] = []
 
-        self._rows = torch.arange(len(draws), device=device)  # (A,) which of the B
-        self._uniforms = torch.from_numpy(draws).to(device)  # (A, R)
+        self._queues = slots is not None
+        self._slots = len(draws) if slots is None else slots
+        self._entered = 0  # rows of the B, in order
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) which of the B
+        self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens of each so far
 
-    def sampled(self, tokens: slice | int) -> Tensor:
-        """Token ids (A, …) that the rows in the batch have sampled so far."""
-        return self._ids[self._rows, tokens]
+    @property
+    def running(self) -> int:
+        """A."""
+        return len(self._rows)
 
-    def draw(self, t: int, logits: Tensor, version: int, round_: int) -> None:
-        """Draws token t of every row from `logits` (A, V), which it changes, and records it where
-        the row has not ended."""
-        if t < self._limits.min_new_tokens - 1:
-            logits[:, self._end_ids] = -torch.inf
-        tokens, log_probs = draw_tokens(logits, self._uniforms[:, t], self._limits.temperature)
-        running = ~self._finished[self._rows]
-        self._ids[self._rows, t] = tokens.where(running, self._pad_id)
-        self._mask[self._rows, t] = running
-        self._log_probs[self._rows, t] = log_probs.where(running, 0.0)
-        self._versions.append(version)
-        self._rounds.append(round_)
+    @property
+    def over(self) -> bool:
+        """Whether every row has ended."""
+        return not self.running and self._entered == len(self._finished)
+
+    def enter(self) -> range:
+        """Which of the B rows enter the batch now, behind those in it."""
+        waiting, free = len(self._finished) - self._entered, self._slots - self.running
+        enough = min(waiting, max(1, int(ENTER_ABOVE * self._slots)))
+        new = range(self._entered, self._entered + (min(waiting, free) if free >= enough else 0))
+        if new:
+            self._entered = new.stop
+            entering = torch.arange(new.start, new.stop, device=self._rows.device)
+            self._rows = torch.cat((self._rows, entering))
+            self._at = torch.cat((self._at, torch.zeros_like(entering)))
+        return new
+
+    def last_tokens(self) -> Tensor:
+        """The token (A,) that each row in the batch has sampled last."""
+        return self._ids[self._rows, self._at - 1]
+
+    def fed(self) -> tuple[Tensor, list[int]]:
+        """The tokens that the rows in the batch have sampled and fed, all but the last: ids (A, …),
+        and how many of them each row has."""
+        lengths = (self._at - 1).tolist()
+        return self._ids[self._rows, : max(lengths)], lengths
+
+    def draw(self, logits: Tensor, version: int, round_: int) -> None:
+        """Draws the next token of every row from `logits` (A, V), which it changes, and records it
+        where the row has not ended."""
+        rows, at = self._rows, self._at
+        least = self._limits.min_new_tokens - 1
+        if least:
+            early = (at < least).nonzero()
+            logits[early, self._end_ids] = -torch.inf
+        uniform = self._uniforms[rows, at]
+        tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
+        running = ~self._finished[rows]
+        self._ids[rows, at] = tokens.where(running, self._pad_id)
+        self._mask[rows, at] = running
+        self._log_probs[rows, at] = log_probs.where(running, 0.0)
+        self._versions[rows, at] = running.int() * version
+        self._rounds[rows, at] = running.int() * round_
         ended = torch.isin(tokens, self._end_ids).logical_or_(~running)
-        if self._stops is not None and t >= self._limits.min_new_tokens - 1:
-            self._find_strings(t, self._stops, tokens, ended)
-        self._finished[self._rows] = ended
+        if self._stops is not None:
+            self._find_strings(self._stops, tokens, ended)
+        self._finished[rows] = ended
+        self._at = at + 1
 
-    def _find_strings(self, t: int, stops: StopStrings, tokens: Tensor, ended: Tensor) -> None:
-        """Marks the rows of which token t completes a stop string as `ended` (A,)."""
-        for row in (stops.may_complete[tokens] & ~ended).nonzero()[:, 0].tolist():
-            which = self._rows[row]
-            response = self._answered[which] + self._ids[which, : t + 1].tolist()
-            ended[row] = stops.completed(response)
+    def _find_strings(self, stops: StopStrings, tokens: Tensor, ended: Tensor) -> None:
+        """Marks the rows whose newest token completes a stop string as `ended` (A,)."""
+        late = self._at >= self._limits.min_new_tokens - 1
+        for place in (stops.may_complete[tokens] & ~ended & late).nonzero()[:, 0].tolist():
+            row, count = int(self._rows[place]), int(self._at[place]) + 1
+            response = self._answered[row] + self._ids[row, :count].tolist()
+            ended[place] = stops.completed(response)
 
-    def drop_finished(self) -> Tensor | None:
-        """Drops rows that have ended, once they are many; returns which of the A are kept then:
-        none where all have ended."""
-        running = ~self._finished[self._rows]
+    def drop_ended(self) -> Tensor | None:
+        """Drops rows that have ended, without a queue only once they are many; returns which of the
+        A are kept then: none where all have ended."""
+        running = ~self._finished[self._rows] & (self._at < self._limits.max_new_tokens)
         left = int(running.sum())
-        if left and left >= COMPACT_BELOW * len(running):
+        if left and left >= (1.0 if self._queues else COMPACT_BELOW) * len(running):
             return None
         keep = running.nonzero()[:, 0]
         self._rows = self._rows[keep]
-        self._uniforms = self._uniforms[keep]
+        self._at = self._at[keep]
         return keep
 
     def groups(self) -> list[RolloutGroup]:
         """Returns a group for each request, on the CPU, cut to its own longest response."""
         groups, start = [], 0
-        sampled = len(self._versions)
-        mask = self._mask[:, :sampled].cpu()
-        fields = (
-            self._ids[:, :sampled].cpu(),
-            mask,
-            self._log_probs[:, :sampled].cpu(),
-            torch.tensor(self._versions, dtype=torch.int32) * mask,
-            torch.tensor(self._rounds, dtype=torch.int32) * mask,
-        )
+        mask = self._mask.cpu()
+        recorded = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)
+        fields = [field.cpu() for field in recorded]
         finished = self._finished.cpu()
         for request in self._requests:
             rows = slice(start, start + request.group_size)

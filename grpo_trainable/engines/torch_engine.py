@@ -11,8 +11,9 @@ from torch import Tensor
 from grpo_trainable.engines.base import EngineSetup, Partner
 from grpo_trainable.engines.episode_cache import EpisodeCache
 from grpo_trainable.engines.episode_rows import EpisodeRows
-from grpo_trainable.engines.local import LocalEngine, PromptBatch, common_limits
-from grpo_trainable.models.kv_cache import KVCache, decode, prefill
+from grpo_trainable.engines.local import Decoder, LocalEngine, PromptBatch, common_limits
+from grpo_trainable.engines.slot_decoder import SlotDecoder
+from grpo_trainable.models.kv_cache import KVCache, decode, padded, prefill
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -24,13 +25,21 @@ class TorchEngine(LocalEngine):
     """Samples with a `TransformerLM` of its own."""
 
     def __init__(
-        self, model: TransformerLM, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+        self,
+        model: TransformerLM,
+        tokenizer: Tokenizer,
+        *,
+        seed: int,
+        recompute: bool = False,
+        slots: int | None = None,
     ) -> None:
-        """`recompute`: as for `LocalEngine`."""
-        super().__init__(model, tokenizer, seed=seed, recompute=recompute)
+        """`recompute`, `slots`: as for `LocalEngine`."""
+        super().__init__(model, tokenizer, seed=seed, recompute=recompute, slots=slots)
         self.model = model
 
-    def _decoder(self, batch: PromptBatch) -> TorchDecoder:
+    def _decoder(self, batch: PromptBatch) -> Decoder:
+        if batch.slots is not None:
+            return SlotDecoder(self.model, batch, batch.slots, self._tokenizer.pad_id)
         return TorchDecoder(self.model, batch, self._tokenizer.pad_id)
 
     @torch.no_grad()
@@ -85,6 +94,7 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
         tokenizer,
         seed=config.seed,
         recompute=config.weight_update == "interrupt_recompute",
+        slots=config.rollout.slots,
     )
 
 
@@ -100,10 +110,7 @@ class TorchDecoder:
     def __init__(self, model: TransformerLM, batch: PromptBatch, pad_id: int) -> None:
         self._model = model
         device = batch.fan_out.device
-        ids = torch.full((len(batch.prompts), batch.longest), pad_id)
-        for row, prompt in zip(ids, batch.prompts, strict=True):
-            row[: len(prompt)] = prompt
-        self._prompt_ids = ids.to(device)  # (prompts, P)
+        self._prompt_ids = padded(batch.prompts, pad_id).to(device)  # (prompts, P)
         lengths = torch.tensor([len(prompt) for prompt in batch.prompts], device=device)
         self._prompt_lengths = lengths  # (prompts,)
         self._columns = batch.longest + batch.max_new_tokens
@@ -111,7 +118,8 @@ class TorchDecoder:
         self._next_positions = lengths[batch.fan_out]  # (A,)
         self._next_column = batch.longest
 
-    def first(self) -> Tensor:
+    def enter(self, rows: range) -> Tensor:
+        assert len(rows) == len(self._fan_out), "all rows enter at once"
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
         last = hidden[prompts, self._prompt_lengths - 1]
@@ -128,7 +136,7 @@ class TorchDecoder:
         self._next_positions = self._next_positions[rows]
         self._cache.keep(rows)
 
-    def rebuild(self, sampled: Tensor) -> None:
+    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
         self._prefill()
         count = sampled.shape[1]
         if count:

@@ -34,8 +34,8 @@ READ = (
 OF_TRAINING = (
     *("arm", "placement", "rounds", "k", "k_mode", "lag", "weight_update"),
     *("buffer_capacity", "buffer_sampling", "transport"),
-    *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size", "rollout.temperature"),
-    *("rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
+    *("rollout.prompts", "rollout.unit_prompts", "rollout.slots", "rollout.group_size"),
+    *("rollout.temperature", "rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
     *("pools.", "critic.", "vine."),
     *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),

@@ -7,17 +7,21 @@ sampled token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from grpo_trainable.models.transformer import TransformerLM, rotate
 
 # Columns are laid out in steps of this many. A batched product over contiguous matrices is three
 # times as fast as one over slices of longer ones, and empty columns cost work.
 STEP = 16
+
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see `run_tokens`
 
 
 class KVCache:
@@ -78,6 +82,11 @@ class KVCache:
         return keys, values
 
 
+def padded(sequences: Sequence[Tensor], pad_id: int) -> Tensor:
+    """The sequences (any,) as rows, padded on the right to the longest."""
+    return pad_sequence(list(sequences), batch_first=True, padding_value=pad_id)
+
+
 def prefill(
     model: TransformerLM,
     prompt_ids: Tensor,
@@ -92,21 +101,34 @@ def prefill(
     """
     config = model.config
     length = prompt_ids.shape[1]
-    cos, sin = model.cos[:length], model.sin[:length]
     cache = KVCache(
         config.num_layers, len(fan_out), config.num_heads, config.head_dim, columns, fan_out.device
     )
     cache.reserve(length)
     inside = torch.arange(length, device=fan_out.device) < prompt_lengths[fan_out, None]
     cache.bias[:, 0, 0, :length].masked_fill_(inside, 0.0)
+
+    def write(layer: int, *computed: Tensor) -> None:
+        for cached, of_prompts in zip(cache.layer(layer), computed, strict=True):
+            cached[:, :, :length] = of_prompts[fan_out]
+
+    return run_prompts(model, prompt_ids, write), cache
+
+
+def run_prompts(
+    model: TransformerLM, prompt_ids: Tensor, write: Callable[[int, Tensor, Tensor], None]
+) -> Tensor:
+    """Hidden states (prompts, S, D) of `prompt_ids` (prompts, S); `write` is given each layer and
+    its keys and values, both (prompts, N, S, H)."""
+    length = prompt_ids.shape[1]
+    cos, sin = model.cos[:length], model.sin[:length]
     x = model.embedding(prompt_ids)
     for layer, block in enumerate(model.blocks):
         qk, values = block.attention.project(block.attention_norm(x), cos, sin)
-        for cached, computed in zip(cache.layer(layer), (qk[1], values), strict=True):
-            cached[:, :, :length] = computed[fan_out]
+        write(layer, qk[1], values)
         x = x + block.attention.attend(qk, values)
         x = x + block.mlp(block.mlp_norm(x))
-    return model.final_norm(x), cache
+    return model.final_norm(x)
 
 
 def decode(
@@ -131,7 +153,7 @@ def decode(
     def write(cached: Tensor, computed: Tensor) -> None:
         cached[:, :, written] = computed.transpose(1, 2)
 
-    return _decoded(model, tokens, positions, cache, bias, write)
+    return run_tokens(model, tokens, positions, _on_cache(cache, bias, write))
 
 
 def decode_in_place(
@@ -150,19 +172,35 @@ def decode_in_place(
     def write(cached: Tensor, computed: Tensor) -> None:
         cached[rows, :, positions] = computed[:, 0]
 
-    return _decoded(model, tokens[:, None], positions[:, None], cache, cache.bias, write)[:, 0]
+    attend = _on_cache(cache, cache.bias, write)
+    return run_tokens(model, tokens[:, None], positions[:, None], attend)[:, 0]
 
 
-def _decoded(
-    model: TransformerLM,
-    tokens: Tensor,
-    positions: Tensor,
-    cache: KVCache,
-    bias: Tensor,
-    write: Callable[[Tensor, Tensor], None],
-) -> Tensor:
-    """Hidden states (B, T, D) of tokens (B, T) at their positions; `bias` (B, 1, 1 or T, C) hides
-    columns, and `write` puts keys and values (B, T, N, H) into the cached ones (B, N, C, H)."""
+def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], None]) -> Attend:
+    """Attention of all rows on one cache; `bias` (B, 1, 1 or T, C) hides columns, and `write` puts
+    keys and values (B, T, N, H) into the cached ones (B, N, C, H)."""
+
+    def attend(layer: int, query: Tensor, *computed: Tensor) -> Tensor:
+        keys, values = cache.layer(layer)
+        for cached, new in zip((keys, values), computed, strict=True):
+            write(cached, new)
+        return attention(query, keys, values, bias)
+
+    return attend
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """(B, N, T, H) of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
+    scores = (query @ keys.transpose(2, 3)).add_(bias)
+    return scores.softmax(dim=-1) @ values
+
+
+def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    """Hidden states (B, T, D) of tokens (B, T) at their positions.
+
+    `attend` is given a layer, its scaled queries (B, N, T, H), and the tokens' keys and values
+    (B, T, N, H), which it adds to those before; it returns (B, N, T, H).
+    """
     config = model.config
     rows, count = tokens.shape
     scale = 1 / math.sqrt(config.head_dim)
@@ -173,12 +211,8 @@ def _decoded(
         qkv = block.attention.qkv(block.attention_norm(x))
         qkv = qkv.view(rows, count, 3, config.num_heads, config.head_dim)
         qk = rotate(qkv[:, :, :2], cos, sin)
-        keys, values = cache.layer(layer)
-        write(keys, qk[:, :, 1])
-        write(values, qkv[:, :, 2])
         query = qk[:, :, 0].transpose(1, 2) * scale  # (B, N, T, H)
-        scores = (query @ keys.transpose(2, 3)).add_(bias)
-        mixed = scores.softmax(dim=-1) @ values
+        mixed = attend(layer, query, qk[:, :, 1], qkv[:, :, 2])
         mixed = mixed.transpose(1, 2).reshape(rows * count, config.d_model)
         x = x + block.attention.out(mixed)
         x = x + block.mlp(block.mlp_norm(x))

@@ -105,6 +105,7 @@ DEFAULTS = {
     "rollout": {
         "prompts": 16,
         "unit_prompts": None,
+        "slots": None,
         "group_size": 4,
         "min_new_tokens": 1,
         "max_new_tokens": 60,
@@ -257,6 +258,7 @@ valid_values = {
     "task.max_error_rate": st.floats(0, 1),
     "rollout.prompts": st.integers(1, 512),
     "rollout.unit_prompts": st.none() | st.just(1),
+    "rollout.slots": st.none() | st.just(1),
     "rollout.group_size": st.integers(2, 64),
     "rollout.temperature": st.floats(0.01, 10),
     "rollout.stop": st.none() | st.lists(st.sampled_from(["</answer>", "\n\n", "é"])).map(tuple),
@@ -644,6 +646,19 @@ APART = {"placement": "disaggregated"}
         (
             nested(rollout__unit_prompts=17),
             "rollout.unit_prompts=17: must be <= rollout.prompts=16",
+        ),
+        (
+            nested(rollout__slots=64),
+            "rollout.slots=64: must be < 64, the responses of the largest call of a generator: "
+            "none would wait; none decodes all of them at once",
+        ),
+        (
+            nested(rollout__slots=8, engine="hf"),
+            "rollout.slots=8: must be none with engine=hf; needs engine=torch",
+        ),
+        (
+            nested(rollout__slots=8, env__name="guess"),
+            "rollout.slots=8: not read with env.name=guess; needs env.name=off",
         ),
         (
             APART | nested(rollout__unit_prompts=8, resources__num_generators=3),

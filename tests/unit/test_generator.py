@@ -415,3 +415,15 @@ def test_each_role_of_a_colocated_worker_has_its_own_threads() -> None:
     worker.update([unit.groups])
     assert torch.get_num_threads() == 3
     worker.close()
+
+
+@pytest.mark.slow
+def test_with_slots_a_generator_samples_the_same_responses() -> None:
+    usual, few = (config_of(rollout={"slots": slots}) for slots in (None, 5))
+    whole, queued = (sample(config, "train", range(4)) for config in (usual, few))
+    assert texts_of(queued) == texts_of(whole)
+    for one, other in zip(queued.groups, whole.groups, strict=True):
+        assert torch.equal(one.rewards, other.rewards)
+        torch.testing.assert_close(
+            one.behaviour_log_probs, other.behaviour_log_probs, rtol=0, atol=1e-4
+        )

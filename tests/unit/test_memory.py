@@ -24,6 +24,7 @@ from grpo_trainable.models.dimensions import KNOWN, dimensions_of, stored_parame
 from grpo_trainable.models.kv_cache import KVCache
 from grpo_trainable.models.model_config import PRESETS, ModelConfig
 from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.shelved_cache import Shelf, shelf_columns
 from grpo_trainable.models.store import build_policy, build_trained_policy
 from grpo_trainable.models.transformer import TransformerLM
 from tuning.memory import DoesNotFit, compare, machine_bytes, need_of
@@ -165,6 +166,8 @@ def test_several_learners_hold_the_policy_each_or_between_them():
         ({"optim": {"microbatch": 4}}, "activations"),
         ({"optim": {"microbatch_tokens": 300}}, "activations"),
         ({"rollout": {"unit_prompts": 2}}, "KV cache"),
+        ({"rollout": {"slots": 8}}, "KV cache"),
+        ({"rollout": {"slots": 8}}, "sampling logits"),
         ({"loss": {"kl_monitor": False}}, "reference"),
         ({"transport_dtype": "bfloat16"}, "published snapshot"),
     ],
@@ -266,6 +269,19 @@ def test_the_cache_of_our_engine_is_counted_to_the_byte():
     cache = KVCache(shape.num_layers, 8, shape.num_heads, shape.head_dim, 256, torch.device("cpu"))
 
     assert parts(trial)["KV cache"] == cache._storage.nbytes
+
+
+def test_slots_have_a_place_on_shelves_of_twice_their_tokens_at_most():
+    shape: ModelConfig = PRESETS["small"]
+    rollout = {"prompts": 6, "group_size": 4, "slots": 8}
+    trial = config(placement="disaggregated", model={"preset": "small"}, rollout=rollout)
+    # Prompts are taken to fill the context, of 256 tokens: 32 + 64 + 128 + 256 < 2 x 256.
+    shelves = [
+        Shelf(shape, columns, 8, torch.device("cpu"))._storage.nbytes
+        for columns in shelf_columns(256)
+    ]
+
+    assert 0.9 * parts(trial)["KV cache"] < sum(shelves) <= parts(trial)["KV cache"]
 
 
 # ---- Compared with the machine ---------------------------------------------------------------

@@ -153,6 +153,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         )
     },
     "task.reward": ("my:reward", PLAYED, "env.name=my:Env", "env.name=off", {}),
+    "rollout.slots": (2, PLAYED, "env.name=my:Env", "env.name=off", {}),
     "rollout.min_new_tokens": (2, PLAYED, "env.name=my:Env", "env.name=off", {}),
     **{
         f"env.{name}": (value, {}, "env.name=off", "an env.name other than off", PLAYED)

@@ -1,0 +1,184 @@
+"""A key-value cache for rows that come and go at different times.
+
+A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row, prompt
+and response counted together, lies in column t. A batched product over C columns costs as much for
+a short row as for a long one, so rows lie on shelves: the last has as many columns as a row can
+have, the one before it half of them, and so on. A row that has filled its shelf moves to the next;
+so half of the columns at least hold tokens, but for the shortest rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.models.kv_cache import attention, run_prompts, run_tokens
+from grpo_trainable.models.model_config import ModelConfig
+from grpo_trainable.models.transformer import TransformerLM
+
+SHORTEST = 32  # columns of a shelf at least, where rows can have as many tokens
+
+
+def shelf_columns(most: int) -> list[int]:
+    """Columns of each shelf, the shortest first, for rows of at most `most` tokens."""
+    columns = most
+    found = [columns]
+    while (columns := -(-columns // 2)) >= SHORTEST:
+        found.append(columns)
+    return found[::-1]
+
+
+class Shelf:
+    """Keys and values of rows that have at most `columns` tokens, one row after the other."""
+
+    def __init__(
+        self, config: ModelConfig, columns: int, places: int, device: torch.device
+    ) -> None:
+        self.columns = columns
+        self.rows: list[int] = []  # which row of the batch lies at each place
+        self.lengths: list[int] = []  # its tokens
+        shape = (config.num_layers, 2, places, config.num_heads, columns, config.head_dim)
+        self._storage = torch.empty(shape, device=device)
+        self._device = device
+
+    def add(self, rows: Sequence[int], lengths: Sequence[int], source: Tensor, at: Tensor) -> None:
+        """Puts rows behind the others: keys and values `at` these places of `source`
+        (L, 2, any, N, any, H)."""
+        here = slice(len(self.rows), len(self.rows) + len(rows))
+        filled = min(self.columns, source.shape[4])
+        for own, other in zip(self._storage, source, strict=True):
+            own[:, here, :, :filled] = other[:, at, :, :filled]
+            # A column without a token has weight 0, and 0 x NaN would still be NaN.
+            own[:, here, :, filled:] = 0.0
+        self.rows += rows
+        self.lengths += lengths
+
+    def move(self, places: Sequence[int], shelf: Shelf) -> None:
+        """Moves the rows at these places behind those of another shelf."""
+        rows, lengths = ([of[place] for place in places] for of in (self.rows, self.lengths))
+        shelf.add(rows, lengths, self._storage, torch.tensor(places, device=self._device))
+        self.remove(places)
+
+    def remove(self, places: Sequence[int]) -> None:
+        """Removes the rows at these places; the last ones take their places."""
+        left, gone = len(self.rows) - len(places), set(places)
+        holes = [place for place in places if place < left]
+        movers = [place for place in range(left, len(self.rows)) if place not in gone]
+        if holes:
+            self._storage[:, :, holes] = self._storage[:, :, movers]
+        for of in (self.rows, self.lengths):
+            for hole, mover in zip(holes, movers, strict=True):
+                of[hole] = of[mover]
+            del of[left:]
+
+    def begin_token(self) -> Tensor:
+        """Makes ready for one more token a row; returns its position (rows here,)."""
+        at = torch.tensor(self.lengths, device=self._device)
+        hidden = torch.arange(self.columns, device=self._device) > at[:, None]
+        bias = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
+        self._bias = bias[:, None, None]  # (rows here, 1, 1, C)
+        self._new = (torch.arange(len(at), device=self._device), slice(None), at)
+        self.lengths = [length + 1 for length in self.lengths]
+        return at
+
+    def attend(self, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
+        """As `run_tokens` asks, for the rows here and one token each."""
+        keys, values = self._storage[layer, :, : len(self.rows)]
+        keys[self._new] = new_keys[:, 0]
+        values[self._new] = new_values[:, 0]
+        return attention(query, keys, values, self._bias)
+
+
+class ShelvedCache:
+    """The keys and values of the A rows in a batch, at most `places` of them."""
+
+    def __init__(self, config: ModelConfig, columns: int, places: int, device: torch.device):
+        """`columns`: tokens that a row has at most."""
+        self._config, self._places, self._device = config, places, device
+        self._shelves: dict[int, Shelf | None] = dict.fromkeys(shelf_columns(columns))
+        self._count = 0  # A
+
+    def prefill(
+        self,
+        model: TransformerLM,
+        prompt_ids: Tensor,
+        lengths: Sequence[int],
+        fan_out: Sequence[int],
+    ) -> Tensor:
+        """Adds rows behind those of the batch: row i begins with prompt `fan_out[i]`. Returns the
+        hidden states (prompts, S, D).
+
+        `prompt_ids` (prompts, S) is padded on the right; `lengths` says how many tokens each has.
+        """
+        computed: list[Tensor] = []
+        hidden = run_prompts(
+            model, prompt_ids, lambda _, keys, values: computed.append(torch.stack((keys, values)))
+        )
+        source = torch.stack(computed)
+        fits: dict[int, list[int]] = {}
+        for i, prompt in enumerate(fan_out):
+            columns = next(c for c in self._shelves if c > lengths[prompt])
+            fits.setdefault(columns, []).append(i)
+        for columns, own in fits.items():
+            prompts = [fan_out[i] for i in own]
+            self._shelf(columns).add(
+                [self._count + i for i in own],
+                [lengths[prompt] for prompt in prompts],
+                source,
+                torch.tensor(prompts, device=self._device),
+            )
+        self._count += len(fan_out)
+        return hidden
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keeps only these of the A rows, which are in order."""
+        new = {row: i for i, row in enumerate(rows)}
+        for shelf in self._used():
+            shelf.remove([place for place, row in enumerate(shelf.rows) if row not in new])
+            shelf.rows = [new[row] for row in shelf.rows]
+        self._count = len(rows)
+
+    def clear(self) -> None:
+        self.keep([])
+
+    def decode(self, model: TransformerLM, tokens: Tensor) -> Tensor:
+        """Hidden states (A, D) after one more token a row, `tokens` (A,)."""
+        self._move_up()
+        shelves = self._used()
+        order = torch.tensor([row for shelf in shelves for row in shelf.rows], device=self._device)
+        positions = torch.cat([shelf.begin_token() for shelf in shelves])
+        ends = accumulate((len(shelf.rows) for shelf in shelves), initial=0)
+        parts = list(zip(shelves, pairwise(ends), strict=True))
+
+        def attend(layer: int, *computed: Tensor) -> Tensor:
+            mixed = [
+                shelf.attend(layer, *(of[begin:end] for of in computed))
+                for shelf, (begin, end) in parts
+            ]
+            return torch.cat(mixed)
+
+        hidden = run_tokens(model, tokens[order, None], positions[:, None], attend)[:, 0]
+        return torch.empty_like(hidden).index_copy_(0, order, hidden)
+
+    def _move_up(self) -> None:
+        """Moves rows without room for another token to the next shelf."""
+        for columns, more in pairwise(self._shelves):
+            shelf = self._shelves[columns]
+            if shelf is None:
+                continue
+            full = [place for place, length in enumerate(shelf.lengths) if length == columns]
+            if full:
+                shelf.move(full, self._shelf(more))
+
+    def _shelf(self, columns: int) -> Shelf:
+        shelf = self._shelves[columns]
+        if shelf is None:
+            shelf = Shelf(self._config, columns, self._places, self._device)
+            self._shelves[columns] = shelf
+        return shelf
+
+    def _used(self) -> list[Shelf]:
+        return [shelf for shelf in self._shelves.values() if shelf is not None and shelf.rows]
