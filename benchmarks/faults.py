@@ -6,13 +6,15 @@ the command that ended, ends with status 0; every round stands once and in order
 progress.csv, TensorBoard and Parquet; and, at lag 0, every row (those that measure time aside) and
 the policy, optimizer and buffer at the end equal, bit for bit, those of a run that nothing happened
 to. Seconds to recover are the longest time without a row from the fault on; lost is what was done
-again: rounds, or prompts asked for once more.
+again: rounds, or prompts asked for once more. The JSON is written after every fault, and the same
+command goes on with what it has unless the product has changed since.
 
 Filling a disk needs the right to mount one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
@@ -39,13 +41,15 @@ def main() -> None:
         parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in FAULTS)}")
     about = {**provenance(args), "workload": {"rounds": ROUNDS, **SETTINGS}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
-    outcomes: dict[str, list[Outcome]] = {}
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    done = kept["faults"] if kept.get("product") == about["product"] else {}
+    outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
-        for repeat in range(min(fault.repeats, args.repeats or fault.repeats)):
+        repeats = min(fault.repeats, args.repeats or fault.repeats)
+        for repeat in range(len(outcomes.get(fault.name, ())), repeats):
             outcome = attempt(fault, random.Random(f"{args.seed}/{fault.name}/{repeat}"), repeat)
             outcomes.setdefault(fault.name, []).append(outcome)
             print(f"{fault.name} {repeat}: {line(outcome)}", flush=True)
-            # A campaign of an hour may be cut short.
             faults = {name: [asdict(o) for o in list_] for name, list_ in outcomes.items()}
             write(args.out, {**about, "faults": faults}, quiet=True)
     print()
