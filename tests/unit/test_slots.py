@@ -348,7 +348,7 @@ def test_a_row_that_enters_does_not_hold_up_the_others():
     calls: list[None] = []
     generated(engine(2), requests(**law), lambda: calls.append(None))
     assert len(calls) == max(ends)
-    assert len(set(lengths)) > 2
+    assert len(set(lengths)) > 1
 
 
 # ---- The setting -----------------------------------------------------------------------------
