@@ -103,6 +103,24 @@ class Timing:
     cpu_s: list[float]
 
 
+def in_turns(works: dict[str, Callable[[], object]], *, repeats: int) -> dict[str, Any]:
+    """Seconds of two works, done in turns, and how much faster the second is, turn by turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(repeats + 2):
+        for name in sorted(works, reverse=turn % 2 == 1):
+            began = time.perf_counter()
+            works[name]()
+            if turn >= 2:  # the first are slower
+                seconds[name].append(time.perf_counter() - began)
+    first, second = seconds.values()
+    ratios = [a / b for a, b in zip(first, second, strict=True)]
+    return {
+        "seconds": seconds,
+        "seconds_medians": {name: statistics.median(s) for name, s in seconds.items()},
+        "speed_up": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+    }
+
+
 def repeated(work: Callable[[], object], *, repeats: int, warm_up: int) -> Timing:
     """Times `repeats` calls, after `warm_up` calls that are not counted."""
     timing = Timing(wall_s=[], cpu_s=[])

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,21 +96,8 @@ def inside(args: argparse.Namespace) -> dict[str, Any]:
             work()
         return measure.resident_mb()
     works = {kind: updates(workload, packing, args) for kind, packing in KINDS.items()}
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for turn in range(args.repeats + 2):
-        for kind in sorted(KINDS, reverse=turn % 2 == 1):
-            began = time.perf_counter()
-            works[kind]()
-            if turn >= 2:  # the first are slower
-                seconds[kind].append(time.perf_counter() - began)
-    ratios = [a / b for a, b in zip(seconds["padded"], seconds["packed"], strict=True)]
-    return {
-        "workload": workload,
-        "threads": args.threads,
-        "seconds": seconds,
-        "seconds_medians": {kind: statistics.median(s) for kind, s in seconds.items()},
-        "speed_up": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
-    }
+    measured = measure.in_turns(works, repeats=args.repeats)
+    return {"workload": workload, "threads": args.threads, **measured}
 
 
 def main() -> None:

@@ -244,8 +244,12 @@ class _Trial:
     def sampling_weights(self) -> list[Part]:
         """The generator's own copy, and the reference where the generator has it."""
         reference = self.config.reference_role == "generator"
+        narrow = self.config.model.sampler_dtype == "bfloat16"
         return [
-            Part(what="sampling weights", bytes=self.weights_bytes),
+            Part(
+                what="sampling weights",
+                bytes=self.size.parameters * 2 if narrow else self.weights_bytes,
+            ),
             Part(what="reference", bytes=self.weights_bytes if reference else 0),
         ]
 

@@ -103,6 +103,7 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
     placement = record.refused_placements.get(config.placement)
     transport = record.refused_transports.get(config.transport)
     lowest, gpus = record.lowest_temperature, config.resources.generator_gpus
+    sampler = config.model.sampler_dtype
 
     yield (
         placement is not None,
@@ -123,6 +124,16 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         config.rollout.slots is not None and config.engine != "auto" and not record.queues,
         "rollout.slots",
         f"must be none with engine={config.engine}; needs engine=torch",
+    )
+    yield (
+        sampler != "float32" and config.engine != "auto" and not record.narrows,
+        "model.sampler_dtype",
+        f"must be float32 with engine={config.engine}; needs engine=torch",
+    )
+    yield (
+        sampler != "float32" and config.importance_cap is None,
+        "loss.importance_cap",
+        f"must be above 0 with model.sampler_dtype={sampler}, by which log-probs change",
     )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]

@@ -264,6 +264,7 @@ ALWAYS_READ = frozenset(
         *("buffer_capacity", "engine", "transport"),
         *("model.path", "model.chat_template", "model.gradient_checkpointing"),
         "model.packing",
+        "model.sampler_dtype",
         *("task.name", "task.reward_weights", "task.length_penalty", "env.name"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
         *("rollout.max_new_tokens", "rollout.stop"),

@@ -74,6 +74,11 @@ class ModelSettings(Settings):
         "has float32 weights and moments.",
     )
     head_fp32: bool = flag(True, "Whether the output head of a bfloat16 model computes in float32.")
+    sampler_dtype: str = choice(
+        ("float32", "bfloat16"),
+        "The precision in which policies of this package sample: bfloat16 holds and multiplies "
+        "their matrices in it, and log-probs differ from the learner's by rounding.",
+    )
     gradient_checkpointing: bool = flag(
         False,
         "Whether the learner computes the activations of each layer again in the backward pass "
@@ -626,7 +631,8 @@ class LossSettings(Settings):
     importance_cap: float | None = number(
         None,
         "C, the largest importance weight; 0: no importance weights; none: 0 with the engines "
-        "auto, torch and hf, 2 with others, whose log-probs may not be the learner's.",
+        "auto, torch and hf, 2 with others and with model.sampler_dtype=bfloat16, whose log-probs "
+        "may not be the learner's.",
         minimum=0,
     )
     importance_level: str = choice(

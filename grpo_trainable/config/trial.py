@@ -108,6 +108,7 @@ class GRPOConfig(TrialSettings):
         trial's files show it."""
         # `auto` takes an engine that has one.
         promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
+        promised = promised and self.model.sampler_dtype == "float32"
         if self.loss.importance_cap is None and not promised:
             object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
 

@@ -41,6 +41,7 @@ class EngineRecord:
     lowest_temperature: float = 0.0  # above 0, which takes the most likely token
     plays: bool = False  # whether it can extend a response by what an environment says
     queues: bool = False  # whether `rollout.slots` may make responses of a call wait for others
+    narrows: bool = False  # whether it may sample in `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
     install: str = ""  # the line that installs them
 
@@ -72,6 +73,7 @@ ENGINES: dict[str, EngineRecord] = {
             log_prob_error=1e-4,
             plays=True,
             queues=True,
+            narrows=True,
         ),
         EngineRecord(
             name="hf",

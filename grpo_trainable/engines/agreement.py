@@ -58,14 +58,21 @@ def mean_difference(
 
 
 def refuse_disagreement(
-    engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
+    engine: Engine,
+    policy: Policy,
+    requests: Sequence[Request],
+    pad_id: int,
+    *,
+    precision: torch.dtype | None = None,
 ) -> None:
     """Compares log-probs of `requests` under the engine with those under `policy`.
+
+    `precision` is the engine's; None: it is that of the policy.
 
     Raises:
         ValueError: they differ by more than rounding explains, in one line.
     """
-    allowed = ALLOWED[policy.head_weight.dtype]
+    allowed = ALLOWED[precision or policy.head_weight.dtype]
     found = mean_difference(engine, policy, requests, pad_id)
     if not found <= allowed:
         raise ValueError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines import (
     BY_POLICY,
@@ -42,10 +44,17 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"model.path={config.model.path or 'none'}, cannot let a response take the place of "
             "another; use a policy of this package with engine=torch"
         )
+    narrows = config.model.sampler_dtype != "float32"
+    if narrows and not record.narrows:
+        raise ValueError(
+            f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, has the precision of model.dtype; use a "
+            "policy of this package with engine=torch"
+        )
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")
-    return record
+    return replace(record, log_prob_error=None, compared=True) if narrows else record
 
 
 def policy_kind(path: str | None) -> PolicyKind:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_trainable.engines.local import PromptBatch
@@ -32,13 +31,13 @@ class EpisodeCache:
         """Logits (B, V) of every row's first token. Each distinct prompt is run once."""
         hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
         last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
-        return F.linear(last, self._model.head_weight)[self._batch.fan_out]
+        return self._model.head(last)[self._batch.fan_out]
 
     def next(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Logits (A, V) after one more token of every row, at its position in prompt and response.
         A token that was given before takes its own place."""
         hidden = decode_in_place(self._model, tokens, positions, self._cache)
-        return F.linear(hidden, self._model.head_weight)
+        return self._model.head(hidden)
 
     def keep(self, rows: Tensor) -> None:
         """Keeps only these of the A rows."""

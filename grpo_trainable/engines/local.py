@@ -115,7 +115,7 @@ class LocalEngine(ABC):
         source = f"weights version {weights.version}"
         adopt_parameters(self._weights, weights.tensors, source=source)
         arrived = storage_checksum(
-            {name: self._weights[name].to(sent.dtype) for name, sent in weights.tensors.items()}
+            {name: self._standing(name, sent) for name, sent in weights.tensors.items()}
         )
         if arrived != weights.checksum:
             raise RuntimeError(
@@ -123,6 +123,12 @@ class LocalEngine(ABC):
             )
         self._version, self._round = weights.version, weights.round
         self._loads += 1
+
+    def _standing(self, name: str, sent: Tensor) -> Tensor:
+        """What stands in the model of a tensor, as it was sent; of one that was rounded, what came
+        to be rounded."""
+        own = self._weights[name]
+        return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)
 
     @torch.no_grad()
     def generate(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from grpo_trainable.engines.local import PromptBatch
@@ -35,7 +34,7 @@ class SlotDecoder:
         return self._first(self._prompts[first : last + 1], fan_out)
 
     def next(self, tokens: Tensor) -> Tensor:
-        return F.linear(self._cache.decode(self._model, tokens), self._model.head_weight)
+        return self._model.head(self._cache.decode(self._model, tokens))
 
     def keep(self, rows: Tensor) -> None:
         places = rows.tolist()
@@ -57,7 +56,7 @@ class SlotDecoder:
         hidden = self._prefill(prompts, fan_out)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = hidden[torch.arange(len(prompts), device=self._device), last]
-        logits = F.linear(hidden, self._model.head_weight)
+        logits = self._model.head(hidden)
         return logits[torch.tensor(fan_out, device=self._device)]
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:

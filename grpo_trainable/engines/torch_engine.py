@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from grpo_trainable.engines.agreement import TOKENS, probes, refuse_disagreement
 from grpo_trainable.engines.base import EngineSetup, Partner
 from grpo_trainable.engines.episode_cache import EpisodeCache
 from grpo_trainable.engines.episode_rows import EpisodeRows
 from grpo_trainable.engines.local import Decoder, LocalEngine, PromptBatch, common_limits
 from grpo_trainable.engines.slot_decoder import SlotDecoder
 from grpo_trainable.models.kv_cache import KVCache, decode, padded, prefill
+from grpo_trainable.models.narrow import narrow
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.rollout import Request, RolloutGroup
+from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 
 
 class TorchEngine(LocalEngine):
@@ -89,13 +90,34 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     model, _ = build_policy(config.model, config.seed)
     if not isinstance(model, TransformerLM):
         raise ValueError("it samples with this package's own transformer, which the model is not")
-    return TorchEngine(
+    narrows = config.model.sampler_dtype == "bfloat16"
+    if narrows:
+        narrow(model)
+    engine = TorchEngine(
         model.to(setup.device),
         tokenizer,
         seed=config.seed,
         recompute=config.weight_update == "interrupt_recompute",
         slots=config.rollout.slots,
     )
+    if narrows:
+        _compare_with_learner(engine, setup)
+    return engine
+
+
+def _compare_with_learner(engine: TorchEngine, setup: EngineSetup) -> None:
+    """Samples a few tokens in bfloat16 and scores them as the learner does.
+
+    Raises:
+        ValueError: as `refuse_disagreement`.
+    """
+    learner, tokenizer = build_policy(setup.config.model, setup.config.seed)
+    limits = SamplingLimits(
+        min_new_tokens=1, max_new_tokens=TOKENS, temperature=1.0, end_ids=tokenizer.end_ids
+    )
+    requests = probes(limits, learner.vocab_size, learner.context_length)
+    learner = learner.to(setup.device)
+    refuse_disagreement(engine, learner, requests, tokenizer.pad_id, precision=torch.bfloat16)
 
 
 class TorchDecoder:
@@ -123,13 +145,13 @@ class TorchDecoder:
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
         last = hidden[prompts, self._prompt_lengths - 1]
-        return F.linear(last, self._model.head_weight)[self._fan_out]
+        return self._model.head(last)[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
         positions, column = self._next_positions, self._next_column
         hidden = decode(self._model, tokens[:, None], positions[:, None], self._cache, column)
         self._next_positions, self._next_column = positions + 1, column + 1
-        return F.linear(hidden[:, 0], self._model.head_weight)
+        return self._model.head(hidden[:, 0])
 
     def keep(self, rows: Tensor) -> None:
         self._fan_out = self._fan_out[rows]

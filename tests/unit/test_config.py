@@ -80,6 +80,7 @@ DEFAULTS = {
         "system": None,
         "dtype": "float32",
         "head_fp32": True,
+        "sampler_dtype": "float32",
         "gradient_checkpointing": False,
         "packing": False,
         "lora_rank": None,
