@@ -143,6 +143,13 @@ def test_weights_may_travel_as_bfloat16(begun: Any, name: str) -> None:
     assert 1e-5 < abs(row["loss/ratio_max"] - 1) < 0.2
 
 
+def test_a_trial_may_sample_in_bfloat16(begun: Any) -> None:
+    row = begun(trial_config(model={"sampler_dtype": "bfloat16"}, rounds=1)).step()
+    assert 1e-6 < row["kl/sampler_mismatch_nats"] < 0.1
+    # Ratios begin at the learner's own log-probs: importance weights have the sampler's rounding.
+    assert abs(row["loss/ratio_max"] - 1) < 1e-5
+
+
 @pytest.mark.parametrize("name", [p for p in HERE if p.values[0] in ("gloo", "nixl")])
 def test_weights_may_come_between_two_tokens(begun: Any, name: str) -> None:
     """By Ray Direct Transport too; the pipeline's own tests have the rest."""
