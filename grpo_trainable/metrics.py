@@ -39,7 +39,13 @@ CRITIC = (
 )
 
 # Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
-SOMETIMES = frozenset({"kl/sampler_mismatch_nats", "kl/teacher_nats", *POOL_METRICS, *CRITIC})
+SOMETIMES = frozenset(
+    {
+        *("kl/sampler_mismatch_nats", "kl/teacher_nats", "response/turns_mean"),
+        *POOL_METRICS,
+        *CRITIC,
+    }
+)
 
 # Names that tools written for RLlib look for, and our name of the same figure.
 RLLIB_NAMES = {
@@ -60,7 +66,8 @@ NAMES = frozenset(
         *FRACTIONS,
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
-        *("response/length_mean", "response/truncated_fraction", "response/reference_nll_nats"),
+        *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
+        "response/reference_nll_nats",
         *(f"kl/{other}_nats" for other in KL_TO),
         *(f"kl/{other}_k3_nats" for other in KL_TO),
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),

@@ -28,4 +28,14 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
         "buffer/age_max": float(max(ages)),
         "buffer/age_mean": sum(ages) / len(ages),
         "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
+        **_turns(groups),
     }
+
+
+def _turns(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Actions of an episode that its environment has answered; nothing without episodes."""
+    played = [group.turn_rewards for group in groups if group.turn_rewards is not None]
+    if not played:
+        return {}
+    answered = torch.cat([(~rewards.isnan()).sum(dim=1) for rewards in played])
+    return {"response/turns_mean": float(answered.float().mean())}

@@ -71,6 +71,7 @@ def test_a_resumed_trial_of_episodes_equals_the_one_that_went_on(
     trial.step()
     trial.save_checkpoint(str(tmp_path / "middle"))
     expected = [untimed(trial.step()) for _ in range(2)]
+    assert all(1 <= row["response/turns_mean"] <= 8 for row in expected)
     trial.save_checkpoint(str(tmp_path / "end"))
     trial.stop()
 

@@ -57,6 +57,22 @@ def test_rollout_metrics_by_hand() -> None:
     assert row.keys() <= NAMES
 
 
+def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
+    """Three turns and one, whose last action was cut off, in a group, and two turns each in one."""
+    nan = math.nan
+    turns = (
+        [[0.0, nan, 0.0, 1.0], [0.0, nan, nan, nan]],
+        [[0.0, 1.0], [0.0, 0.5]],
+    )
+    groups = [
+        replace(one_token_group(i, rewards=(1.0, 0.0), uses=1), turn_rewards=torch.tensor(own))
+        for i, own in enumerate(turns)
+    ]
+    row = rollout_metrics(groups, learner_round=0)
+    assert row["response/turns_mean"] == (3 + 1 + 2 + 2) / 4
+    assert row.keys() <= NAMES
+
+
 def test_a_single_reward_has_no_spread() -> None:
     row = rollout_metrics([one_token_group(0, rewards=(0.5,), uses=1)], learner_round=0)
     assert row["reward/train_std"] == 0.0
