@@ -30,8 +30,6 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git 
 UNRECORDED = "measured before results recorded their product files"
 LEGACY = {
     "faults_everything_else.json": UNRECORDED,
-    "faults_processes.json": UNRECORDED,
-    "off_policy_replay.json": UNRECORDED,
     "schedule_sim.json scaling": UNRECORDED,
     "staleness.json": UNRECORDED,
 }
