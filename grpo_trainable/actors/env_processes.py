@@ -61,6 +61,10 @@ class GroupProcess:
             raise EpisodeError(reply["error"])
         return reply
 
+    def started(self) -> list[int]:
+        """Processes that the environments have started and that are not over, by number."""
+        return [] if self._process is None else self._process.started()
+
     def close(self) -> None:
         """Lets the environments close, and ends the process and all that it has started."""
         closing = self._thread.submit(self._say_goodbye)

@@ -98,6 +98,11 @@ class WorkerProcess:
         if self._process.poll() is None:
             self._signal_group()
 
+    def started(self) -> list[int]:
+        """The processes that it has started and that are not over, by number."""
+        mark = f"{MARK}={self._mark}".encode()
+        return [pid for pid in _processes_with(mark) if pid != self._process.pid]
+
     def kill(self) -> None:
         """End it and the processes it started; it is gone on return. Again is harmless."""
         if not self._killed:

@@ -1,0 +1,189 @@
+"""Plays a few episodes of an environment and says what would go wrong in training.
+
+python launch/check_env.py my_game.py:Game --task my_game.py:Secrets
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import track
+
+from grpo_trainable import command_line
+from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
+from grpo_trainable.config import GRPOConfig, parse_assignment, set_dotted, shown
+
+if TYPE_CHECKING:
+    from grpo_trainable.environment_check import EnvironmentCheck, Report, Specification
+
+DESCRIPTION = """\
+Play a few episodes of the environment ENV, as env.name takes it, in processes of their own, and say
+what would go wrong in training:
+
+  fails         it raises, returns no Turn or too much text, or its process dies
+  hangs         no answer within env.step_deadline_s
+  prompt        what reset says is not the prompt of the task
+  differs       one specification begins unequal episodes: a group could not be compared
+  remembers     an episode depends on the one that the environment played before it
+  shares        episodes of one process disturb each other, as by a generator of random numbers
+  unsendable    JSON does not carry a specification as it is
+  retokenised   the policy would read another text than the environment said
+  processes     it leaves processes behind
+
+Specifications are the task's first training examples, or those of --spec. Actions are made up from
+what the environment said, digits and oddities; --action names some that mean something. Neither Ray
+nor a policy is started."""
+EXAMPLES = """\
+examples:
+  python launch/check_env.py guess
+  python launch/check_env.py my_game.py:Game --task my_game.py:Secrets --action 3 --action 7
+  python launch/check_env.py my_game.py:Game --spec '{"secret": 3}' --set env.step_deadline_s=60
+
+exit status: 0 nothing found, 1 faults, 2 bad usage or the environment cannot be had"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line.run("check_env", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    args = _arguments(argv)
+    try:
+        check, specifications = _plan(args)
+        on_terminal = Console(stderr=True)
+        turns = iter(
+            track(
+                specifications,
+                "playing",
+                console=on_terminal,
+                disable=not on_terminal.is_terminal,
+                transient=True,
+            )
+        )
+        next(turns, None)
+        report = check.run(specifications, lambda: next(turns, None))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    print(_told(args.env, specifications, report))
+    return FAILED if report.findings else OK
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    command = shlex.join(command_line.command("check_env"))
+    parser = Parser(
+        prog=command_line.program("check_env"),
+        description=DESCRIPTION,
+        epilog=EXAMPLES.replace("python launch/check_env.py", command),
+    )
+    add = parser.add_argument
+    add("env", metavar="ENV", help="guess, calculator, python, module:Class or file.py:Class")
+    add("--task", metavar="NAME", help="the task whose examples are played, as task.name takes it")
+    add(
+        "--spec",
+        metavar="JSON",
+        action="append",
+        default=[],
+        help="a specification to play in place of the task's; may be given many times",
+    )
+    add(
+        "--action",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="an action to draw from, without the string that ends it; may be given many times",
+    )
+    add("--specs", metavar="N", type=number(int, 1), default=8, help="examples of the task (8)")
+    add("--seed", metavar="N", type=number(int, 0), default=0, help="of the actions (0)")
+    add(
+        "--set",
+        dest="assignments",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting of the trial, for example env.max_turns=20 or model.path=MODEL, whose "
+        "tokenizer then counts; may be given many times",
+    )
+    return parser.parse_args(argv)
+
+
+def _plan(args: argparse.Namespace) -> tuple[EnvironmentCheck, list[Specification]]:
+    from grpo_trainable.environment_check import EnvironmentCheck, Specification
+    from grpo_trainable.models.directory import policy_tokenizer
+    from grpo_trainable.prompts import Prompts, build_task
+    from grpo_trainable.stops import stop_strings
+    from grpo_trainable.tasks import TASKS
+
+    task = args.task or (args.env if args.env in TASKS else None)
+    if task is None and not args.spec:
+        raise UsageError("--task or --spec is missing: what is to be played?")
+    data: dict[str, Any] = {"env": {"name": args.env}}
+    if task is not None:
+        data["task"] = {"name": task}
+    for key, value in map(parse_assignment, args.assignments):
+        set_dotted(data, key, value)
+    config = GRPOConfig.from_dict(data)
+    tokenizer = policy_tokenizer(config.model)
+    stop = ""
+    specifications = [Specification(spec=_json(text)) for text in args.spec]
+    if task is not None:
+        built = build_task(config)
+        prompts = Prompts(config, built, tokenizer)
+        stop = next(iter(stop_strings(config, tokenizer, built)), "")
+        specifications = specifications or [
+            Specification(
+                spec=prompts.ground_truth("train", index), prompt=prompts.said("train", index)
+            )
+            for index in range(args.specs)
+        ]
+    check = EnvironmentCheck(
+        config.env,
+        actions=args.action,
+        stop=stop,
+        seed=args.seed,
+        retold=lambda text: tokenizer.decode(tokenizer.encode(text)),
+        tokens=lambda text: len(tokenizer.encode(text)),
+        most_tokens=config.rollout.max_new_tokens,
+    )
+    return check, specifications
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"--spec {shown(text)}: must be JSON: {error}") from None
+
+
+def _told(env: str, specifications: Sequence[Specification], report: Report) -> str:
+    lines = [
+        f"{env}: {len(specifications)} specifications, {report.episodes} episodes, "
+        f"{len(report.seconds)} answers"
+    ]
+    if report.seconds:
+        middle, most = statistics.median(report.seconds), max(report.seconds)
+        lines[0] += f", {1000 * middle:.1f} ms each (median; {1000 * most:.1f} ms at most)"
+    if report.example:
+        lines += ["", "an episode:", f"  reads  {shown(report.first)}"]
+        for action, turn in report.example:
+            end = ", over" if turn.done else f", reads {shown(turn.text)}"
+            lines.append(f"  acts   {shown(action)}: reward {turn.reward:g}{end}")
+    lines += ["", *(f"note: {note}" for note in report.notes)] if report.notes else []
+    lines.append("")
+    if not report.findings:
+        return "\n".join([*lines, "nothing found that would go wrong in training"])
+    for name in dict.fromkeys(finding.name for finding in report.findings):
+        own = [finding for finding in report.findings if finding.name == name]
+        more = f" (and {len(own) - 1} more)" if len(own) > 1 else ""
+        lines.append(f"fault {name}: {own[0].where}: {own[0].what}{more}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
