@@ -124,6 +124,14 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         "rollout.slots",
         f"must be none with engine={config.engine}; needs engine=torch",
     )
+    yield (
+        config.rollout.overlong == "interrupt"
+        and config.engine != "auto"
+        and not record.interrupts,
+        "rollout.overlong",
+        f"not with engine={config.engine}, which cannot feed a text to a response; needs "
+        "engine=torch or hf",
+    )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]
         yield (
@@ -212,6 +220,12 @@ def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
         "rollout.overlong",
         f"must be score or filter: {unvalued}",
     )
+    yield (
+        vine and config.rollout.overlong == "interrupt",
+        "rollout.overlong",
+        "must be score or filter: completions of loss.advantage=vine are not interrupted, so they "
+        "would value states by another law",
+    )
     yield vine and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {unvalued}"
     yield (
         vine and bool(config.task.part_weights),
@@ -266,6 +280,12 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         config.overlong_buffer > rollout.max_new_tokens,
         "rollout.overlong_buffer",
         f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
+    )
+    yield (
+        rollout.overlong == "interrupt" and config.overlong_buffer >= rollout.max_new_tokens,
+        "rollout.overlong_buffer",
+        f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
+        "rollout.overlong=interrupt: else there is no token to think",
     )
     yield (
         (rollout.unit_prompts or 1) > rollout.prompts,
@@ -426,6 +446,12 @@ def _environment(config: GRPOConfig) -> Iterator[Rule]:
         "loss.advantage",
         f"must not be vine with env.name={env.name}: completions would need an environment in the "
         "middle of its episode",
+    )
+    yield (
+        env.plays and config.rollout.overlong == "interrupt",
+        "rollout.overlong",
+        f"must not be interrupt with env.name={env.name}: an episode is answered by its "
+        "environment alone",
     )
     yield (
         env.plays and enough_s > config.resources.deadline_s,

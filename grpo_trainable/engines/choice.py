@@ -42,6 +42,11 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"model.path={config.model.path or 'none'}, cannot let a response take the place of "
             "another; use a policy of this package with engine=torch"
         )
+    if config.rollout.overlong == "interrupt" and not record.interrupts:
+        raise ValueError(
+            f"rollout.overlong=interrupt: {record.name} cannot feed a text to a response; use "
+            "engine=torch or hf"
+        )
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")
