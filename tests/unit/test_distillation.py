@@ -61,7 +61,7 @@ def test_zero_leaves_rewards_out():
     assert ADVANTAGES["zero"](torch.tensor([[1.0, 5.0]]), eps=1e-8).tolist() == [[0.0, 0.0]]
 
 
-# ---- In a round --------------------------------------------------------------------------------
+# ---- In rounds ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,22 @@ def teacher_log_probs(config: GRPOConfig, path: str, groups: list[RolloutGroup])
             end_ids=tokenizer.end_ids,
         )
     return batch, log_probs
+
+
+@pytest.mark.slow
+def test_rounds_bring_the_policy_to_its_teacher(policy_path, teacher_path):
+    config = config_of(policy_path, advantage="zero", teacher=teacher_path)
+    transport = InProcess()
+    learner, generator = Learner(config, transport), Generator(config, transport)
+    prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
+    nats = []
+    for round_ in range(24):
+        generator.load(learner.publish().handle)
+        asked = [prompts.request("train", 4 * round_ + i) for i in range(4)]
+        groups = [replace(group, uses=1) for group in generator.generate(asked).groups]
+        nats.append(learner.update([groups]).teacher_nats)
+    # Nothing but the teacher is learned from: KL(π ‖ π_T) of a response falls.
+    assert sum(nats[-4:]) < 0.75 * sum(nats[:4])
 
 
 @pytest.mark.slow
