@@ -270,6 +270,7 @@ def _signal(config: GRPOConfig) -> Iterator[Rule]:
 
 def _rollout(config: GRPOConfig) -> Iterator[Rule]:
     rollout = config.rollout
+    thinking = rollout.max_new_tokens - config.overlong_buffer
 
     yield (
         rollout.min_new_tokens > rollout.max_new_tokens,
@@ -286,6 +287,13 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         "rollout.overlong_buffer",
         f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
         "rollout.overlong=interrupt: else there is no token to think",
+    )
+    # The learner counts sampled tokens, the sampler all: before the interruption they are the same.
+    yield (
+        rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
+        "rollout.min_new_tokens",
+        f"must be <= {thinking + 1} with rollout.overlong=interrupt, which interrupts a response "
+        f"after {thinking} tokens",
     )
     yield (
         (rollout.unit_prompts or 1) > rollout.prompts,

@@ -316,6 +316,11 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused():
     ("settings", "message"),
     [
         ({"rollout": {"overlong_buffer": 60}}, "rollout.overlong_buffer=60: must be < rollout.max"),
+        (
+            {"rollout": {"min_new_tokens": 50}},
+            "rollout.min_new_tokens=50: must be <= 49 with rollout.overlong=interrupt, which "
+            "interrupts a response after 48 tokens",
+        ),
         ({"loss": {"advantage": "vine"}}, "rollout.overlong=interrupt: must be score or filter"),
         ({"env": {"name": "calculator"}}, "rollout.overlong=interrupt: must not be interrupt with"),
         ({"engine": "vllm"}, "rollout.overlong=interrupt: not with engine=vllm"),
