@@ -323,7 +323,10 @@ def test_a_text_that_leaves_no_room_for_an_answer_is_refused():
         ),
         ({"loss": {"advantage": "vine"}}, "rollout.overlong=interrupt: must be score or filter"),
         ({"env": {"name": "calculator"}}, "rollout.overlong=interrupt: must not be interrupt with"),
-        ({"engine": "vllm"}, "rollout.overlong=interrupt: not with engine=vllm"),
+        (
+            {"engine": "vllm", "placement": "disaggregated"},
+            "rollout.overlong=interrupt: not with engine=vllm",
+        ),
     ],
 )
 def test_what_cannot_go_with_interruptions_is_refused_by_name(
