@@ -10,7 +10,7 @@ from grpo_trainable.config import GRPOConfig, shown
 from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
-from grpo_trainable.stops import end_ids, stop_strings
+from grpo_trainable.stops import end_ids, interruption, stop_strings
 from grpo_trainable.tasks import (
     TASKS,
     Example,
@@ -56,7 +56,8 @@ class Prompts:
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
         """
         Raises:
-            ValueError: the chat template or the stop strings that are asked for cannot be used, or
+            ValueError: the chat template, the stop strings or the interruption that are asked for
+                cannot be used, or
                 difficulty pools are, and the task does not say how many prompts it has; in one
                 line.
         """
@@ -83,10 +84,11 @@ class Prompts:
                 temperature=temperature,
                 end_ids=end_ids(config, tokenizer),
                 stop_strings=stop_strings(config, tokenizer, task),
+                interruption=interrupted,
             )
-            for stream, temperature in (
-                ("train", rollout.temperature),
-                ("eval", config.eval.temperature),
+            for stream, temperature, interrupted in (
+                ("train", rollout.temperature, interruption(config, tokenizer)),
+                ("eval", config.eval.temperature, None),
             )
         }
         self._eval_examples = task.eval_examples(config.eval.prompts)

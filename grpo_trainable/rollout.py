@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """What a response is fed that has thought for too long.
+
+    A response that has neither ended after `after_tokens` tokens, nor has one of `answer_ids` or of
+    `answer_strings` among them, reads `ids` next, which it has not sampled: a hole in its mask.
+    """
+
+    after_tokens: int
+    ids: tuple[int, ...]
+    answer_ids: tuple[int, ...] = ()
+    answer_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingLimits:
     """How a response is sampled and where it ends.
 
@@ -36,6 +50,7 @@ class SamplingLimits:
     temperature: float
     end_ids: tuple[int, ...]  # the tokenizer's end ids are among them
     stop_strings: tuple[str, ...] = ()  # they stay in the text of the response
+    interruption: Interruption | None = None  # its tokens are among `max_new_tokens`
 
 
 class StateOf(NamedTuple):

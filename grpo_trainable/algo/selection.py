@@ -55,7 +55,8 @@ def second_moment_outliers(
     `second_moment`.
 
     Only tokens that have moved to where A pushes them (A > 0 and ρ > 1, or A < 0 and ρ < 1) are
-    counted or taken: the others would not be clipped either. Algorithm 1 of arXiv 2510.01161: 0.04.
+    counted or taken: the others would not be clipped either. Equation 4 and algorithm 1 of arXiv
+    2510.01161: 0.04.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -87,7 +88,7 @@ def m2po(
 def covariances(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(log π − mean)·(A − mean) of each token, (B, S), the means over the step; −∞ off the mask.
 
-    Tokens for which it is large lower the entropy most (arXiv 2505.22617, section 4).
+    Tokens for which it is large lower the entropy most (arXiv 2505.22617, equation 10).
     """
     deviations = (values - masked_mean(values, mask) for values in (log_probs, advantages))
     return torch.mul(*deviations).masked_fill(~mask.bool(), -torch.inf)
@@ -108,7 +109,8 @@ def clip_cov_tokens(
     """`cov_fraction` of all tokens, at least one, drawn from those that are not clipped and whose
     covariance is within `cov_band`; all of these if they are fewer.
 
-    Clip-Cov, arXiv 2505.22617: 2e-4, 1 to 5. At least one token is as in the authors' code.
+    Clip-Cov, arXiv 2505.22617, equation 11: 2e-4, 1 to 5. At least one token is as in the authors'
+    code.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     _, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -129,7 +131,7 @@ def clip_cov(
     selected: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """−min(ρA, clip(ρ)A) per token, 0 for the tokens `selected` by `clip_cov_tokens`, which count
-    as clipped too (Clip-Cov, arXiv 2505.22617)."""
+    as clipped too (Clip-Cov, arXiv 2505.22617, equation 12)."""
     ratio = token_ratio(log_probs, old_log_probs, mask)
     loss, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
     return loss.masked_fill(selected, 0), clipped | selected
@@ -147,7 +149,7 @@ def kl_cov_tokens(
     cov_fraction: float,
 ) -> Tensor:
     """`cov_fraction` of all tokens, at least one, with the largest covariance (KL-Cov, arXiv
-    2505.22617: 2e-4)."""
+    2505.22617, equation 13: 2e-4)."""
     cov = covariances(log_probs, advantages, mask).flatten()
     largest = cov.sort(descending=True, stable=True).indices[: _share(cov_fraction, mask)]
     places = torch.stack((largest // mask.shape[1], largest % mask.shape[1]), dim=1)
@@ -167,8 +169,8 @@ def kl_cov(
 ) -> tuple[Tensor, Tensor]:
     """−ρA per token, and + `cov_kl_coef`·|log ρ| for the tokens `selected` by `kl_cov_tokens`.
 
-    No ratio is clipped. KL-Cov (arXiv 2505.22617: 1.0) has KL(π_old ‖ π_θ) of these tokens,
-    for which the authors' code takes |log ρ|, as here. It has no gradient at ρ = 1.
+    No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14: 1.0) has KL(π_old ‖ π_θ) of
+    these tokens, for which the authors' code takes |log ρ|, as here. It has no gradient at ρ = 1.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     ratio = token_ratio(log_probs, old_log_probs, mask)

@@ -135,6 +135,14 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         "loss.importance_cap",
         f"must be above 0 with model.sampler_dtype={sampler}, by which log-probs change",
     )
+    yield (
+        config.rollout.overlong == "interrupt"
+        and config.engine != "auto"
+        and not record.interrupts,
+        "rollout.overlong",
+        f"not with engine={config.engine}, which cannot feed a text to a response; needs "
+        "engine=torch or hf",
+    )
     for section in ("rollout", "eval"):
         temperature = config[f"{section}.temperature"]
         yield (
@@ -223,6 +231,12 @@ def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
         "rollout.overlong",
         f"must be score or filter: {unvalued}",
     )
+    yield (
+        vine and config.rollout.overlong == "interrupt",
+        "rollout.overlong",
+        "must be score or filter: completions of loss.advantage=vine are not interrupted, so they "
+        "would value states by another law",
+    )
     yield vine and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {unvalued}"
     yield (
         vine and bool(config.task.part_weights),
@@ -267,6 +281,7 @@ def _signal(config: GRPOConfig) -> Iterator[Rule]:
 
 def _rollout(config: GRPOConfig) -> Iterator[Rule]:
     rollout = config.rollout
+    thinking = rollout.max_new_tokens - config.overlong_buffer
 
     yield (
         rollout.min_new_tokens > rollout.max_new_tokens,
@@ -277,6 +292,19 @@ def _rollout(config: GRPOConfig) -> Iterator[Rule]:
         config.overlong_buffer > rollout.max_new_tokens,
         "rollout.overlong_buffer",
         f"must be <= rollout.max_new_tokens={rollout.max_new_tokens}",
+    )
+    yield (
+        rollout.overlong == "interrupt" and config.overlong_buffer >= rollout.max_new_tokens,
+        "rollout.overlong_buffer",
+        f"must be < rollout.max_new_tokens={rollout.max_new_tokens} with "
+        "rollout.overlong=interrupt: else there is no token to think",
+    )
+    # The learner counts sampled tokens, the sampler all: before the interruption they are the same.
+    yield (
+        rollout.overlong == "interrupt" and rollout.min_new_tokens - 1 > thinking,
+        "rollout.min_new_tokens",
+        f"must be <= {thinking + 1} with rollout.overlong=interrupt, which interrupts a response "
+        f"after {thinking} tokens",
     )
     yield (
         (rollout.unit_prompts or 1) > rollout.prompts,
@@ -437,6 +465,12 @@ def _environment(config: GRPOConfig) -> Iterator[Rule]:
         "loss.advantage",
         f"must not be vine with env.name={env.name}: completions would need an environment in the "
         "middle of its episode",
+    )
+    yield (
+        env.plays and config.rollout.overlong == "interrupt",
+        "rollout.overlong",
+        f"must not be interrupt with env.name={env.name}: an episode is answered by its "
+        "environment alone",
     )
     yield (
         env.plays and enough_s > config.resources.deadline_s,

@@ -184,8 +184,10 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     },
     "rollout.oversample": (_RESAMPLED,),
     "rollout.redraws": (_RESAMPLED,),
-    "rollout.overlong_buffer": (_is("rollout.overlong", "penalty"),),
+    "rollout.overlong_buffer": (_is("rollout.overlong", "penalty", "interrupt"),),
     "rollout.overlong_penalty": (_is("rollout.overlong", "penalty"),),
+    "rollout.interruption": (_is("rollout.overlong", "interrupt"),),
+    "rollout.thinking_end": (_is("rollout.overlong", "interrupt"),),
     "loss.advantage_eps": (_DIVIDED,),
     **{
         f"pools.{name}": (_POOLS,)

@@ -420,18 +420,33 @@ class RolloutSettings(Settings):
         minimum=1,
     )
     overlong: str = choice(
-        ("score", "filter", "penalty"),
+        ("score", "filter", "penalty", "interrupt"),
         "What becomes of a response that was cut off or nearly so: it counts as any other, it is "
-        "left out of the loss, or its length is taken off its reward.",
+        "left out of the loss, its length is taken off its reward, or it is interrupted in time "
+        "and told to answer.",
     )
     overlong_buffer: int | None = integer(
         None,
-        "The last of max_new_tokens, in which the penalty grows from 0 to all of it; none: a fifth "
-        "of them.",
+        "The last of max_new_tokens, in which the penalty grows from 0 to all of it, or which an "
+        "interruption and the answer after it share; none: a fifth of them.",
         minimum=1,
     )
     overlong_penalty: float = number(
         1.0, "What a response of max_new_tokens loses of its reward.", above=0
+    )
+    interruption: str = text(
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>",
+        "The text that an interrupted response reads, as if it had written it; special tokens are "
+        "spelt out.",
+        expected="text that is not empty",
+        valid=bool,
+    )
+    thinking_end: str = text(
+        "</think>",
+        "What a response writes before its answer: one that has written it in time is not "
+        "interrupted; a special token is spelt out.",
+        expected="a text that is not empty",
+        valid=_is_stop,
     )
 
 
@@ -966,7 +981,7 @@ CHECKS: dict[str, Check] = {
 }
 
 # Keys of the sections of a task and of sampling that change neither what is sampled nor its reward,
-# only what training makes of that.
+# only what training makes of that, unless rollout.overlong=interrupt.
 OF_TRAINING = (
     *("task.length_penalty", "task.length_target", "task.normalize_parts"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),

@@ -271,7 +271,8 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """The last tokens of a response in which its length takes ever more off its reward."""
+        """The last tokens of a response, in which its length takes ever more off its reward, or
+        which are left to it after an interruption."""
         return self.rollout.overlong_buffer or max(1, self.rollout.max_new_tokens // 5)
 
     @property

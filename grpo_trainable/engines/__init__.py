@@ -40,6 +40,7 @@ class EngineRecord:
     gpus: bool = True  # whether it may sample on a GPU
     lowest_temperature: float = 0.0  # above 0, which takes the most likely token
     plays: bool = False  # whether it can extend a response by what an environment says
+    interrupts: bool = False  # whether it can feed a response a text in the middle
     queues: bool = False  # whether `rollout.slots` may make responses of a call wait for others
     narrows: bool = False  # whether it may sample in `model.sampler_dtype`
     libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
@@ -72,6 +73,7 @@ ENGINES: dict[str, EngineRecord] = {
             same_bits=True,
             log_prob_error=1e-4,
             plays=True,
+            interrupts=True,
             queues=True,
             narrows=True,
         ),
@@ -81,6 +83,7 @@ ENGINES: dict[str, EngineRecord] = {
             samples=("hugging_face",),
             same_bits=True,
             log_prob_error=1e-4,
+            interrupts=True,
             libraries=("transformers",),
             install="pip install -e '.[hf]'",
         ),

@@ -132,6 +132,7 @@ def _mistakes(
         yield "prompt_ids are not those of the request"
     yield from _wrong_lengths(request, group)
     yield from _wrong_tokens(engine, group, vocab_size)
+    yield from _wrong_holes(request, group)
     yield from _wrong_ends(request, group, stops)
 
 
@@ -151,7 +152,7 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
 
 
 def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:
-    limits, lengths = request.limits, group.response_mask.sum(dim=1)
+    limits, lengths = request.limits, group.extents
     longest = max(int(lengths.max()), group.response_ids.shape[1])
     if longest > limits.max_new_tokens:
         yield f"a response of {longest} tokens exceeds the limit of {limits.max_new_tokens}"
@@ -177,10 +178,24 @@ def _wrong_tokens(engine: Engine, group: RolloutGroup, vocab_size: int) -> Itera
             yield f"{name} reach to {int(stamps.max())}, but the weights in use have {newest}"
 
 
+def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:
+    interruption = request.limits.interruption
+    if interruption is None:
+        return
+    first, ids = interruption.after_tokens, list(interruption.ids)
+    for row, extent in enumerate(group.extents.tolist()):
+        holes = (~group.response_mask[row, :extent]).nonzero()[:, 0].tolist()
+        if not holes:
+            continue
+        fed = group.response_ids[row, holes].tolist()
+        if holes != list(range(first, first + len(ids))) or fed != ids:
+            yield f"response {row} was fed other tokens than the interruption, or elsewhere"
+
+
 def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None) -> Iterator[str]:
-    for row, mask in enumerate(group.response_mask):
-        ids = group.response_ids[row][mask]
-        end, finished = _end(request, ids, stops), bool(group.finished[row])
+    for row, extent in enumerate(group.extents.tolist()):
+        ids, sampled = group.response_ids[row, :extent], group.response_mask[row, :extent]
+        end, finished = _end(request, ids, sampled, stops), bool(group.finished[row])
         if end is not None and end + 1 < len(ids):
             yield f"response {row} goes on after token {end + 1}, which ends it"
         if finished != (end is not None):
@@ -193,14 +208,19 @@ def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None
             )
 
 
-def _end(request: Request, ids: Tensor, stops: StopStrings | None) -> int | None:
-    """Which of a response's tokens (R,) is the first to end it; None where none does.
+def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | None) -> int | None:
+    """Which of a response's tokens (R,) is the first to end it; None where none does. What was not
+    `sampled` (R,) ends nothing.
 
     An end id ends it wherever it stands: it cannot be sampled before `min_new_tokens`.
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
-    by_id = next((t for t, index in enumerate(ids.tolist()) if index in end_ids), None)
+    own = zip(ids.tolist(), sampled.tolist(), strict=True)
+    by_id = next((t for t, (index, ours) in enumerate(own) if ours and index in end_ids), None)
     by_string = None if stops is None else _first_completed(request, ids, stops, start)
+    while by_string is not None and not sampled[by_string]:
+        assert stops is not None
+        by_string = _first_completed(request, ids, stops, by_string + 1)
     return min((t for t in (by_id, by_string) if t is not None), default=None)
 
 

@@ -51,6 +51,11 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
             f"model.path={config.model.path or 'none'}, has the precision of model.dtype; use a "
             "policy of this package with engine=torch"
         )
+    if config.rollout.overlong == "interrupt" and not record.interrupts:
+        raise ValueError(
+            f"rollout.overlong=interrupt: {record.name} cannot feed a text to a response; use "
+            "engine=torch or hf"
+        )
     missing = record.missing()
     if missing is not None:
         raise ValueError(f"engine={config.engine}: {missing}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.engines.interruptions import Interruptions
 from grpo_trainable.engines.rows import Rows
 from grpo_trainable.models.parameters import adopt_parameters
 from grpo_trainable.models.policy import Policy
@@ -153,6 +154,7 @@ class LocalEngine(ABC):
             stops=stops,
             device=self.device,
             slots=batch.slots,
+            interruptions=self._interruptions(limits, len(batch.fan_out)),
         )
         decoder = self._decoder(batch)
         while not rows.over:
@@ -171,6 +173,15 @@ class LocalEngine(ABC):
     @abstractmethod
     def _decoder(self, batch: PromptBatch) -> Decoder:
         """What computes the logits of one call."""
+
+    def _interruptions(self, limits: SamplingLimits, rows: int) -> Interruptions | None:
+        """Those of a call of so many rows; None where its limits ask for none."""
+        if limits.interruption is None:
+            return None
+        on_cpu = torch.device("cpu")  # where a response is looked at, once
+        strings, vocab_size = limits.interruption.answer_strings, self._policy.vocab_size
+        answers = stops_of(strings, self._tokenizer, vocab_size, on_cpu)
+        return Interruptions(limits.interruption, answers, rows, self.device)
 
     def _prompts(self, requests: Sequence[Request], limits: SamplingLimits) -> PromptBatch:
         longest = max(len(request.prompt_ids) for request in requests)

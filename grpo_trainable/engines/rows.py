@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo_trainable.engines.interruptions import Interruptions
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.rollout import Request, RolloutGroup, extents
@@ -50,13 +51,16 @@ class Rows:
         stops: StopStrings | None,
         device: torch.device,
         slots: int | None = None,
+        interruptions: Interruptions | None = None,
     ) -> None:
         """The requests share their limits. `stops`: the stop strings among these, if any. `slots`:
-        rows that the batch has at most; None: all enter at once."""
+        rows that the batch has at most; None: all enter at once. `interruptions`: of these rows, if
+        the limits ask for any."""
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
         self._stops = stops
+        self._interruptions = interruptions
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
@@ -99,7 +103,7 @@ class Rows:
         return new
 
     def last_tokens(self) -> Tensor:
-        """The token (A,) that each row in the batch has sampled last."""
+        """The token (A,) that each row in the batch has sampled, or was fed, last."""
         return self._ids[self._rows, self._at - 1]
 
     def fed(self) -> tuple[Tensor, list[int]]:
@@ -110,7 +114,7 @@ class Rows:
 
     def draw(self, logits: Tensor, version: int, round_: int) -> None:
         """Draws the next token of every row from `logits` (A, V), which it changes, and records it
-        where the row has not ended."""
+        where the row has not ended. A row that is interrupted is fed a token in its place."""
         rows, at = self._rows, self._at
         least = self._limits.min_new_tokens - 1
         if least:
@@ -118,22 +122,28 @@ class Rows:
             logits[early, self._end_ids] = -torch.inf
         uniform = self._uniforms[rows, at]
         tokens, log_probs = draw_tokens(logits, uniform, self._limits.temperature)
-        running = ~self._finished[rows]
+        sampled = running = ~self._finished[rows]
+        if self._interruptions is not None:
+            fed, told = self._interruptions.fed(rows, at, self._ids, running)
+            tokens, sampled = told.where(fed, tokens), running & ~fed
         self._ids[rows, at] = tokens.where(running, self._pad_id)
-        self._mask[rows, at] = running
-        self._log_probs[rows, at] = log_probs.where(running, 0.0)
-        self._versions[rows, at] = running.int() * version
-        self._rounds[rows, at] = running.int() * round_
-        ended = torch.isin(tokens, self._end_ids).logical_or_(~running)
+        self._mask[rows, at] = sampled
+        self._log_probs[rows, at] = log_probs.where(sampled, 0.0)
+        self._versions[rows, at] = sampled.int() * version
+        self._rounds[rows, at] = sampled.int() * round_
+        ends = torch.isin(tokens, self._end_ids).logical_and_(sampled)
         if self._stops is not None:
-            self._find_strings(self._stops, tokens, ended)
-        self._finished[rows] = ended
+            self._find_strings(self._stops, tokens, sampled & ~ends, ends)
+        self._finished[rows] = ends | ~running
         self._at = at + 1
 
-    def _find_strings(self, stops: StopStrings, tokens: Tensor, ended: Tensor) -> None:
-        """Marks the rows whose newest token completes a stop string as `ended` (A,)."""
+    def _find_strings(
+        self, stops: StopStrings, tokens: Tensor, may_end: Tensor, ended: Tensor
+    ) -> None:
+        """Marks rows, of those that `may_end` (A,), as `ended` (A,) whose newest token completes a
+        stop string."""
         late = self._at >= self._limits.min_new_tokens - 1
-        for place in (stops.may_complete[tokens] & ~ended & late).nonzero()[:, 0].tolist():
+        for place in (stops.may_complete[tokens] & may_end & late).nonzero()[:, 0].tolist():
             row, count = int(self._rows[place]), int(self._at[place]) + 1
             response = self._answered[row] + self._ids[row, :count].tolist()
             ended[place] = stops.completed(response)

@@ -37,6 +37,7 @@ OF_TRAINING = (
     *("rollout.prompts", "rollout.unit_prompts", "rollout.slots", "rollout.group_size"),
     *("rollout.temperature", "rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
     *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
+    *("rollout.interruption", "rollout.thinking_end"),
     *("pools.", "critic.", "vine."),
     *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),
     *("resources.num_generators", "resources.reference", "resources.deadline_s"),

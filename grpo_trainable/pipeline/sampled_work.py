@@ -18,6 +18,9 @@ SECTIONS = (
     "buffer",
 )
 
+# Keys that only training reads, but for responses that are interrupted.
+OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
+
 
 def sampled_work(config: GRPOConfig) -> dict[str, Any]:
     """The settings that decide which prompts a round trains on and how they are sampled, as plain
@@ -41,8 +44,11 @@ def is_same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     """`work`, dotted, without settings that only training reads and those that have their default,
     which the state of an earlier version may lack."""
+    settings = flatten(work)
+    interrupts = settings.get("rollout.overlong") == "interrupt"
+    read = OF_INTERRUPTION if interrupts else ()
     return {
         key: value
-        for key, value in flatten(work).items()
-        if key not in OF_TRAINING and not is_unremarkable(key, value)
+        for key, value in settings.items()
+        if (key in read or key not in OF_TRAINING) and not is_unremarkable(key, value)
     }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import (
@@ -82,13 +83,18 @@ class VirtualGenerator:
         slowness: Callable[[int], float] = lambda prompt_index: 1.0,
         takes_deposits: bool = False,
         scores_apart: bool = False,
+        completions: int = 0,
     ) -> None:
         """`equal_rewards(prompt_index, weights_round)`: whether all responses to a prompt of
         training earn the same. `slowness(prompt_index)`: how many times as long as others it takes.
         `takes_deposits`: a response has three tokens, each sampled by the weights that are there
-        then. `scores_apart`: responses are scored in calls of their own, as by a user's reward."""
+        then. `scores_apart`: responses are scored in calls of their own, as by a user's reward.
+        `completions`: of each state of training that is valued, which with responses of one token
+        are the prompts; 0: none is."""
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
+        self._completions = completions
+        self._completing_s = 0.0  # of the call under way
         self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
         self._name = name
         self._record = record
@@ -99,11 +105,17 @@ class VirtualGenerator:
         self._reported = -1  # the version
         self._idle_since: float | None = None
 
-    def slowest(self, requests: Sequence[Request]) -> float:
-        """How many times as long as others a call takes."""
+    def seconds(
+        self, seconds_of: Callable[[str], float], stage: str, requests: Sequence[Request]
+    ) -> float:
+        """How long a call takes, by what a `stage` of one that is not slow does."""
+        sampling_s, self._completing_s = seconds_of(stage), 0.0
         if requests[0].stream == "eval":
-            return 1.0
-        return max(self._slowness(request.prompt_index) for request in requests)
+            return sampling_s
+        slowness = max(self._slowness(request.prompt_index) for request in requests)
+        if self._completions:
+            self._completing_s = slowness * seconds_of("vine")
+        return slowness * sampling_s + self._completing_s
 
     def load(self, start: float, end: float, handle: tuple[int, int]) -> Loaded:
         self._record.append(GeneratorCall(self._name, "load", (), handle[1], start, end))
@@ -139,7 +151,9 @@ class VirtualGenerator:
         if not self._scores_apart:
             return scored
         stream = requests[0].stream
-        spans = [Span("eval" if stream == "eval" else "rollout", start, end)]
+        sampled_at = end - self._completing_s
+        spans = [Span("eval" if stream == "eval" else "rollout", start, sampled_at)]
+        spans += self._vine(sampled_at)
         sampled = Sampled(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
         self._scored[id(sampled)] = scored
         return sampled
@@ -185,25 +199,39 @@ class VirtualGenerator:
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
                 rewards = [rewards[0]] * len(rewards)
-            groups.append(group_of(request.prompt_index, rewards=rewards, weights=weights))
+            group = group_of(request.prompt_index, rewards=rewards, weights=weights)
+            if stream == "train" and self._completions:
+                value = sum(rng.random() for _ in range(self._completions)) / self._completions
+                values = torch.full(group.response_mask.shape, value)
+                group = replace(group, state_values=values)
+            groups.append(group)
             format_rewards.append(rng.random())
             answer_rewards.append(sum(rewards) / len(rewards))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
-        middle = start + (end - start) / 2
+        completions = 0 if stream == "eval" else self._completions
+        sampled_at = start + (end - self._completing_s - start) / 2
+        completed_at = sampled_at + self._completing_s
         return Scored(
             groups=groups,
             format_rewards=format_rewards,
             answer_rewards=answer_rewards,
             unscored=unscored,
-            reward_errors=len(unscored) * requests[0].group_size,
+            reward_errors=len(unscored) * (requests[0].group_size + completions),
             unverified=0,
+            completions=len(requests) * completions,
             loaded=loaded,
             spans=[
                 *self._idle(start, end),
-                Span(rollout, start, middle),
-                Span(reward, middle, end),
+                Span(rollout, start, sampled_at),
+                *self._vine(sampled_at),
+                Span(reward, completed_at, end),
             ],
         )
+
+    def _vine(self, start: float) -> list[Span]:
+        """The span in which the call under way completes states, from `start` on."""
+        end = start + self._completing_s
+        return [Span("vine", start, end)] if end > start else []
 
     def _idle(self, start: float, end: float) -> list[Span]:
         since, self._idle_since = self._idle_since, end
@@ -334,6 +362,6 @@ class VirtualColocated:
 
     def __init__(self, generator: VirtualGenerator, learner: VirtualLearner) -> None:
         self.generate, self.load = generator.generate, generator.load
-        self.score, self.slowest = generator.score, generator.slowest
+        self.score, self.seconds = generator.score, generator.seconds
         self.update, self.publish = learner.update, learner.publish
         self.state, self.load_state = learner.state, learner.load_state

@@ -151,10 +151,11 @@ class VirtualActor:
         concurrent = method in self._thread_free_at
         free_at = self._thread_free_at[method] if concurrent else self._free_at
         start = max(self._runtime.time + self._runtime.latency, free_at)
-        seconds = self._durations(self.name, stage)
-        if method == "generate" and hasattr(self._role, "slowest"):
-            seconds *= self._role.slowest(*args)
-        end = start + seconds
+        seconds_of = functools.partial(self._durations, self.name)
+        if method == "generate" and hasattr(self._role, "seconds"):
+            end = start + self._role.seconds(seconds_of, stage, *args)
+        else:
+            end = start + seconds_of(stage)
         self._worked.append((start, end))
         if self._hangs(stage, n):
             self._hangs_from = min(end, self._hangs_from)

@@ -8,6 +8,7 @@ from typing import Any
 from grpo_trainable.stages import IDLE, TRACE_NAMES
 
 UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
+VINE = "vine"  # a part of a call of the first kind, told apart from it
 # A call's kind follows from a stage that only calls of the kind have; a load or a publication has
 # no other.
 KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE, SYNC)}
@@ -15,7 +16,7 @@ KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
     """(kind, round, seconds) of an actor's calls, by the spans of its own thread, which waits
-    between any two calls."""
+    between any two calls. What a call took to complete states follows it, as `VINE`."""
     calls: list[list[dict[str, Any]]] = [[]]
     for event in sorted(events, key=lambda event: event["ts"]):
         if event["name"] == TRACE_NAMES[IDLE]:
@@ -27,8 +28,12 @@ def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:
         names = {event["name"] for event in call}
         kind = next((kind for name, kind in KINDS.items() if name in names), None)
         if kind is not None:
+            round_ = call[0]["args"]["round"]
             seconds = (call[-1]["ts"] + call[-1]["dur"] - call[0]["ts"]) / 1e6
-            result.append((kind, call[0]["args"]["round"], seconds))
+            completing_s = sum(event["dur"] for event in call if event["name"] == VINE) / 1e6
+            result.append((kind, round_, seconds - completing_s))
+            if completing_s:
+                result.append((VINE, round_, completing_s))
     return result
 
 

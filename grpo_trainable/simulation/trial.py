@@ -124,6 +124,7 @@ def virtual_trial(
             slowness=slowness,
             takes_deposits=config.in_mid_batch,
             scores_apart=config.task.reward == SCORED_APART,
+            completions=config.vine.samples if config.loss.advantage == "vine" else 0,
         )
 
     def start(name: str) -> VirtualActor:

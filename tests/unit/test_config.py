@@ -118,6 +118,10 @@ DEFAULTS = {
         "overlong": "score",
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
+        "interruption": (
+            "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+        ),
+        "thinking_end": "</think>",
     },
     "env": {
         "name": "off",

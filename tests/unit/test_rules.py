@@ -221,15 +221,29 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("memory", 0.25),
         )
     },
+    "rollout.overlong_buffer": (
+        8,
+        {"rollout.overlong": "filter"},
+        "rollout.overlong=filter",
+        "rollout.overlong=penalty or interrupt",
+        {"rollout.overlong": "penalty"},
+    ),
+    "rollout.overlong_penalty": (
+        0.5,
+        {"rollout.overlong": "filter"},
+        "rollout.overlong=filter",
+        "rollout.overlong=penalty",
+        {"rollout.overlong": "penalty"},
+    ),
     **{
-        f"rollout.overlong_{name}": (
+        f"rollout.{name}": (
             value,
-            {"rollout.overlong": "filter"},
-            "rollout.overlong=filter",
-            "rollout.overlong=penalty",
             {"rollout.overlong": "penalty"},
+            "rollout.overlong=penalty",
+            "rollout.overlong=interrupt",
+            {"rollout.overlong": "interrupt"},
         )
-        for name, value in (("buffer", 8), ("penalty", 0.5))
+        for name, value in (("interruption", "Enough."), ("thinking_end", "</thoughts>"))
     },
     "loss.advantage_eps": (
         1e-6,
