@@ -38,7 +38,7 @@ CHUNKS = 4  # a round for each generator, of one prompt
 RESPONSES = 8  # to a prompt
 WARM_UP = 2  # rounds
 SPARE = 4  # rounds at the end, in which less and less is asked for
-VIRTUAL, REAL = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8)
+ACTORS = {"virtual": (1, 2, 4, 8, 16, 32, 64), "real": (1, 2, 4, 8)}  # numbers of generators
 
 
 def config_of(generators: int, rounds: int) -> GRPOConfig:
@@ -139,8 +139,8 @@ def over_real_actors(generators: int, chunks: int, tokens: int) -> tuple[float, 
 
 def drivers(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
-    for kind, counts in (("virtual", VIRTUAL), ("real", REAL)):
-        for generators in counts:
+    for kind in args.actors:
+        for generators in ACTORS[kind]:
             found = [
                 over_virtual_actors(generators, args.chunks, args.seed + repeat)
                 if kind == "virtual"
@@ -271,6 +271,8 @@ def main() -> None:
     )
     parts = ("driver", "broadcast")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    kinds = tuple(ACTORS)
+    parser.add_argument("--actors", nargs="+", choices=kinds, default=kinds, help="of the driver's")
     args = parser.parse_args()
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
     for part, measure in (("driver", drivers), ("broadcast", broadcasts)):
