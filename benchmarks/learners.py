@@ -1,5 +1,6 @@
 """How fast several learners take a gradient step, and what each of them holds: replicated, divided
-(FSDP2), and by torch's DistributedDataParallel, beside one learner. One thread each."""
+(FSDP2), by torch's DistributedDataParallel, and by DeepSpeed's ZeRO where that is installed, beside
+one learner. One thread each."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import learners_deepspeed
 import measure
 from product import ROOT
 
@@ -20,7 +24,7 @@ from grpo_trainable.command_line import number
 from grpo_trainable.threads import WAITING
 
 MICROBATCH = 16
-STRATEGIES = ("replicated", "ddp", "fsdp2")
+STRATEGIES = ("replicated", "ddp", "fsdp2", *learners_deepspeed.STAGES)
 DEADLINE_S = 600.0
 
 
@@ -131,6 +135,9 @@ def learner_of(strategy: str, config: Any, group: Any) -> Any:
 
     if strategy == "ddp":
         return ddp_learner(config, group)
+    if strategy in learners_deepspeed.STAGES:
+        stage = learners_deepspeed.STAGES[strategy]
+        return learners_deepspeed.learner_over_deepspeed(config, group, stage)
     ranks: Any = Replicas(group)
     if strategy == "fsdp2":
         from grpo_trainable.actors.shards import Shards
@@ -148,9 +155,12 @@ def private_mb() -> float:
 
 def held_mb(learner: Any) -> float:
     """Parameters and moments of this process."""
-    tensors = [*learner.policy.parameters(), *learner.optimizer.tensors().values()]
+    parameters = map(learners_deepspeed.held, learner.policy.parameters())
+    tensors = [*parameters, *learner.optimizer.tensors().values()]
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
-    return sum(tensor.nbytes for tensor in local) / 1e6
+    # Flat parameters are memory that others may be views of.
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in local}
+    return sum(storage.nbytes() for storage in storages.values()) / 1e6
 
 
 def in_rank(args: argparse.Namespace) -> dict[str, Any]:
@@ -171,7 +181,9 @@ def in_rank(args: argparse.Namespace) -> dict[str, Any]:
             seconds.append(time.perf_counter() - wall)
             cpu.append(time.process_time() - used)
     start = time.perf_counter()
-    learner.publish()
+    stage = learners_deepspeed.STAGES.get(args.inside, 0)
+    with learners_deepspeed.gathered(learner.policy.parameters(), stage):
+        learner.publish()
     found = {
         "seconds": seconds,
         "cpu_seconds_median": statistics.median(cpu),
@@ -187,8 +199,9 @@ def in_rank(args: argparse.Namespace) -> dict[str, Any]:
 # ---- Around it -------------------------------------------------------------------------------
 
 
-def measured(args: argparse.Namespace, strategy: str, size: int) -> dict[str, Any]:
-    """One row: `size` learners in processes of their own."""
+def measured(args: argparse.Namespace, strategy: str, size: int, compiled: Path) -> dict[str, Any]:
+    """One row: `size` learners in processes of their own. `compiled`: as
+    `learners_deepspeed.environment` takes it."""
     from grpo_trainable.actors.process_group import Rendezvous
     from grpo_trainable.noise import Meter
 
@@ -202,6 +215,7 @@ def measured(args: argparse.Namespace, strategy: str, size: int) -> dict[str, An
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         **WAITING,
+        **learners_deepspeed.environment(compiled, size),
     }
     meter = Meter()
     meter.begin()
@@ -226,6 +240,16 @@ def measured(args: argparse.Namespace, strategy: str, size: int) -> dict[str, An
     }
 
 
+def available(strategies: Sequence[str]) -> list[str]:
+    """Those that can be measured here; the others are named."""
+    why = learners_deepspeed.missing()
+    if why is None:
+        return list(strategies)
+    for strategy in filter(learners_deepspeed.STAGES.__contains__, strategies):
+        print(f"not available here: {strategy} ({why})")
+    return [s for s in strategies if s not in learners_deepspeed.STAGES]
+
+
 def main() -> None:
     parser = measure.parser_of(
         __doc__,
@@ -248,8 +272,11 @@ def main() -> None:
         print(json.dumps(in_rank(args)))
         return
     result = measure.provenance(args)
-    rows = [measured(args, "replicated", 1)]
-    rows += [measured(args, s, size) for size in args.learners for s in args.strategies]
+    strategies = available(args.strategies)
+    with tempfile.TemporaryDirectory() as directory:
+        compiled = Path(directory)
+        rows = [measured(args, "replicated", 1, compiled)]
+        rows += [measured(args, s, size, compiled) for size in args.learners for s in strategies]
     alone = rows[0]
     for row in rows:
         row["speed_up"] = alone["seconds"]["median"] / row["seconds"]["median"]

@@ -69,7 +69,7 @@ class TrialActors:
         if self._files is not None:
             ship(self._files, reserved_nodes())
         config, r = self._config, self._config.resources
-        self.choice = choose_transport(config, reserved_nodes())
+        self.choice = choose_transport(config, nodes_of_weights(config))
         logger.info("transport=%s: %s", self.choice.key, self.choice.why)
         if config.placement == "colocated":
             ends = MadeInActor(make_both_ends, self.choice.key)
@@ -85,12 +85,15 @@ class TrialActors:
         names, r = self._config.learner_names, self._config.resources
         cls = Learner if len(names) == 1 else LearnerRank
         for index, name in enumerate(names):
-            sender = None if index else MadeInActor(make_sender, self.choice.key)
+            sender = None if index else self._sending()
             self._actors.append(
                 self._actor(index, cls, name, sender, cpus=r.learner_cpus, gpus=r.learner_gpus)
             )
         if len(names) > 1:
             self._joining = form_group(self.learners)
+
+    def _sending(self) -> MadeInActor:
+        return MadeInActor(make_sender, self.choice.key, self.choice.far_machines)
 
     def __iter__(self) -> Iterator[RayActor]:
         """Every actor, the learners or the worker first."""
@@ -174,10 +177,10 @@ class TrialActors:
         """A new generator in place of the one of this name, which was killed; None where no machine
         has had room for it for `patience_s`."""
         index = [actor.name for actor in self._actors].index(name)
-        if not has_room(bundle_of(index), patience_s):
+        if not has_room(self._config.bundle_of(index), patience_s):
             return None
         try:
-            self._prepare(places_of_bundles().get(bundle_of(index)))
+            self._prepare(places_of_bundles().get(self._config.bundle_of(index)))
         except RayError as error:
             logger.warning("the machine of %s died before it could start there: %s", name, error)
             return None
@@ -187,11 +190,13 @@ class TrialActors:
     def _generator(self, index: int) -> RayActor:
         r = self._config.resources
         device = "cuda" if r.generator_gpus else "cpu"
+        number = index - r.num_learners
+        first = number / r.num_generators  # generators begin with different parts of a snapshot
         return self._actor(
             index,
             Generator,
-            f"generator-{index - r.num_learners}",
-            MadeInActor(make_receiver, self.choice.key, r.deadline_s, device),
+            f"generator-{number}",
+            MadeInActor(make_receiver, self.choice.key, r.deadline_s, device, first),
             cpus=self._config.generator_cpus + r.reward_cpus,
             gpus=r.generator_gpus,
         )
@@ -206,9 +211,9 @@ class TrialActors:
         cpus: float,
         gpus: float,
     ) -> RayActor:
-        """The actor at this index, in the bundle after it, since the trial's own process has the
-        first. If actors shared the placement group at will, one could take the room of another,
-        which would wait for ever where no machine has as much left."""
+        """The actor at this index, in its bundle. If actors shared the placement group at will, one
+        could take the room of another, which would wait for ever where no machine has as much left.
+        """
         actor = RayActor(
             cls,
             name,
@@ -216,7 +221,7 @@ class TrialActors:
             ends,
             num_cpus=cpus,
             num_gpus=gpus,
-            bundle=bundle_of(index),
+            bundle=self._config.bundle_of(index),
             direct=self.choice.transport.tensor_transport,
         )
         self._unplaced.append(actor.submit_function("place", place))
@@ -231,7 +236,7 @@ class TrialActors:
     def clock_offset(self, name: str) -> float:
         """Seconds that the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
-        return self._clock_ahead(places_of_bundles().get(bundle_of(index)))
+        return self._clock_ahead(places_of_bundles().get(self._config.bundle_of(index)))
 
     def _clock_ahead(self, node: str | None) -> float:
         if node is None or node == ray.get_runtime_context().get_node_id():
@@ -307,14 +312,24 @@ def own_address() -> str:
     return address
 
 
-def bundle_of(index: int) -> int:
-    """The bundle of the actor at this index: the trial's own process has the first."""
-    return 1 + index
+def nodes_of_weights(config: GRPOConfig) -> list[str]:
+    """The machines of the learner that publishes and of the generators, in this order. Outside of
+    Tune actors may be on any: all there are."""
+    nodes, r = places_of_bundles(), config.resources
+    if not nodes:
+        return nodes_alive()
+    apart = config.placement == "disaggregated"
+    generators = range(r.num_learners, r.num_learners + r.num_generators) if apart else ()
+    return [nodes[config.bundle_of(actor)] for actor in (0, *generators)]
+
+
+def nodes_alive() -> list[str]:
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
 
 
 def reserved_nodes() -> list[str]:
     """The machines that a trial's actors may be on: of its placement group, or all there are."""
     nodes = places_of_bundles()
     if not nodes:
-        return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return nodes_alive()
     return sorted({node for bundle, node in nodes.items() if bundle != 0})  # 0: the trial's own

@@ -44,7 +44,10 @@ class StagingSender(WeightSender, Protocol):
 class WeightReceiver(Protocol):
     """Fetches published snapshots into a generator's process."""
 
-    name: str  # of the transport; its record gives it, so that a user's receiver need not
+    @property
+    def name(self) -> str:
+        """Of the transport; its record gives it, so that a user's receiver need not."""
+        ...
 
     def fetch(self, handle: Any, received: Any = None) -> PolicyWeights:
         """The snapshot behind `handle`; `received` is what came with it, where the transport has

@@ -84,6 +84,8 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
                 f"lower {lower}"
             )
     lower = _settings(*(f"{key}_cpus" for key in keys), *fewer)
+    if trial.resources.spread == "one_node_learners":
+        lower += ", or set resources.spread=pack: all learners share a node"
     return (
         f"arm {trial.arm} has actors of {shown(trial.bundles())}, each on one node, for which the "
         f"nodes of {where} have no room: {shown(nodes)}; lower {lower}"

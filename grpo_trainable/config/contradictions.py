@@ -84,6 +84,11 @@ def _learners(config: GRPOConfig) -> Iterator[Rule]:
         "rollout.group_size",
         f"must be a multiple of resources.num_learners={r.num_learners} with {whole}=fsdp2",
     )
+    yield (
+        r.spread == "one_node_learners" and not several,
+        "resources.spread",
+        f"one_node_learners needs resources.num_learners >= 2, got {r.num_learners}",
+    )
     yield divided and config.has_critic, whole, "must be replicated with loss.advantage=gae"
     yield (
         divided and config.model.lora_rank is not None,

@@ -867,9 +867,10 @@ class ResourceSettings(Settings):
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")
     spread: str = choice(
-        ("pack", "spread"),
-        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible, or "
-        "on as many, so that the death of one costs few of them.",
+        ("pack", "spread", "one_node_learners"),
+        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible; on "
+        "as many, so that the death of one costs few of them; or all learners on one, whose "
+        "gradients then never leave it, and generators wherever there is room.",
     )
     reward_workers: int = integer(
         1, "Processes of each generator that call your own reward.", minimum=1
@@ -935,8 +936,9 @@ class TrialSettings(Settings):
     )
     transport: str = choice_or_reference(
         ("auto", *TRANSPORTS),
-        "How weights travel; auto: in_process when colocated, shm on one machine, "
-        "object_store between several; or a record of yours.",
+        "How weights travel; auto: in_process when colocated, shm on one machine, object_store "
+        "to others, by_machine where generators are on the learner's and on others; or a record "
+        "of yours.",
     )
     transport_dtype: str = choice(
         ("float32", "bfloat16"), "The precision of the weights on their way."

@@ -327,7 +327,7 @@ class GRPOConfig(TrialSettings):
 
     def bundles(self) -> list[dict[str, float]]:
         """Resources of the trial's own process, then of each actor: worker, or learners and
-        generators."""
+        generators. Learners that must share a node share one bundle, which is never divided."""
         r = self.resources
         # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
         # trial pending for ever.
@@ -335,14 +335,31 @@ class GRPOConfig(TrialSettings):
         if self.placement == "colocated":
             return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
         generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
-        learner = _bundle(r.learner_cpus, r.learner_gpus)
-        return [driver, *[learner] * r.num_learners, *[generator] * r.num_generators]
+        together = r.num_learners if self._learners_share_a_bundle else 1
+        learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
+        return [
+            driver,
+            *[learner] * (r.num_learners // together),
+            *[generator] * r.num_generators,
+        ]
+
+    def bundle_of(self, actor: int) -> int:
+        """Which of `bundles` an actor is in. Actors are counted from 0, the learners or the worker
+        first."""
+        learners = self.resources.num_learners
+        if not self._learners_share_a_bundle:
+            return 1 + actor
+        return 1 if actor < learners else 2 + actor - learners
+
+    @property
+    def _learners_share_a_bundle(self) -> bool:
+        return self.resources.spread == "one_node_learners"
 
     @property
     def placement_strategy(self) -> str:
         """How Ray places the bundles on nodes, by its own name. A preference: bundles that find no
         other room share a node, or are on several."""
-        return self.resources.spread.upper()
+        return "SPREAD" if self.resources.spread == "spread" else "PACK"
 
     @property
     def uses_gpus(self) -> bool:

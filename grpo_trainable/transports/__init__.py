@@ -45,6 +45,9 @@ class Transport:
     # share one GPU. own: each actor has a GPU of its own.
     gpus: GPUs = "any"
     one_machine: bool = False  # all actors must be on one machine
+    # Snapshots go to other machines in parts: its sender takes the number of machines that fetch,
+    # without its own, and its receiver, as a third argument, with which part it begins.
+    in_parts: bool = False
     tensor_transport: bool = False  # Ray must know of it when it starts an actor
     start: str | Callable[[], None] | None = None  # called in each actor's process before training
     missing_library: Callable[[], str | None] = _nothing  # what this process lacks, None if nothing
@@ -131,12 +134,20 @@ TRANSPORTS: dict[str, Transport] = {
             name="object_store",
             sender="grpo_trainable.transports.object_store:ObjectStoreSender",
             receiver="grpo_trainable.transports.object_store:ObjectStoreReceiver",
+            in_parts=True,
         ),
         Transport(
             name="shm",
             sender="grpo_trainable.transports.shm:ShmSender",
             receiver="grpo_trainable.transports.shm:ShmReceiver",
             one_machine=True,
+            missing_library=_no_memfd,
+        ),
+        Transport(
+            name="by_machine",
+            sender="grpo_trainable.transports.by_machine:ByMachineSender",
+            receiver="grpo_trainable.transports.by_machine:ByMachineReceiver",
+            in_parts=True,
             missing_library=_no_memfd,
         ),
         Transport(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -32,44 +32,51 @@ class Choice:
     key: str  # a name in TRANSPORTS or a reference to a user's record; never `auto`
     transport: Transport
     why: str
+    far_machines: int = 0  # that fetch weights, without the one of the learner that publishes
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
     """The transport that the config names, or the one that suits best where it says `auto`.
 
-    `nodes`: those of the trial's actors, in any order and with repetitions.
+    `nodes`: those of the learner that publishes and of the generators, in this order.
 
     Raises:
         TransportError: the transport that the config names cannot work between them.
         PluginError: the user's record cannot be loaded.
     """
-    machines = len(set(nodes))
     if config.placement == "colocated":
         return _built_in("in_process", "generator and learner are one process")
-    if config.transport != "auto":
-        return _named(config, machines)
-    if machines > 1:
-        return _built_in("object_store", f"actors on {machines} machines")
+    home, far = nodes[0], set(nodes) - {nodes[0]}
+    chosen = _suiting(home, far, nodes[1:]) if config.transport == "auto" else _named(config, far)
+    return replace(chosen, far_machines=len(far))
+
+
+def _suiting(home: str, far: set[str], generators: Sequence[str]) -> Choice:
+    """The transport for a learner at `home` and generators there or on the machines `far`."""
     missing = TRANSPORTS["shm"].missing()
     if missing is not None:
         return _built_in("object_store", missing)
-    return _built_in("shm", "all actors are on one machine")
+    if not far:
+        return _built_in("shm", "all actors are on one machine")
+    if home not in generators:
+        return _built_in("object_store", "no generator is on the learner's machine")
+    return _built_in("by_machine", "shm on the learner's machine, object_store on others")
 
 
 def _built_in(name: str, why: str) -> Choice:
     return Choice(key=name, transport=TRANSPORTS[name], why=why)
 
 
-def _named(config: GRPOConfig, machines: int) -> Choice:
+def _named(config: GRPOConfig, far: set[str]) -> Choice:
     key = config.transport
     transport = transport_named(key)
     r = config.resources
     refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
     if refused is not None:
         raise TransportError(f"transport={key}: {refused}")
-    if transport.one_machine and machines > 1:
+    if transport.one_machine and far:
         raise TransportError(
-            f"transport={key}: the trial's actors are on {machines} machines, which share no "
+            f"transport={key}: the trial's actors are on {1 + len(far)} machines, which share no "
             "memory; use transport=object_store, or auto"
         )
     return Choice(
@@ -108,16 +115,23 @@ def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
         )
 
 
-def make_sender(key: str) -> WeightSender:
-    """The learner's end, which sends what is trained; frozen tensors travel once, apart from it."""
-    return FrozenApartSender(_made(transport_named(key).sender)())
-
-
-def make_receiver(key: str, deadline_s: float, device: str = "cpu") -> WeightReceiver:
-    """A generator's end. `device`: where its weights are to stand, "cpu" or "cuda"."""
+def make_sender(key: str, far_machines: int = 0) -> WeightSender:
+    """The learner's end, which sends what is trained; frozen tensors travel once, apart from it.
+    `far_machines`: how many machines fetch, without the learner's."""
     transport = transport_named(key)
-    trained = _made(transport.receiver)(deadline_s, device)
-    return FrozenApartReceiver(trained, transport.name, deadline_s)
+    told = (far_machines,) if transport.in_parts else ()
+    return FrozenApartSender(_made(transport.sender)(*told), far_machines)
+
+
+def make_receiver(
+    key: str, deadline_s: float, device: str = "cpu", first: float = 0.0
+) -> WeightReceiver:
+    """A generator's end. `device`: where its weights are to stand, "cpu" or "cuda". `first`: with
+    which of the parts of a snapshot it begins, as a share of all in [0, 1)."""
+    transport = transport_named(key)
+    told = (first,) if transport.in_parts else ()
+    trained = _made(transport.receiver)(deadline_s, device, *told)
+    return FrozenApartReceiver(trained, transport.name, deadline_s, first)
 
 
 def make_both_ends(key: str) -> Any:

@@ -14,6 +14,7 @@ from grpo_trainable.transports.object_store import (
     ObjectStoreSender,
     StoredWeights,
 )
+from grpo_trainable.transports.parts import StoredParts
 from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
 
 
@@ -22,7 +23,7 @@ class Apart:
     """The handle of a snapshot: one for what is trained, one for what is frozen, if anything is."""
 
     trained: Any
-    frozen: StoredWeights | None
+    frozen: StoredWeights | StoredParts | None
 
 
 class FrozenApartSender:
@@ -31,11 +32,12 @@ class FrozenApartSender:
     A generator that replaces another one fetches the frozen part from there as well.
     """
 
-    def __init__(self, trained: WeightSender) -> None:
+    def __init__(self, trained: WeightSender, far_machines: int = 0) -> None:
+        """`far_machines`: how many machines fetch, without this one."""
         self._trained = trained
-        self._store = ObjectStoreSender()
+        self._store = ObjectStoreSender(far_machines)
         self._names: frozenset[str] = frozenset()
-        self._frozen: StoredWeights | None = None
+        self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
         """Publishes a snapshot. Tensors named in `frozen` still are those of the last one."""
@@ -61,19 +63,26 @@ class FrozenApartSender:
 class FrozenApartReceiver:
     """Wraps the receiver of a transport and adds the frozen tensors, which it fetches once."""
 
-    def __init__(self, trained: WeightReceiver, name: str, deadline_s: float) -> None:
-        """`name`: that of the transport."""
-        self.name = name
+    def __init__(
+        self, trained: WeightReceiver, name: str, deadline_s: float, first: float = 0.0
+    ) -> None:
+        """`name`: that of the transport. `first`: as `ObjectStoreReceiver` takes it."""
+        self._name = name
         self._trained = trained
-        self._store = ObjectStoreReceiver(deadline_s)
-        self._frozen: tuple[Any, dict[str, Tensor]] = (None, {})  # (reference, tensors)
+        self._store = ObjectStoreReceiver(deadline_s, first=first)
+        self._frozen: tuple[Any, dict[str, Tensor]] = (None, {})  # (handle, tensors)
+
+    @property
+    def name(self) -> str:
+        """What the receiver calls the way it took; a user's receiver need not have a name."""
+        return getattr(self._trained, "name", self._name)
 
     def fetch(self, handle: Apart, received: Any = None) -> PolicyWeights:
         weights = self._trained.fetch(handle.trained, received)
         if handle.frozen is None:
             return weights
-        if self._frozen[0] != handle.frozen.ref:
-            self._frozen = (handle.frozen.ref, self._store.fetch(handle.frozen).tensors)
+        if self._frozen[0] != handle.frozen:
+            self._frozen = (handle.frozen, self._store.fetch(handle.frozen).tensors)
         return replace(weights, tensors={**self._frozen[1], **weights.tensors})
 
     def release(self, before_round: int) -> None:

@@ -1,8 +1,8 @@
-"""Ray's object store: one put a version serves every generator, on any node."""
+"""Ray's object store: what is put once serves every generator, on any machine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +15,20 @@ from torch import Tensor
 from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.base import TransportError, read_only_is_fine
+from grpo_trainable.transports.packing import Packed, layout_for
+from grpo_trainable.transports.parts import Assembly, StoredParts, TimeLeft, cut, in_turn, parts_for
 
 
-def get_in_time(ref: Any, deadline_s: float, transport: str) -> Any:
-    """The object behind `ref`.
+def get_in_time(
+    ref: Any, deadline_s: float, transport: str, left_s: Callable[[], float] | None = None
+) -> Any:
+    """The object behind `ref`. `left_s`: seconds of the deadline that are left, if not all are.
 
     Raises:
         TransportError: it does not arrive in time, or never will.
     """
     try:
-        return ray.get(ref, timeout=deadline_s)
+        return ray.get(ref, timeout=deadline_s if left_s is None else left_s())
     except GetTimeoutError as error:
         raise TransportError(
             f"transport={transport}: weights did not arrive within "
@@ -51,11 +55,20 @@ class StoredWeights:
 class ObjectStoreSender:
     """Puts the weights as a dict of numpy arrays: the put makes the copy, which Ray maps.
 
-    Torch tensors take three to five times as long.
+    Torch tensors take three to five times as long. For several other machines it puts parts, of
+    which each receiver makes one piece of memory of its own.
     """
 
-    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> StoredWeights:
+    def __init__(self, far_machines: int = 0) -> None:
+        """`far_machines`: how many machines fetch, without this one."""
+        self._in_parts = far_machines > 1
+
+    def publish(
+        self, weights: LiveWeights, frozen: Collection[str] = ()
+    ) -> StoredWeights | StoredParts:
         checksum = storage_checksum(weights.tensors)
+        if self._in_parts:
+            return _put_parts(weights, checksum, frozen)
         arrays = {
             name: _as_array(tensor)
             for name, tensor in weights.tensors.items()
@@ -70,16 +83,38 @@ class ObjectStoreSender:
         pass
 
 
+def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> StoredParts:
+    layout = layout_for(weights.tensors, frozen)
+    packed = Packed(version=weights.version, round=weights.round, checksum=checksum, layout=layout)
+    parts = cut(weights.tensors, layout, parts_for(layout))
+    return StoredParts(packed=packed, refs=tuple(map(ray.put, parts)))
+
+
 class ObjectStoreReceiver:
-    """Maps the arrays out of the store: read-only, shared with every other reader on the node."""
+    """Maps the arrays out of the store: read-only, shared with every other reader on the machine.
+    Parts are copied out of it."""
 
     name = "object_store"
 
-    def __init__(self, deadline_s: float, device: str = "cpu") -> None:
+    def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
+        """`first`: which share of the parts, in [0, 1), lies before the one that it begins with.
+        It is another for each receiver, so that they take parts from one another."""
         self.deadline_s = deadline_s
+        self._first = first
 
-    def fetch(self, handle: StoredWeights, received: Any = None) -> PolicyWeights:
+    def fetch(self, handle: StoredWeights | StoredParts, received: Any = None) -> PolicyWeights:
         read_only_is_fine()
+        return self._assembled(handle) if isinstance(handle, StoredParts) else self._mapped(handle)
+
+    def _assembled(self, handle: StoredParts) -> PolicyWeights:
+        left_s = TimeLeft(self.deadline_s)
+        assembly = Assembly(handle.packed.layout, len(handle.refs))
+        for part in in_turn(len(handle.refs), self._first):
+            arrays = get_in_time(handle.refs[part], self.deadline_s, self.name, left_s)
+            assembly.put(part, arrays)
+        return handle.packed.unpacked(assembly.buffer)
+
+    def _mapped(self, handle: StoredWeights) -> PolicyWeights:
         version, round_, checksum, arrays = get_in_time(handle.ref, self.deadline_s, self.name)
         tensors = {
             name: torch.from_numpy(array).view(dtype) for name, (array, dtype) in arrays.items()

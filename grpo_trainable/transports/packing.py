@@ -31,10 +31,13 @@ class Place:
     stride: tuple[int, ...]  # that of the sender, so that packing is copying bytes
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def of(self, buffer: Tensor) -> Tensor:
         """The tensor in `buffer`, which is (bytes,) uint8."""
-        size = math.prod(self.shape) * self.dtype.itemsize
-        flat = buffer[self.offset : self.offset + size].view(self.dtype)
+        flat = buffer[self.offset : self.offset + self.nbytes].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
 

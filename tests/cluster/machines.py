@@ -53,6 +53,7 @@ class Machine:
     def __init__(self, number: int, switch: str, disk: Path) -> None:
         self.address = f"{SUBNET}.{number}"
         self._name, self._port = f"grpo-{os.getpid()}-{number}", f"p{number}"
+        self._switch = switch
         name = self._name
         _ip("netns", "add", name)
         _ip("-n", name, "link", "set", "lo", "up")
@@ -76,6 +77,14 @@ class Machine:
     def connect(self) -> None:
         """Plugs its network cable in."""
         _ip("-n", self._name, "link", "set", "eth0", "up")
+
+    def limit(self, mbit_per_s: int) -> None:
+        """Gives its network cable a rate, each way."""
+        rate = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "256kb", "latency", "50ms")
+        for namespace, device in ((self._name, "eth0"), (self._switch, self._port)):
+            subprocess.run(
+                ["tc", "-n", namespace, "qdisc", "replace", "dev", device, *rate], check=True
+            )
 
     def cut(self) -> None:
         """Pulls its network cable out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from ray_cluster import Cluster
 
@@ -31,6 +32,26 @@ def test_a_trial_whose_actors_are_on_different_machines_ends(cluster: Cluster, t
     )
     assert status == 0, printed
     assert [row["training_iteration"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_learners_share_a_machine_and_weights_travel_to_each_generator_by_what_leads_there(
+    cluster: Cluster, tmp_path
+):
+    # Both learners and one generator fill a machine, so the other generator is elsewhere.
+    status, printed = cluster.tune(
+        *(*TINY, "--iterations", "4", "--storage", str(tmp_path)),
+        *("--set", "resources.num_learners=2", "--set", "resources.learner_cpus=0.25"),
+        *("--set", "resources.spread=one_node_learners", "--set", "resources.num_generators=2"),
+        *("--set", "resources.generator_cpus=1.4"),
+    )
+    assert status == 0, printed
+    assert [row["training_iteration"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+    (trial,) = tmp_path.glob("trial/*/versions")
+    ways: dict[str, set[str]] = {}
+    for change in pq.read_table(trial).to_pylist():
+        if change["side"] == "generator":
+            ways.setdefault(change["actor"], set()).add(change["transport"])
+    assert sorted(map(sorted, ways.values())) == [["object_store"], ["shm"]], printed
 
 
 def test_an_actor_larger_than_any_machine_is_refused(cluster: Cluster, tmp_path):

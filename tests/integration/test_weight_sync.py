@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -29,7 +30,12 @@ from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.transports import TRANSPORTS
 from grpo_trainable.transports.base import TransportError
 from grpo_trainable.transports.choice import make_receiver, make_sender
-from grpo_trainable.transports.object_store import ObjectStoreReceiver, StoredWeights
+from grpo_trainable.transports.object_store import (
+    ObjectStoreReceiver,
+    ObjectStoreSender,
+    StoredWeights,
+)
+from grpo_trainable.transports.parts import StoredParts
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
@@ -111,6 +117,50 @@ def test_tearing_would_be_seen(ray_session: None) -> None:
     assert sum(checksum != published for checksum in seen) > 15
     for actor in (learner, generator):
         ray.kill(actor)  # type: ignore[arg-type]
+
+
+def test_weights_in_parts_arrive_whole_and_as_they_were_published(ray_session: None) -> None:
+    tensors = {f"layer {i}": torch.randn(300, 700).t() for i in range(4)}  # 3.4 MB: three parts
+    tensors |= {"scale": torch.ones(7, dtype=torch.bfloat16), "frozen": torch.zeros(400_000)}
+    kept = {name: tensor.clone() for name, tensor in tensors.items()}
+    sender = make_sender("object_store", far_machines=2)
+    receivers = [make_receiver("object_store", 60.0, first=first) for first in (0.0, 0.5)]
+    handle = sender.publish(LiveWeights(version=8, round=2, tensors=tensors), {"frozen"})
+    assert len(handle.trained.refs) == 3
+    for name in kept:
+        tensors[name].add_(1)  # the next gradient step
+    for fetched in (receiver.fetch(handle) for receiver in receivers):
+        assert (fetched.version, fetched.round) == (8, 2)
+        assert fetched.checksum == storage_checksum(fetched.tensors) == storage_checksum(kept)
+
+
+def test_weights_in_parts_have_one_deadline_together(ray_session: None) -> None:
+    tensors = {"layer": torch.zeros(1_000_000)}
+    handle = ObjectStoreSender(2).publish(LiveWeights(version=1, round=1, tensors=tensors))
+    assert isinstance(handle, StoredParts)
+
+    @ray.remote(num_cpus=0)
+    def late(seconds: float) -> None:
+        time.sleep(seconds)
+
+    first, *others = handle.refs
+    never = replace(handle, refs=(first, *(late.remote(0.4) for _ in others[1:]), late.remote(30)))
+    with pytest.raises(TransportError, match=r"did not arrive within resources\.deadline_s=0\.5 s"):
+        ObjectStoreReceiver(0.5).fetch(never)
+
+
+def test_each_generator_fetches_by_what_leads_to_its_machine(ray_session: None) -> None:
+    tensors = {"layer": torch.arange(600_000.0)}
+    sender, receiver = make_sender("by_machine", 2), make_receiver("by_machine", 60.0, first=0.5)
+    for round_, way in enumerate(("shm", "object_store", "shm")):
+        handle = sender.publish(LiveWeights(version=round_, round=round_, tensors=tensors))
+        if way != "shm":
+            handle = replace(handle, trained=replace(handle.trained, machine="another"))
+        fetched = receiver.fetch(handle)
+        assert (fetched.round, receiver.name) == (round_, way)
+        assert fetched.checksum == storage_checksum(fetched.tensors) == storage_checksum(tensors)
+    receiver.close()
+    sender.close()
 
 
 def test_the_transport_never_changes_a_synchronous_run_nor_does_a_users(

@@ -372,8 +372,8 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(placement="local"), "placement=local: must be one of colocated, disaggregated"),
         (
             nested(transport="nixel"),
-            "transport=nixel: must be one of auto, in_process, object_store, shm, nixl, gloo, "
-            "nccl, cuda_ipc, or module:name or file.py:name; did you mean nixl?",
+            "transport=nixel: must be one of auto, in_process, object_store, shm, by_machine, "
+            "nixl, gloo, nccl, cuda_ipc, or module:name or file.py:name; did you mean nixl?",
         ),
         (nested(placement=1), "placement=1: must be one of colocated, disaggregated"),
         (nested(optim__lr=math.nan), "optim.lr=NaN: must be a number >= 0"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig
 from tuning.nodes import at_once, check_resources, room_beside, total
 
 
@@ -15,7 +15,7 @@ def cpus(*counts: float) -> list[dict[str, float]]:
     return [{"CPU": float(count)} for count in counts]
 
 
-def trial(**resources: float) -> GRPOConfig:
+def trial(**resources: float | str) -> GRPOConfig:
     return GRPOConfig.from_dict({"placement": "disaggregated", "resources": resources})
 
 
@@ -91,3 +91,60 @@ def test_as_many_trials_run_as_find_room_beside_each_other():
     assert at_once([narrow] * 9, cpus(2, 2, 2)) == 3
     assert at_once([narrow] * 2, cpus(2, 2, 2)) == 2
     assert at_once([narrow, wide, narrow], cpus(4, 2, 2)) == 1
+
+
+# ---- Learners on one node ----------------------------------------------------------------------
+
+
+def together(**resources: float) -> GRPOConfig:
+    return trial(spread="one_node_learners", **resources)
+
+
+def test_learners_of_one_node_share_a_bundle_which_is_never_divided():
+    three = together(num_learners=3, learner_cpus=2, num_generators=2, generator_cpus=1)
+    assert three.bundles() == cpus(0.1, 6, 1, 1)
+    assert [three.bundle_of(actor) for actor in range(5)] == [1, 1, 1, 2, 3]
+    assert three.devices == 8.0
+    apart = trial(num_learners=3, learner_cpus=2, num_generators=2, generator_cpus=1)
+    assert apart.bundles() == cpus(0.1, 2, 2, 2, 1, 1)
+    assert [apart.bundle_of(actor) for actor in range(5)] == [1, 2, 3, 4, 5]
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(2, 5),
+    st.integers(1, 5),
+    st.sampled_from([0.3333, 0.45, 0.95, 2.0]),
+    st.sampled_from(["pack", "spread", "one_node_learners"]),
+)
+def test_every_bundle_has_just_the_room_for_its_actors(learners, generators, learner_cpus, spread):
+    config = trial(
+        num_learners=learners,
+        learner_cpus=learner_cpus,
+        num_generators=generators,
+        generator_cpus=0.5,
+        spread=spread,
+    )
+    needed = [0.1] + [0.0] * (len(config.bundles()) - 1)
+    for actor, own in enumerate([learner_cpus] * learners + [0.5] * generators):
+        needed[config.bundle_of(actor)] += own
+    assert [bundle["CPU"] for bundle in config.bundles()] == pytest.approx(needed, abs=1e-6)
+
+
+def test_learners_that_fit_no_node_together_are_told_so():
+    config = together(num_learners=2, learner_cpus=2, generator_cpus=1)
+    check_resources([config], cpus(4, 2), "the cluster")
+    with pytest.raises(UsageError, match=r"resources\.spread=pack: all learners share a node$"):
+        check_resources([config], cpus(3, 3), "the cluster")
+    check_resources([trial(num_learners=2, learner_cpus=2, generator_cpus=1)], cpus(3, 3), "it")
+
+
+def test_ray_divides_no_bundle_so_the_rest_is_a_preference():
+    names = ("pack", "spread", "one_node_learners")
+    strategies = [trial(num_learners=2, spread=name).placement_strategy for name in names]
+    assert strategies == ["PACK", "SPREAD", "PACK"]
+
+
+def test_a_learner_alone_is_on_one_node_anyway():
+    with pytest.raises(ConfigError, match=r"spread.*needs resources\.num_learners >= 2, got 1"):
+        together(generator_cpus=1)

@@ -302,7 +302,9 @@ APART = {"placement": "disaggregated"}
     [
         ({}, ["a"], "in_process", "one process"),
         (APART, ["a", "a"], "shm", "one machine"),
-        (APART, ["a", "b", "a"], "object_store", "2 machines"),
+        (APART, ["a", "b", "c"], "object_store", "no generator is on the learner's machine"),
+        (APART, ["a", "b", "a"], "by_machine", "shm on the learner's machine, object_store on"),
+        (APART | {"transport": "object_store"}, ["a", "b"], "object_store", "asked for"),
         (APART | {"transport": "object_store"}, ["a"], "object_store", "asked for"),
         (APART | {"transport": "shm"}, ["a"], "shm", "asked for"),
         (APART | {"transport": "nixl"}, ["a"], "nixl", "nearly a CPU core in each process"),
@@ -314,6 +316,12 @@ def test_auto_follows_where_the_actors_are(
     choice = choose_transport(GRPOConfig.from_dict(data), nodes)
     assert choice.key == choice.transport.name == name
     assert why in choice.why
+
+
+def test_machines_are_counted_that_fetch_from_another() -> None:
+    config = GRPOConfig.from_dict(APART)
+    far = [choose_transport(config, nodes).far_machines for nodes in ("aa", "aab", "abcb")]
+    assert far == [0, 1, 2]
 
 
 def test_auto_does_without_memory_files_where_the_system_has_none(

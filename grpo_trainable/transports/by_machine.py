@@ -1,0 +1,80 @@
+"""Two transports at once: shared memory on the learner's machine, the object store elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import ray
+
+from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.transports.object_store import (
+    ObjectStoreReceiver,
+    ObjectStoreSender,
+    StoredWeights,
+)
+from grpo_trainable.transports.parts import StoredParts
+from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
+
+
+def machine() -> str:
+    """The id by which Ray knows this machine; two containers of one host have two."""
+    return ray.get_runtime_context().get_node_id()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearAndFar:
+    """The handle of a snapshot that was published both ways."""
+
+    machine: str  # where it was published
+    near: SharedWeights
+    far: StoredWeights | StoredParts
+
+
+class ByMachineSender:
+    """Publishes every snapshot both ways, so a generator may be replaced on any machine."""
+
+    def __init__(self, far_machines: int = 0) -> None:
+        """`far_machines`: how many machines fetch, without this one."""
+        self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
+
+    def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> NearAndFar:
+        return NearAndFar(
+            machine=machine(),
+            near=self._near.publish(weights, frozen),
+            far=self._far.publish(weights, frozen),
+        )
+
+    def release(self, before_round: int) -> None:
+        self._near.release(before_round)
+        self._far.release(before_round)
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()
+
+
+class ByMachineReceiver:
+    """Fetches by what leads to its machine. Its name is that of the transport it last used."""
+
+    def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
+        """`first`: as `ObjectStoreReceiver` takes it."""
+        self._near = ShmReceiver(deadline_s, device)
+        self._far = ObjectStoreReceiver(deadline_s, device, first)
+        self._machine = machine()
+        self.name = "by_machine"
+
+    def fetch(self, handle: NearAndFar, received: object = None) -> PolicyWeights:
+        if handle.machine == self._machine:
+            self.name = self._near.name
+            return self._near.fetch(handle.near)
+        self.name = self._far.name
+        return self._far.fetch(handle.far)
+
+    def release(self, before_round: int) -> None:
+        self._near.release(before_round)
+        self._far.release(before_round)
+
+    def close(self) -> None:
+        self._near.close()
+        self._far.close()

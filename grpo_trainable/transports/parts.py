@@ -1,0 +1,114 @@
+"""A snapshot cut into parts of equal size, which lie in Ray's object store as objects of their own.
+
+A machine that has fetched an object hands it on, but only once it has the whole of it. So machines
+that fetch one large object all take it from the learner's, one beside the other. Where it is cut,
+and each machine begins with another part, they take the parts from one another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.transports.packing import Layout, Packed, Place
+
+PARTS = 16
+LEAST_BYTES = 1 << 20  # of a part: the call for a smaller one takes longer than its way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some of the bytes of a tensor, as they are stored."""
+
+    place: Place
+    start: int
+    end: int
+
+    @property
+    def in_buffer(self) -> slice:
+        return slice(self.place.offset + self.start, self.place.offset + self.end)
+
+
+def parts_for(layout: Layout) -> int:
+    """How many parts a snapshot is cut into."""
+    return max(1, min(PARTS, layout.size // LEAST_BYTES))
+
+
+@lru_cache(maxsize=64)
+def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each of `count` parts, in the order of the buffer."""
+    size = max(1, -(-layout.size // count))
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    for place in layout.places:
+        begin, end = place.offset, place.offset + place.nbytes
+        while begin < end:
+            part = begin // size
+            stop = min(end, (part + 1) * size)
+            piece = Piece(place=place, start=begin - place.offset, end=stop - place.offset)
+            parts[part].append(piece)
+            begin = stop
+    return tuple(map(tuple, parts))
+
+
+def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
+    """The bytes of each of `count` parts, piece by piece. They are views of the tensors where these
+    lie in main memory without gaps."""
+    stored = {place.name: _stored(tensors[place.name], place) for place in layout.places}
+    return [
+        [stored[piece.place.name][piece.start : piece.end] for piece in pieces]
+        for pieces in pieces_of_parts(layout, count)
+    ]
+
+
+def _stored(tensor: Tensor, place: Place) -> np.ndarray:
+    """The bytes of a tensor as its place has them, (bytes,) uint8."""
+    tensor = tensor.detach().cpu()
+    if tensor.stride() != place.stride:
+        laid_out = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+        tensor = laid_out.copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredParts:
+    """The handle. References are nested, so that Ray passes them on instead of resolving them."""
+
+    packed: Packed
+    refs: tuple[Any, ...]  # of the parts, in their order
+
+
+class Assembly:
+    """A buffer that becomes a snapshot as its parts arrive, in any order."""
+
+    def __init__(self, layout: Layout, count: int) -> None:
+        """`count`: of the parts."""
+        self._parts = pieces_of_parts(layout, count)
+        self.buffer = torch.empty(layout.size, dtype=torch.uint8)
+        self._bytes = self.buffer.numpy()
+
+    def put(self, part: int, arrays: Sequence[np.ndarray]) -> None:
+        for piece, array in zip(self._parts[part], arrays, strict=True):
+            self._bytes[piece.in_buffer] = array
+
+
+def in_turn(count: int, first: float) -> list[int]:
+    """All parts, beginning with the one that lies this share, in [0, 1), behind the first."""
+    start = int(first * count)
+    return [*range(start, count), *range(start)]
+
+
+class TimeLeft:
+    """Counts down the seconds in which several things together must happen."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def __call__(self) -> float:
+        return max(0.0, self._until - time.monotonic())
