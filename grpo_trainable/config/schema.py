@@ -435,7 +435,7 @@ class RolloutSettings(Settings):
         1.0, "What a response of max_new_tokens loses of its reward.", above=0
     )
     interruption: str = text(
-        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>",
+        "Okay, time is up. Let me formulate a final answer now. </think>",
         "The text that an interrupted response reads, as if it had written it; special tokens are "
         "spelt out.",
         expected="text that is not empty",

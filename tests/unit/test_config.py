@@ -119,7 +119,7 @@ DEFAULTS = {
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
         "interruption": (
-            "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+            "Okay, time is up. Let me formulate a final answer now. </think>"
         ),
         "thinking_end": "</think>",
     },
