@@ -16,7 +16,7 @@ from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.report import Counts, Recorder
-from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
+from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.versions import StalenessGate
@@ -25,10 +25,6 @@ from grpo_trainable.wording import plural
 # Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
 # other draw has it.
 REPLAY = 1
-
-# Failed rewards are judged as a share of the responses to at least so many prompts: a few failures
-# among the first responses say nothing of the rate.
-JUDGED_PROMPTS = 32
 
 
 class Collector:

@@ -11,7 +11,7 @@ from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.by_task import ByTask
-from grpo_trainable.pipeline.reward_errors import refuse_reward_errors
+from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.wording import plural
 
@@ -100,7 +100,8 @@ def _check_rewards(
     responses = prompts * config.eval.samples
     told = f"eval: the reward function failed on {errors} of "
     told += plural(responses, "held-out response")
-    refuse_reward_errors(config, told, errors, responses, unscored)
+    judged = max(prompts, JUDGED_PROMPTS) * config.eval.samples
+    refuse_reward_errors(config, told, errors, judged, unscored)
     index, reason = unscored[0]
     if len(unscored) == prompts:
         raise ActorFailed(

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
 
+# Failed rewards are judged as a share of the responses to at least so many prompts: a few failures
+# among few responses say nothing of the rate.
+JUDGED_PROMPTS = 32
+
 
 def refuse_reward_errors(
     config: GRPOConfig, told: str, errors: int, responses: int, unscored: Sequence[tuple[int, str]]
@@ -15,7 +19,8 @@ def refuse_reward_errors(
 
     Args:
         told: how many failed on what, for the message.
-        errors: responses on which the reward function failed, of `responses`.
+        errors: responses on which the reward function failed, of `responses`, which are those to
+            `JUDGED_PROMPTS` prompts at least.
         unscored: the prompts that are new among them, each with the reason.
 
     Raises:

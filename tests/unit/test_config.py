@@ -118,9 +118,7 @@ DEFAULTS = {
         "overlong": "score",
         "overlong_buffer": None,
         "overlong_penalty": 1.0,
-        "interruption": (
-            "Okay, time is up. Let me formulate a final answer now. </think>"
-        ),
+        "interruption": ("Okay, time is up. Let me formulate a final answer now. </think>"),
         "thinking_end": "</think>",
     },
     "env": {

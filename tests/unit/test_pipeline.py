@@ -940,18 +940,25 @@ def test_every_prompt_scored_is_no_note() -> None:
 
 
 def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
-    # 2 responses to each of 6 prompts: 4 of 12 are more than a quarter.
-    config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.25})
+    # 2 responses to each of 6 prompts: 4 of the 64 to 32 prompts are more than a twentieth.
+    config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.05})
     w = virtual_trial(config, reward_fails=some_held_out_fail(2, 5))
     with pytest.raises(
         ActorFailed,
-        match=r"eval: .* failed on 4 of 12 held-out responses \(task.max_error_rate=0.25\); .*"
+        match=r"eval: .* failed on 4 of 12 held-out responses \(task.max_error_rate=0.05\); .*"
         "prompt 2: KeyError: 'apple'",
     ):
         w.run(1)
-    w = virtual_trial(replace(config, task=replace(config.task, max_error_rate=0.34)),
+    w = virtual_trial(replace(config, task=replace(config.task, max_error_rate=0.0625)),
               reward_fails=some_held_out_fail(2, 5))  # fmt: skip
     w.run(1)
+
+
+def test_a_failure_in_a_small_evaluation_is_no_rate() -> None:
+    """2 of 12 responses are a sixth, and 2 of the 64 to 32 prompts less than a tenth."""
+    config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.1})
+    report = virtual_trial(config, reward_fails=some_held_out_fail(2)).run(1)[0]
+    assert report.metrics["eval/unscored"] == 1
 
 
 def test_strict_task_ends_at_the_first_failed_held_out_reward() -> None:
