@@ -43,7 +43,11 @@ def main() -> None:
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
     done = kept["faults"] if kept.get("product") == about["product"] else {}
-    outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
+    outcomes = {
+        fault.name: [Outcome(**outcome) for outcome in done[fault.name]]
+        for fault in chosen
+        if fault.name in done
+    }
     for fault in chosen:
         repeats = min(fault.repeats, args.repeats or fault.repeats)
         for repeat in range(len(outcomes.get(fault.name, ())), repeats):
