@@ -21,6 +21,7 @@ import statistics
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import broken_disks
 import broken_inputs
@@ -54,11 +55,15 @@ def main() -> None:
             outcome = attempt(fault, random.Random(f"{args.seed}/{fault.name}/{repeat}"), repeat)
             outcomes.setdefault(fault.name, []).append(outcome)
             print(f"{fault.name} {repeat}: {line(outcome)}", flush=True)
-            faults = {name: [asdict(o) for o in list_] for name, list_ in outcomes.items()}
-            write(args.out, {**about, "faults": faults}, quiet=True)
+            write(args.out, {**about, "faults": plain(outcomes)}, quiet=True)
     print()
     print(table(outcomes))
-    print(f"\nwritten to {args.out}")
+    print()
+    write(args.out, {**about, "faults": plain(outcomes)})
+
+
+def plain(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+    return {name: [asdict(outcome) for outcome in list_] for name, list_ in outcomes.items()}
 
 
 def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
