@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shipping": {"atomic", "digests"},
     "learner_group": PIPELINE,
     "pipeline": PIPELINE | {"learner_group"},
+    "adapters": {"environments", "tasks"},
     "environment_check": BELOW_ACTORS | {"actors"},
     "pretraining": BELOW_ACTORS | {"actors"},
     "evaluation": PIPELINE | {"actors", "pipeline"},

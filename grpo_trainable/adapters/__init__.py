@@ -1,0 +1,1 @@
+"""Environments of other packages as environments of episodes, as they are."""

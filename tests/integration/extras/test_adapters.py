@@ -1,0 +1,89 @@
+"""Environments of other packages, as they are: played by hand, checked, and trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_trainable.adapters.gymnasium_text import gymnasium_environment
+from grpo_trainable.adapters.seeds import HELD_OUT, seeded_task
+from grpo_trainable.environments import Turn
+from launch import check_env
+
+gymnasium = pytest.importorskip("gymnasium")
+
+WAY = ("left", "down", "right", "up")
+LAKE = """
+from grpo_trainable.adapters.gymnasium_text import gymnasium_environment
+from grpo_trainable.adapters.seeds import seeded_task
+
+Lake = gymnasium_environment("FrozenLake-v1", actions=("left", "down", "right", "up"))
+Lakes = seeded_task(Lake)
+"""
+
+
+def lake(**options: Any) -> Any:
+    return gymnasium_environment("FrozenLake-v1", is_slippery=False, **options)()
+
+
+def test_the_shortest_way_over_the_ice_earns_one() -> None:
+    """The map of 4 x 4: fields are numbered by row, holes are 5, 7, 11 and 12, the goal is 15."""
+    env = lake(actions=WAY)
+    assert env.reset({"seed": 0}) == "0\n"
+    heard = [env.step(f"{word}\n") for word in ("down", "down", "right", "right", "down", "right")]
+    assert [turn.text for turn in heard] == ["4\n", "8\n", "9\n", "10\n", "14\n", "15\n"]
+    assert [turn.reward for turn in heard] == [0, 0, 0, 0, 0, 1]
+    assert [turn.done for turn in heard] == [False] * 5 + [True]
+    env.close()
+
+
+def test_what_is_no_action_changes_nothing() -> None:
+    env = lake()
+    env.reset({"seed": 0})
+    assert env.step("down\n") == Turn("not an action\n", info={"illegal": 1})
+    assert env.step("1\n") == Turn("4\n", info={"illegal": 0})
+
+
+def test_observations_may_be_described() -> None:
+    assert lake(describe=lambda field: f"field {field}?").reset({"seed": 0}) == "field 0?\n"
+
+
+def test_actions_of_many_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^Pendulum-v1: actions are Box.*neither discrete nor"):
+        gymnasium_environment("Pendulum-v1")()
+
+
+def test_seeds_that_are_held_out_are_none_that_are_trained_on() -> None:
+    task = seeded_task(lambda: lake(describe=str))(7)
+    assert task.train_example(3).ground_truth == {"seed": 3}
+    assert [e.ground_truth for e in task.eval_examples(2)] == [
+        {"seed": HELD_OUT},
+        {"seed": HELD_OUT + 1},
+    ]
+
+
+def test_a_slippery_lake_is_sound_and_trained_on(
+    tmp_path: Path, trainable: Any, capsys: Any
+) -> None:
+    """Its ice is drawn by each environment's own generator, which the seed of a specification
+    sets."""
+    path = tmp_path / "lake.py"
+    path.write_text(LAKE)
+    words = [word for action in WAY for word in ("--action", action)]
+    assert check_env.main([f"{path}:Lake", "--task", f"{path}:Lakes", *words]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    running = trainable(
+        {
+            "task": {"name": f"{path}:Lakes"},
+            "env": {"name": f"{path}:Lake"},
+            "model": {"preset": "games"},
+            "rollout": {"prompts": 2, "group_size": 2, "max_new_tokens": 40},
+            "eval": {"prompts": 2, "samples": 1},
+            "rounds": 2,
+        }
+    )
+    rows = [running.step() for _ in range(2)]
+    assert [row["count/trained"] for row in rows] == [2, 4]
+    assert all(row["response/turns_mean"] >= 1 for row in rows)
