@@ -33,13 +33,12 @@ def gymnasium_environment(
     class Adapted:
         def __init__(self) -> None:
             self._env: Any = gymnasium.make(name, **options)
-            space: Any = self._env.action_space
+            self._space = space = self._env.action_space
             if not isinstance(space, (gymnasium.spaces.Discrete, gymnasium.spaces.Text)):
                 raise ValueError(f"{name}: actions are {space}, neither discrete nor text")
             first = getattr(space, "start", 0)  # a text space has neither
             numbers = range(first, first + getattr(space, "n", 0))
             self._actions = dict(zip(actions or map(str, numbers), numbers, strict=True))
-            self._space = space
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec
@@ -52,8 +51,8 @@ def gymnasium_environment(
             if chosen is None or not self._space.contains(chosen):
                 return Turn("not an action\n", info={"illegal": 1})
             observation, reward, ended, cut, _ = self._env.step(chosen)
-            done = bool(ended or cut)
-            return Turn(f"{describe(observation)}\n", float(reward), done, {"illegal": 0})
+            text, done = f"{describe(observation)}\n", bool(ended or cut)
+            return Turn(text, float(reward), done, {"illegal": 0})
 
         def close(self) -> None:
             self._env.close()
