@@ -179,7 +179,7 @@ BAD_ARGUMENTS: tuple[Sequence[str], ...] = (
     [*SPACE, "--num-samples", "none"],
     [*SPACE, "--max-failures", "-3"],
     [*SPACE, "--name", "../elsewhere"],
-    [*SPACE, "--scheduler", "asha"],
+    [*SPACE, "--scheduler", "hyperband"],
     [*SPACE, "--storage", "/proc/nowhere"],
     ["--resume"],
     [*SPACE, "--resume", "--name", "never_started"],
