@@ -1,4 +1,4 @@
-"""What the schedule alone is worth: the pipeline in virtual time, for 1 to 1,024 generators.
+"""What the schedule alone is worth: the pipeline in virtual time, for 1 to 64 generators.
 
 Pipeline, gate, replay buffer and learner group are the product's own; actors only take their time
 (grpo_trainable/simulation/). Three parts, each a part of the JSON:
@@ -110,7 +110,7 @@ def wall_clock_of(directory: Path) -> float:
 
 # ---- Scaling ---------------------------------------------------------------------------------
 
-GENERATORS = tuple(2**n for n in range(0, 11, 2))
+GENERATORS = tuple(2**n for n in range(0, 7, 2))
 CHUNKS = 4  # a round for each generator, of mean length 1
 SYNC_S = 0.02  # of a publication and of a load: one in two hundred of a round's work
 TAILS = (0.0, 0.5, 1.0)  # σ

@@ -25,14 +25,6 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
-# Results from before they said what they rest on, until they are measured again. Only to shrink:
-# what violates nothing any more must leave the list.
-UNRECORDED = "measured before results recorded their product files"
-LEGACY = {
-    "schedule_sim.json scaling": UNRECORDED,
-    "staleness.json": UNRECORDED,
-}
-
 
 def test_every_committed_result_says_what_it_rests_on():
     found = {
@@ -40,9 +32,7 @@ def test_every_committed_result_says_what_it_rests_on():
         for path in RESULTS
         for part, measurement in measurements(json.loads(path.read_text())).items()
     }
-    broken = {name: why for name, why in found.items() if why and name not in LEGACY}
-    assert broken == {}
-    assert sorted(LEGACY) == sorted(name for name, why in found.items() if why)
+    assert {name: why for name, why in found.items() if why} == {}
 
 
 def test_a_result_needs_commit_clean_tree_and_digest():
