@@ -47,11 +47,13 @@ class TellsBundles(GRPOTrainable):
         for actor in self.trial.actors.generators:
             actor.kill()
             with pytest.raises(ActorFailed):
-                while True:  # on a busy machine it may still answer a call before it ends
-                    call = actor.submit_function("probe", own_bundles)
-                    await_call(self.trial.runtime, call, 30.0)
+                self._call_until_it_ends(actor)
         for name in ("generator-1", "generator-0"):
             assert self.trial.replace_generator(name, patience_s=30.0) is not None
+
+    def _call_until_it_ends(self, actor: Any) -> None:
+        while True:  # on a busy machine it may still answer before it ends
+            await_call(self.trial.runtime, actor.submit_function("probe", own_bundles), 30.0)
 
     def _bundles(self) -> dict[str, list[int]]:
         calls = [actor.submit_function("probe", own_bundles) for actor in self.trial.actors]
