@@ -60,6 +60,7 @@ unit: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/generation.py $(ARGS)
 	$(BIN)/python benchmarks/sampler_dtype.py $(ARGS)
+	$(BIN)/python benchmarks/cpu_bfloat16.py $(ARGS)
 	$(BIN)/python benchmarks/train_step.py $(ARGS)
 	$(BIN)/python benchmarks/packing.py $(ARGS)
 	$(BIN)/python benchmarks/learners.py
