@@ -317,6 +317,34 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
 
 
+def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
+    """Of 16 rounds each: 9 without signal in one arm, 8 in another; a critic needs none."""
+
+    def without(number: int) -> list[dict[str, Any]]:
+        return [
+            experiments.row(n, group__zero_advantage_fraction=1.0 if n <= number else 0.9)
+            for n in range(1, ROUNDS + 1)
+        ]
+
+    write(tmp_path / "e", {BASE: [without(9)], OTHER: [without(8)]})
+    critic = experiments.config(THIRD, 0, rounds=ROUNDS, **{"loss.advantage": "gae"})
+    experiments.write_trial(tmp_path / "e", critic, without(16))
+    comparison = compare(read_experiment(tmp_path / "e").trials)
+    (line,) = [note for note in comparison.footnotes() if "stood still" in note]
+    assert line.startswith(f"{BASE} stood still: in 9 of 16 rounds no group had responses of")
+    assert "stood still: in 9 of 16 rounds" in table(comparison)
+
+
+def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
+    skipped = [experiments.row(n) for n in range(1, ROUNDS + 1)]
+    for row in skipped[1:]:
+        del row["reward/train_mean"]
+    comparison = compare(write(tmp_path / "e", {BASE: [skipped]}).trials)
+    assert any(
+        note.startswith(f"{BASE} stood still: in 15 of 16") for note in comparison.footnotes()
+    )
+
+
 def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
     rng = np.random.default_rng(3)
     runs = {
