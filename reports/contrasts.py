@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from grpo_trainable.wording import written
 from reports.intervals import (
     Estimate,
     Spread,
@@ -58,7 +59,7 @@ class Contrast:
             return ""
         ends = (self.interval.low, self.interval.high)
         # The interval of a ratio over two seeds may be absurdly wide.
-        low, high = (form.format(end) if end < 100 else "more than 100" for end in ends)
+        low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:

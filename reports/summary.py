@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from grpo_trainable.command_line import align
 from grpo_trainable.metrics import without_signal
-from grpo_trainable.wording import plural
+from grpo_trainable.wording import plural, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
@@ -320,7 +320,7 @@ def show(values: Sequence[float | None], form: str) -> str:
     if not known:
         return "-"
     middle, low, high = (
-        form.format(value) for value in (statistics.median(known), min(known), max(known))
+        written(value, form) for value in (statistics.median(known), min(known), max(known))
     )
     between = " to " if low[0] in "+-" else "-"
     return middle if low == high else f"{middle} ({low}{between}{high})"

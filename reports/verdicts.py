@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_trainable.wording import plural
+from grpo_trainable.wording import plural, written
 from reports.contrasts import Contrast, reward_difference
 from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
 from reports.parts import TrialFiles
@@ -163,7 +163,7 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
 
 
 def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
-    value = quantity.form.format(own.value)
+    value = written(own.value, quantity.form)
     interval = own.shown_interval(quantity.form, " to ")
     parts = [value, interval and f"{LEVEL:.0%}: {interval}", comparison.seeds_used(own)]
     return ", ".join(part for part in parts if part)
