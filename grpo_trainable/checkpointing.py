@@ -47,6 +47,9 @@ STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in
 Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
+SHOWN = 8  # trials that an error names
+
+
 class CheckpointError(RuntimeError):
     """Raised where a directory holds no checkpoint that can be trusted; it names the file."""
 
@@ -268,6 +271,21 @@ def numbered_checkpoints(directory: Directory) -> list[Directory]:
     """The checkpoints that Tune has copied, or begun to copy, in order."""
     names = filter(CHECKPOINT.fullmatch, _names(directory))
     return [cast(Directory, directory / name) for name in names]
+
+
+def no_checkpoint_in(directory: Path) -> CheckpointError:
+    """What is said of a directory that holds no checkpoint: where it is an experiment's, which
+    trials there are."""
+    if not directory.is_dir():
+        return CheckpointError(f"{directory}: is no directory")
+    trials = [path.name for path in sorted(directory.glob("*/")) if numbered_checkpoints(path)]
+    if not trials:
+        return CheckpointError(
+            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
+        )
+    more = f" or one of {len(trials) - SHOWN} more" if len(trials) > SHOWN else ""
+    named = ", ".join(str(directory / name) for name in trials[:SHOWN])
+    return CheckpointError(f"{directory}: is an experiment; name one of its trials: {named}{more}")
 
 
 def _names(directory: Place) -> list[str]:
