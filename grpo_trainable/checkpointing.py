@@ -241,6 +241,13 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
     return None
 
 
+def newest_round(directory: Place) -> int | None:
+    """The round of the last checkpoint in a trial's directory that says so; unlike `newest_whole`
+    it verifies none. None where there is none."""
+    rounds = map(_unverified_round, reversed(numbered_checkpoints(directory)))
+    return next((round_ for round_ in rounds if round_ is not None), None)
+
+
 def remove_older(directory: Place, keep: int, shared_rounds: Collection[int]) -> None:
     """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
 
