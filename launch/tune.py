@@ -24,7 +24,7 @@ from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.memory import DoesNotFit
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
-from tuning.preview import preview
+from tuning.preview import in_short, preview
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
@@ -74,7 +74,7 @@ def _main(argv: Sequence[str]) -> int:
         plan.check()
     except DoesNotFit:
         if args.dry_run is not None:  # it may be meant for a larger machine
-            print_trials(plan, args.dry_run)
+            print_trials(plan, args.dry_run, fits=False)
         raise
     if args.dry_run is not None:
         print_trials(plan, args.dry_run)
@@ -228,8 +228,9 @@ def print_presets() -> None:
         print(f"{preset.name:<{width}}  {preset.meaning}{paper}")
 
 
-def print_trials(plan: Plan, form: str) -> None:
-    """`form`: table, or json for programs, which find nothing else on standard output."""
+def print_trials(plan: Plan, form: str, *, fits: bool = True) -> None:
+    """`form`: table, or json for programs, which find nothing else on standard output. `fits`:
+    whether the trials have room in this machine's memory; where not, an error follows."""
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
         for note in notes(plan):
@@ -242,6 +243,10 @@ def print_trials(plan: Plan, form: str) -> None:
     told = [] if plan.memory is None else [plan.memory]
     print(*("", *told, *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")
+    print(f"\n{in_short(plan.trials)}")
+    if fits:
+        more = f"; {plural(len(told), 'note')} above" if (told := notes(plan)) else ""
+        print(f"checked, no error, nothing was started{more}")
 
 
 def run(plan: Plan) -> int:

@@ -522,7 +522,7 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     assert stage_totals(trial) == {}
     start(callbacks, trial)
     for round_ in (1, 2, 3):
-        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5}
+        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5, "time/checkpoint_s": 0.5}
         result = row(round_, **values, **{"cost/device_hours": round_ / 10})
         report(callbacks, trial, result)
         assert result["time/rollout_fraction"] == 1.0
@@ -531,7 +531,8 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     assert totals["generator_idle"] == 1.5
     assert totals["device_hours"] == 0.3
     callback.on_trial_complete(iteration=0, trials=[], trial=trial)
-    assert "rollout 6.0" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "rollout 6.0; between rounds: checkpoints 1.5; waiting: generator 1.5" in told
 
 
 # ---- Versions, rollouts, trace -----------------------------------------------------------------
