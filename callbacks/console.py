@@ -15,12 +15,14 @@ from rich.text import Text
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, label
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.stages import STAGES
-from grpo_trainable.wording import plural
+from grpo_trainable.wording import plural, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
+LEFT = "left_s"  # in what is shown of a row: seconds to the trial's end
 
 _live: Live | None = None  # the live table of the terminal, of which a process has one
 
@@ -42,7 +44,8 @@ class ConsoleCallback(FailSafeCallback):
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
         self._evaluated: dict[str, float] = {}
-        self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row
+        self._latest: dict[str, dict[str, Any]] = {}  # trial -> its newest row, with LEFT
+        self._evaluation_s: dict[str, float] = {}  # trial -> what its latest evaluation took
         self._total = 0
 
     def setup(self, *, total_num_samples: int = 0, **info: Any) -> None:
@@ -64,7 +67,12 @@ class ConsoleCallback(FailSafeCallback):
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         # The copy leaves out the details and what other callbacks may still take out of the row.
-        self._latest[trial.trial_id] = {k: v for k, v in result.items() if type(v) in (int, float)}
+        shown = {k: v for k, v in result.items() if type(v) in (int, float)}
+        config = config_of(trial)
+        if result["time/eval_s"] > 0:
+            self._evaluation_s[trial.trial_id] = result["time/eval_s"]
+        left_s = seconds_left(result, config, self._evaluation_s.get(trial.trial_id, 0.0))
+        self._latest[trial.trial_id] = {**shown, LEFT: left_s}
         details: RoundDetails | None = result.get(DETAILS)
         if details is not None:
             for note in details.notes:
@@ -72,7 +80,7 @@ class ConsoleCallback(FailSafeCallback):
         line = None
         if self._evaluated.get(trial.trial_id) != result["eval/round"]:
             self._evaluated[trial.trial_id] = result["eval/round"]
-            line = progress_line(result, config_of(trial).rounds)
+            line = progress_line(result, config.rounds, left_s)
         self._show(trials, trial, line)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -102,16 +110,21 @@ class ConsoleCallback(FailSafeCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
-        return {"_started": {}, "_evaluated": {}, "_latest": {}, "_total": 0}
+        fresh = ("_started", "_evaluated", "_latest", "_evaluation_s")
+        return {**{name: {} for name in fresh}, "_total": 0}
 
 
-def progress_line(result: Mapping[str, Any], rounds: int) -> str:
-    """One row as text: `round 16/64 · held-out 0.52 · …`."""
+def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
+    """One row as text: `round 16/64 · held-out 0.52 · …`. `left_s`: seconds to the trial's end."""
     fractions = stage_fractions({**result, "time/eval_s": 0.0})
     taken = ((stage, fractions[f"time/{stage}_fraction"]) for stage in STAGES if stage != "eval")
     # A stage that a trial does not have takes no time at all.
     shares = " ".join(f"{stage} {share:.0%}" for stage, share in taken if share)
-    kl = f"KL {result['kl/reference_nats']:.2f} · " if "kl/reference_nats" in result else ""
+    kl = (
+        f"KL {_cell(result, 'kl/reference_nats', '.2f')} · "
+        if "kl/reference_nats" in result
+        else ""
+    )
     return (
         f"round {result['training_iteration']}/{rounds} · "
         f"held-out {_held_out(result)} · "
@@ -119,7 +132,7 @@ def progress_line(result: Mapping[str, Any], rounds: int) -> str:
         f"{_cell(result, 'response/length_mean', '.0f')} tokens a response · "
         f"{result['throughput/samples_per_s']:.0f} samples/s · "
         f"lag {_cell(result, 'lag/max', '.0f')} · {kl}"
-        f"{shares} · {_seconds_left(result, rounds):.0f} s left"
+        f"{shares} · {left_s:.0f} s left"
     )
 
 
@@ -132,12 +145,15 @@ def _held_out(result: Mapping[str, Any]) -> str:
 
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
     """A figure, or a dash where the row lacks it: a round that was skipped trained on nothing."""
-    return format(row[name], form) if name in row else "-"
+    return written(row[name], f"{{:{form}}}") if name in row else "-"
 
 
-def _seconds_left(result: Mapping[str, Any], rounds: int) -> float:
-    round_ = result["training_iteration"]
-    return result["time_total_s"] / round_ * (rounds - round_)
+def seconds_left(row: Mapping[str, Any], config: GRPOConfig, evaluation_s: float) -> float:
+    """What the rounds and evaluations still to come will take, if they go on as so far: warming up
+    and the evaluation before round 1 come once. `evaluation_s`: what the latest evaluation took."""
+    round_, rounds, every = row["training_iteration"], config.rounds, config.eval.every
+    evaluations = rounds // every - round_ // every + (round_ < rounds and rounds % every > 0)
+    return row["time/wall_clock_s"] / round_ * (rounds - round_) + evaluations * evaluation_s
 
 
 def _held_back(trial: Any) -> bool:
@@ -164,7 +180,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             continue
         rounds = config_of(trial).rounds
         state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
-        left = "" if state else f"{_seconds_left(row, rounds):.0f} s"
+        left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
             Text(state, style="bold red" if state == "failed" else "green"),

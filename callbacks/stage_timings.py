@@ -37,11 +37,11 @@ class StageTimingsCallback(FailSafeCallback):
 
 
 def stage_totals(trial: Any) -> dict[str, float]:
-    """Seconds of each stage over all rounds that a trial has written down, and its device-hours;
-    empty before its first round."""
+    """Seconds of each stage, and of checkpoints, over all rounds that a trial has written down, and
+    its device-hours; empty before its first round."""
     totals: dict[str, float] = {}
     for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
-        for name in (*STAGES, *IDLE_SIDES):
+        for name in (*STAGES, *IDLE_SIDES, "checkpoint"):
             totals[name] = totals.get(name, 0.0) + row.get(f"time/{name}_s", 0.0)
         totals["device_hours"] = row["cost/device_hours"]  # since the trial began
     return totals
@@ -50,6 +50,7 @@ def stage_totals(trial: Any) -> dict[str, float]:
 def _line(totals: Mapping[str, float]) -> str:
     stages = " ".join(f"{stage} {totals[stage]:.1f}" for stage in STAGES if totals[stage])
     return (
-        f"seconds by stage: {stages}; waiting: generator {totals['generator_idle']:.1f}, "
+        f"seconds by stage: {stages}; between rounds: checkpoints {totals['checkpoint']:.1f}; "
+        f"waiting: generator {totals['generator_idle']:.1f}, "
         f"learner {totals['learner_idle']:.1f}; {totals['device_hours']:.4f} device-hours"
     )

@@ -47,6 +47,9 @@ STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in
 Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
+SHOWN = 8  # trials that an error names
+
+
 class CheckpointError(RuntimeError):
     """Raised where a directory holds no checkpoint that can be trusted; it names the file."""
 
@@ -238,6 +241,13 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
     return None
 
 
+def newest_round(directory: Place) -> int | None:
+    """The round of the last checkpoint in a trial's directory that says so; unlike `newest_whole`
+    it verifies none. None where there is none."""
+    rounds = map(_unverified_round, reversed(numbered_checkpoints(directory)))
+    return next((round_ for round_ in rounds if round_ is not None), None)
+
+
 def remove_older(directory: Place, keep: int, shared_rounds: Collection[int]) -> None:
     """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
 
@@ -268,6 +278,21 @@ def numbered_checkpoints(directory: Directory) -> list[Directory]:
     """The checkpoints that Tune has copied, or begun to copy, in order."""
     names = filter(CHECKPOINT.fullmatch, _names(directory))
     return [cast(Directory, directory / name) for name in names]
+
+
+def no_checkpoint_in(directory: Path) -> CheckpointError:
+    """What is said of a directory that holds no checkpoint: where it is an experiment's, which
+    trials there are."""
+    if not directory.is_dir():
+        return CheckpointError(f"{directory}: is no directory")
+    trials = [path.name for path in sorted(directory.glob("*/")) if numbered_checkpoints(path)]
+    if not trials:
+        return CheckpointError(
+            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
+        )
+    more = f" or one of {len(trials) - SHOWN} more" if len(trials) > SHOWN else ""
+    named = ", ".join(str(directory / name) for name in trials[:SHOWN])
+    return CheckpointError(f"{directory}: is an experiment; name one of its trials: {named}{more}")
 
 
 def _names(directory: Place) -> list[str]:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from grpo_trainable.atomic import new_directory, refuse_occupied
 from grpo_trainable.checkpointing import (
+    CHECKPOINT,
     MANIFEST,
     CheckpointError,
     TrialState,
     newest_whole,
+    no_checkpoint_in,
     numbered_checkpoints,
     read_checkpoint,
 )
@@ -84,8 +86,10 @@ def _is_policy(source: Path) -> bool:
 
 
 def _checkpoint(source: Path) -> Path:
-    if (source / MANIFEST).is_file() or not numbered_checkpoints(source):
+    if (source / MANIFEST).is_file() or CHECKPOINT.fullmatch(source.name):
         return source
+    if not numbered_checkpoints(source):
+        raise no_checkpoint_in(source)
     newest = newest_whole(source)
     if newest is None:
         raise ExportError(f"{source}: none of its checkpoints is whole")

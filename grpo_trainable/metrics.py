@@ -107,6 +107,12 @@ BY_TASK = (
 )
 
 
+def without_signal(row: Mapping[str, float]) -> bool:
+    """Whether a round had no group of unequal rewards to train on, by its row."""
+    # A round without any group lacks the metrics of what was trained on.
+    return row.get("group/zero_advantage_fraction") == 1.0 or "reward/train_mean" not in row
+
+
 def names_with(labels: Iterable[str]) -> frozenset[str]:
     """The names of a trial's metrics. `labels`: of the tasks of its mix; none without one."""
     return NAMES | {name.replace("LABEL", label) for name in BY_TASK for label in labels}

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import __version__, command_line
 from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
+from grpo_trainable.config import CHECKS
+from grpo_trainable.config.task_defaults import TASK_DEFAULTS
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
@@ -47,6 +49,9 @@ examples:
 
 exit status: 0 evaluated, 1 the reward or the engine failed, 2 bad usage (nothing was sampled),
 130 interrupted (nothing is written)"""
+
+
+DRAWN_EVERY_S = 0.5  # the progress bar
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,7 +107,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--temperature",
         metavar="X",
         type=number(float, 0),
-        help="of sampling; 0 always takes the most likely token (the trial's, or 0.8)",
+        help="of sampling; 0 always takes the most likely token (the trial's, or "
+        f"{_temperatures()})",
     )
     add(
         "--seed",
@@ -136,6 +142,16 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--dry-run", action="store_true", help="show the settings and end")
     return parser.parse_args(argv)
+
+
+def _temperatures() -> str:
+    """The default temperature of each task: `0.8, 1 for math`."""
+    usual, named = CHECKS["eval.temperature"].default, "eval.temperature"
+    others: dict[float, list[str]] = {}
+    for task, defaults in TASK_DEFAULTS.items():
+        others.setdefault(defaults.get(named, usual), []).append(task)
+    own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
+    return "; ".join([f"{usual:g}", *own])
 
 
 def _prompts(text: str) -> int | str:
@@ -294,12 +310,28 @@ def _failed(reason: str) -> int:
 
 
 def _sampled(evaluator: Evaluator) -> list[Generation]:
-    """All responses, with a progress bar where there is a terminal."""
+    """All responses, with a progress bar on standard error where that is a terminal. A batch may
+    take minutes, in which the bar shows how many tokens it has sampled."""
     from tqdm import tqdm
 
     generations: list[Generation] = []
-    with tqdm(total=evaluator.responses, unit="response", disable=None) as bar:
-        for batch in evaluator.batches():
+    tokens = 0
+    with tqdm(
+        total=evaluator.responses,
+        unit="response",
+        disable=None,
+        miniters=0,
+        mininterval=DRAWN_EVERY_S,
+    ) as bar:
+
+        def sampled_one() -> None:
+            nonlocal tokens
+            tokens += 1
+            bar.set_description_str(f"token {tokens} of a batch", refresh=False)
+            bar.update(0)
+
+        for batch in evaluator.batches(sampled_one):
+            tokens = 0
             generations += batch
             bar.update(len(batch))
             rewards = [own.reward for own in generations if own.reward is not None]

@@ -24,7 +24,7 @@ from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.memory import DoesNotFit
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
-from tuning.preview import preview
+from tuning.preview import in_short, preview
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
@@ -74,7 +74,7 @@ def _main(argv: Sequence[str]) -> int:
         plan.check()
     except DoesNotFit:
         if args.dry_run is not None:  # it may be meant for a larger machine
-            print_trials(plan, args.dry_run)
+            print_trials(plan, args.dry_run, fits=False)
         raise
     if args.dry_run is not None:
         print_trials(plan, args.dry_run)
@@ -228,8 +228,9 @@ def print_presets() -> None:
         print(f"{preset.name:<{width}}  {preset.meaning}{paper}")
 
 
-def print_trials(plan: Plan, form: str) -> None:
-    """`form`: table, or json for programs, which find nothing else on standard output."""
+def print_trials(plan: Plan, form: str, *, fits: bool = True) -> None:
+    """`form`: table, or json for programs, which find nothing else on standard output. `fits`:
+    whether the trials have room in this machine's memory; where not, an error follows."""
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
         for note in notes(plan):
@@ -242,6 +243,10 @@ def print_trials(plan: Plan, form: str) -> None:
     told = [] if plan.memory is None else [plan.memory]
     print(*("", *told, *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")
+    print(f"\n{in_short(plan.trials)}")
+    if fits:
+        more = f"; {plural(len(told), 'note')} above" if (told := notes(plan)) else ""
+        print(f"checked, no error, nothing was started{more}")
 
 
 def run(plan: Plan) -> int:
@@ -250,14 +255,14 @@ def run(plan: Plan) -> int:
     from tuning.interrupt import Interrupt
     from tuning.run import fit, ray_started
 
-    interrupt = Interrupt(resume_line(plan), stop_live_table)
+    interrupt = Interrupt(go_on(plan), stop_live_table)
     try:
         with ray_started(plan, interrupt) as nodes:
             print(*opening(plan, nodes), sep="\n", flush=True)
             results = fit(plan)
             return summarise(plan, results, interrupted=interrupt.received)
     except KeyboardInterrupt:
-        print(resume_line(plan), flush=True)
+        print(go_on(plan), flush=True)
         return INTERRUPTED
 
 
@@ -302,7 +307,7 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
         with at_hand(plan.directory) as directory:
             tell(plan, directory, failed, command, interrupted=interrupted)
     except ReportError as error:
-        again = [resume_line(plan)] if interrupted or failed else []
+        again = [go_on(plan)] if interrupted or failed else []
         print(f"no table, no report: {error}; then: {command}", *again, sep="\n", flush=True)
     if interrupted:
         return INTERRUPTED
@@ -316,23 +321,27 @@ def tell(
     `command`: what writes the report."""
     from reports.experiment import read_experiment
     from reports.summary import compare, table
+    from tuning.left_off import left_off
 
     experiment = read_experiment(directory)
     comparison = compare(experiment.trials)
     print()
     print(table(comparison))
     print()
-    if directory == plan.directory:
+    here = directory == plan.directory
+    if here:
         print(f"tensorboard --logdir {shlex.quote(str(directory))}")
     for result in failed:
         last = str(result.error).strip().splitlines()[-1]
         where = plan.directory / Path(result.path).name / "error.txt"
         print(f"failed: {last}\n        see {where}")
-    if interrupted or failed:
-        print(resume_line(plan), flush=True)
     if interrupted:  # which leaves no time for a report
-        print(command)
-    else:
+        print(f"report of what is there: {command}")
+        if here:  # a copy of what an object store has is without checkpoints
+            print(*left_off(experiment.trials, len(plan.trials)), sep="\n")
+    if interrupted or failed:
+        print(go_on(plan), flush=True)
+    if not interrupted:
         report(plan, experiment, comparison, command)
 
 
@@ -351,12 +360,13 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
         print(f"no report: the error above; to try again: {command}", flush=True)
 
 
-def resume_line(plan: Plan) -> str:
+def go_on(plan: Plan) -> str:
+    """Says how to go on with what was interrupted or failed."""
     parts = [
         *(*command_line.command("tune"), "--space", plan.space_source, "--resume", "must"),
         *("--name", plan.name, "--storage", str(plan.storage)),
     ]
-    return shlex.join(parts)
+    return f"go on with: {shlex.join(parts)}"
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def answer(
         return None if own is None or other is None else own - other
 
     difference = replace(REWARD, name="against", title=f"against {base}", form="{:+.3f}")
-    early = replace(REWARD, name="early_reward", title="after a quarter")
+    early = replace(REWARD, name="early_reward", title="reward after ¼ of the rounds")
     asked = (*experiment.question.columns, *SHARES)
     not_comparable = {arm for arm in arms if not comparison.comparable(arm)}
 
@@ -82,8 +82,9 @@ def answer(
         not_comparable=not_comparable,
         said=_not_available(experiment.description),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
-        "below; differences are between trials of one seed. The quarter is of the rounds, as near "
-        f"as it was evaluated. {_how_measured(asked)}{_marked(not_comparable)}",
+        "below; differences are between trials of one seed. The reward after a quarter of the "
+        "rounds is that of the evaluation nearest to it. "
+        f"{_how_measured(asked)}{_marked(not_comparable)}",
     )
 
 

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from grpo_trainable.wording import written
 from reports.canvas import FONT, HEIGHT, Plot, Theme, axes_of, colour, legend, marker, panels
 from reports.parts import TrialFiles
 from reports.records import TrialRecord
@@ -120,7 +121,8 @@ def bars(
     """A plot with a bar and a whisker for each arm; words stand where there is no bar."""
     known = {arm: bar for arm, bar in values.items() if isinstance(bar, Bar)}
     labels = {
-        arm: form.format(bar.middle) if isinstance(bar, Bar) else bar for arm, bar in values.items()
+        arm: written(bar.middle, form) if isinstance(bar, Bar) else bar
+        for arm, bar in values.items()
     }
 
     def draw(figure: Figure, theme: Theme) -> None:

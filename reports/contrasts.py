@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from grpo_trainable.wording import written
 from reports.intervals import (
     Estimate,
     Spread,
+    alike,
     over_prompts,
     over_rounds,
     over_seeds,
@@ -33,11 +35,15 @@ class Contrast:
     seeds: Sequence[int]  # seeds that the value rests on
     interval: Estimate | None = None
     spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
+    identical: int = 0  # prompts, in none of which the two differ; 0 where some do
 
     @property
     def told_apart(self) -> bool | None:
-        """Whether the interval excludes equality; None where there is no interval."""
-        return None if self.interval is None else self.interval.apart_from(self.neutral)
+        """Whether the interval excludes equality; None where there is no interval. What differs
+        nowhere is not told apart, and has none."""
+        if self.interval is None:
+            return False if self.identical else None
+        return self.interval.apart_from(self.neutral)
 
     @property
     def more(self) -> bool:
@@ -58,7 +64,7 @@ class Contrast:
             return ""
         ends = (self.interval.low, self.interval.high)
         # The interval of a ratio over two seeds may be absurdly wide.
-        low, high = (form.format(end) if end < 100 else "more than 100" for end in ends)
+        low, high = (written(end, form) if end < 100 else "more than 100" for end in ends)
         return f"{low}{between}{high}"
 
     def times(self, factor: float) -> Contrast:
@@ -140,8 +146,10 @@ def reward_difference(
     if not prompts:
         return None
     differences = np.array([[arm[s][p] - base[s][p] for p in prompts] for s in shared])
-    if len(prompts) == 1:
-        return Contrast(value=float(differences.mean()), neutral=0.0, seeds=shared)
+    mean = float(differences.mean())
+    if len(prompts) == 1 or alike(differences):
+        identical = len(prompts) if len(prompts) > 1 and not differences.any() else 0
+        return Contrast(value=mean, neutral=0.0, seeds=shared, identical=identical)
     interval, spread = over_prompts(differences)
     return Contrast(
         value=interval.value, neutral=0.0, seeds=shared, interval=interval, spread=spread

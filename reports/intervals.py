@@ -18,6 +18,8 @@ from functools import cache
 
 import numpy as np
 
+from grpo_trainable.wording import plural
+
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER
 NORMAL = 1.959964  # the same at 0.5 + LEVEL / 2
@@ -131,6 +133,18 @@ def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:
         half = student(0.5 + LEVEL / 2, freedom) * math.sqrt(total / (seeds * prompts))
     floor = max(0.0, means[1] - means[2]) / (seeds * prompts)
     return Estimate(mean, mean - half, mean + half), Spread(means[0] / prompts, floor)
+
+
+def alike(values: np.ndarray) -> bool:
+    """Whether all values are equal, but for rounding: they do not tell how far others scatter, and
+    Student's interval around them would have no width."""
+    return float(np.ptp(values)) <= 1e-12 * float(np.abs(values).max())
+
+
+def identical(prompts: int) -> str:
+    """What stands in place of the interval of two that differ in none of so many prompts; empty
+    where there are none of those."""
+    return f"no difference in any of {plural(prompts, 'prompt')}" if prompts else ""
 
 
 def wilson(share: float, trials: float) -> Estimate:

@@ -238,7 +238,8 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
             title="Seconds for 100 responses, by stage",
             look="The longest piece is what to speed up. The tick is the whole step where nothing "
             "is evaluated: pieces beyond it, but for eval, overlap with others. Hatched: one side "
-            f"waiting for the other.{_beware(comparison)}",
+            "waiting for the other. Checkpoints are written between steps: the table of the arms "
+            f"has their seconds.{_beware(comparison)}",
             draw=lambda figure, theme: draw_stage_bars(figure, theme, seconds),
             alt=f"Stacked bars, median seconds for 100 responses. {alt}.",
             height=height,

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.command_line import align
-from grpo_trainable.wording import plural
+from grpo_trainable.metrics import without_signal
+from grpo_trainable.wording import plural, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
@@ -55,6 +56,7 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
+    still: int  # rounds in which no group had unequal rewards, where the advantage needs them
 
     @property
     def comparable(self) -> bool:
@@ -83,6 +85,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         last=trial.last("reward/eval_mean"),
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
+        still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
 
 
@@ -157,7 +160,21 @@ class Comparison:
             notes.append(f"Speed-ups that rest on some of the seeds alone: {', '.join(fewer)}.")
         if not self.equal_samples:
             notes.append(UNEQUAL)
-        return notes + self._notes_on_other_work()
+        return notes + self._stood_still() + self._notes_on_other_work()
+
+    def _stood_still(self) -> list[str]:
+        """A line for each arm whose rewards taught nothing in most of its rounds."""
+        rounds = {
+            arm: (sum(trial.still for trial in trials), sum(trial.rounds for trial in trials))
+            for arm, trials in self.arms.items()
+        }
+        return [
+            f"{arm} stood still: in {still} of {plural(all_, 'round')} no group had responses of "
+            "different reward, so nothing was learned from them "
+            "(docs/running.md#when-nothing-is-learned)."
+            for arm, (still, all_) in rounds.items()
+            if 2 * still > all_
+        ]
 
     def _disturbed(self) -> list[str]:
         """The arms with trials too disturbed to count: `sync, seed 0 (40% in 12 of 16 rounds)`."""
@@ -303,7 +320,7 @@ def show(values: Sequence[float | None], form: str) -> str:
     if not known:
         return "-"
     middle, low, high = (
-        form.format(value) for value in (statistics.median(known), min(known), max(known))
+        written(value, form) for value in (statistics.median(known), min(known), max(known))
     )
     between = " to " if low[0] in "+-" else "-"
     return middle if low == high else f"{middle} ({low}{between}{high})"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_trainable.wording import plural
+from grpo_trainable.wording import plural, written
 from reports.contrasts import Contrast, reward_difference
-from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS
+from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS, identical
 from reports.parts import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
@@ -150,9 +150,9 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
             listed(lambda own: own.told_apart is False, advice=True),
         ),
         (
-            f"Without an interval, in {quantity.name} (fewer than {LEAST_ROUNDS} rounds or one "
-            "prompt)",
-            listed(lambda own: own.interval is None),
+            f"Without an interval, in {quantity.name} (fewer than {LEAST_ROUNDS} rounds, one "
+            "prompt, or the same difference in every prompt)",
+            listed(lambda own: own.told_apart is None),
         ),
         (
             f"Not comparable with {baseline} in {quantity.name}",
@@ -163,9 +163,10 @@ def _of_quantity(quantity: Quantity, comparison: Comparison, *, doubts: bool) ->
 
 
 def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
-    value = quantity.form.format(own.value)
+    value = written(own.value, quantity.form)
     interval = own.shown_interval(quantity.form, " to ")
-    parts = [value, interval and f"{LEVEL:.0%}: {interval}", comparison.seeds_used(own)]
+    between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
+    parts = [value, between, comparison.seeds_used(own)]
     return ", ".join(part for part in parts if part)
 
 

@@ -13,6 +13,7 @@ from grpo_trainable.wording import did_you_mean
 from search_spaces import SPACES
 from search_spaces.base import SearchSpace
 from search_spaces.columns import DERIVED
+from search_spaces.presets import PRESETS
 
 
 def find_space(text: str) -> SearchSpace:
@@ -32,6 +33,8 @@ def find_space(text: str) -> SearchSpace:
             return _checked(text, load_instance("--space", text, SearchSpace))
     except PluginError as error:
         raise ConfigError(str(error)) from None
+    if text in PRESETS:
+        raise ConfigError(f"--space {text}: that is a preset: --preset {text}")
     near = did_you_mean(text, SPACES, cutoff=0.4)
     hint = f"{near} " if near else ""
     raise ConfigError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_trainable.command_line import align
 from grpo_trainable.config import GRPOConfig, defaults_with, flatten
+from grpo_trainable.wording import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
@@ -16,12 +17,31 @@ WIDTH = 100
 def preview(trials: Sequence[GRPOConfig]) -> str:
     """A table with a line for each trial, in their order, and below it what all have in common."""
     flat = [flatten(trial.to_dict()) for trial in trials]
-    keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    shared = {key: flat[0][key] for key in keys if _is_shared(key, flat)}
-    columns = [*LABELS, *(key for key in keys if key not in shared and key not in LABELS)]
+    shared = {key: value for key, value in flat[0].items() if _is_shared(key, flat)}
+    columns = [*LABELS, *differing(trials)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
     defaults = [defaults_with(trial.task.name) for trial in trials]
     return "\n".join([align([columns, *rows]), *_in_common(shared, defaults)])
+
+
+def differing(trials: Sequence[GRPOConfig]) -> list[str]:
+    """The keys in which the trials differ, beside arm and seed."""
+    flat = [flatten(trial.to_dict()) for trial in trials]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    return [key for key in keys if key not in LABELS and not _is_shared(key, flat)]
+
+
+def in_short(trials: Sequence[GRPOConfig]) -> str:
+    """How many trials there are and in what they differ, in a line."""
+    if len(trials) == 1:
+        return f"1 trial: arm {trials[0].arm}, seed {trials[0].seed}"
+    arms, seeds = ({trial[label] for trial in trials} for label in LABELS)
+    several = {"arm": arms, "seed": seeds}
+    counts = [plural(len(found), noun) for noun, found in several.items() if len(found) > 1]
+    keys = [*(noun for noun, found in several.items() if len(found) > 1), *differing(trials)]
+    of = f" ({' × '.join(counts)})" if len(counts) > 1 else ""
+    differ = f", which differ in {', '.join(keys)}" if keys else ""
+    return f"{plural(len(trials), 'trial')}{of}{differ}"
 
 
 def shown(value: Any) -> str:

@@ -164,6 +164,12 @@ PARTS = ("format", "answer")
 _COMPARE_A_GROUP = ("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl")
 
 
+def compares_a_group(advantage: str) -> bool:
+    """Whether an advantage learns nothing from a group of equal rewards, as far as its name tells:
+    a function of the user's is taken to compare."""
+    return advantage in _COMPARE_A_GROUP or is_reference(advantage)
+
+
 def _advantage(config: GRPOConfig) -> Iterator[Rule]:
     advantage, loss = config.loss.advantage, config.loss.type
     alone = config.rollout.group_size == 1
@@ -263,10 +269,9 @@ def _importance(config: GRPOConfig) -> Iterator[Rule]:
 def _signal(config: GRPOConfig) -> Iterator[Rule]:
     rollout, advantage = config.rollout, config.loss.advantage
     left_out = rollout.zero_advantage != "keep"
-    compares = advantage in _COMPARE_A_GROUP or is_reference(advantage)
 
     yield (
-        left_out and not compares,
+        left_out and not compares_a_group(advantage),
         "rollout.zero_advantage",
         f"must be keep with loss.advantage={advantage}, by which groups of equal rewards teach "
         f"something; needs one of {', '.join(_COMPARE_A_GROUP)} or a function of your own",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_trainable.config.elsewhere import advice_for
 from grpo_trainable.config.mix import with_absolute_paths
 from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS
 from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
@@ -100,7 +101,8 @@ def make_absolute(
 
 
 def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
-    """The error for a key that does not exist, with the nearest in `checks`."""
+    """The error for a key that does not exist, with the nearest in `checks`, or with ours for one
+    of TRL or verl."""
     section, _, leaf = key.rpartition(".")
     by_leaf: dict[str, list[str]] = {}
     for name in checks:
@@ -114,9 +116,13 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
         matches = difflib.get_close_matches(leaf, names, n=1, cutoff=0.65)
         return names[matches[0]] if matches else []
 
-    # The right name in the wrong place comes first, then a slip of the fingers.
+    # The name that another library has comes first, then the right one in the wrong place, then a
+    # slip of the fingers.
+    elsewhere = advice_for(key)
     near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
-    if near:
+    if elsewhere is not None:
+        advice = elsewhere
+    elif near:
         advice = f"did you mean {' or '.join(near)}?"
     elif siblings:
         advice = "valid: " + ", ".join(f"{section}.{name}" for name in siblings)

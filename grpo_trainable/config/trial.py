@@ -9,7 +9,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_trainable.config.contradictions import contradictions
+from grpo_trainable.config.contradictions import compares_a_group, contradictions
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.plain import flatten, unknown_key
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
@@ -287,6 +287,11 @@ class GRPOConfig(TrialSettings):
         """How far below 1 the ratio may go."""
         assert self.loss.clip is not None, "settled when constructed"
         return self.loss.clip
+
+    @property
+    def needs_unequal_rewards(self) -> bool:
+        """Whether a group whose rewards are all equal teaches nothing."""
+        return compares_a_group(self.loss.advantage)
 
     @property
     def has_critic(self) -> bool:

@@ -12,6 +12,7 @@ from grpo_trainable.checkpointing import (
     CHECKPOINT,
     MANIFEST,
     CheckpointError,
+    no_checkpoint_in,
     numbered_checkpoints,
     read_checkpoint,
 )
@@ -61,13 +62,9 @@ def find_checkpoint(directory: Path) -> Path:
     Raises:
         CheckpointError: there is none, in one line.
     """
-    if not directory.is_dir():
-        raise CheckpointError(f"{directory}: is no directory")
     if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
         return directory
     checkpoints = numbered_checkpoints(directory)
     if not checkpoints:
-        raise CheckpointError(
-            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
-        )
+        raise no_checkpoint_in(directory)
     return checkpoints[-1]

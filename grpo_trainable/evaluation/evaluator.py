@@ -6,7 +6,7 @@ checks. With a checkpoint, the trial's settings and as many threads it gives the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -90,11 +90,16 @@ class Evaluator:
         """How many there will be."""
         return self.config.eval.prompts * self.config.eval.samples
 
-    def batches(self) -> Iterator[list[Generation]]:
-        """Yields the responses of one batch after the other, in the order of prompts."""
+    def batches(
+        self, between_tokens: Callable[[], None] = lambda: None
+    ) -> Iterator[list[Generation]]:
+        """Yields the responses of one batch after the other, in the order of prompts.
+
+        `between_tokens` is called before each token that a batch samples.
+        """
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
-            groups, scores = self._sampled(requests)
+            groups, scores = self._sampled(requests, between_tokens)
             sampled = [response for group in groups for response in self._responses(group)]
             if scores is None:
                 scores = self._scores(sampled)
@@ -106,17 +111,19 @@ class Evaluator:
             if own is not None:
                 own.close()
 
-    def _sampled(self, requests: Sequence[Request]) -> tuple[list[RolloutGroup], Scores | None]:
+    def _sampled(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> tuple[list[RolloutGroup], Scores | None]:
         """The groups, and the scores of episodes; None where responses are yet to be scored."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             tokenizer = self.policy.tokenizer
             groups = checked_groups(
-                name, self._engine, requests, lambda: None, tokenizer, vocab_size
+                name, self._engine, requests, between_tokens, tokenizer, vocab_size
             )
             return groups, None
         assert isinstance(self._engine, PlayingEngine), "checked with the config"
-        groups, scores = self._player.play(self._engine, requests, lambda: None)
+        groups, scores = self._player.play(self._engine, requests, between_tokens)
         check_played(name, self._engine, requests, groups, vocab_size)
         return groups, [score for own in scores for score in own]
 

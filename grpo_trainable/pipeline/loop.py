@@ -48,6 +48,7 @@ from grpo_trainable.pipeline.report import (
 )
 from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
 from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
+from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.replay_buffer import ReplayBuffer
 from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.timers import now
@@ -84,6 +85,7 @@ class Pipeline:
         self.clock_offsets: dict[str, float] = {}
         self._recorder = Recorder(self.clock_offsets)
         self._by_task = ByTask(config)
+        self._standstill = Standstill(config)
         self._collector = Collector(
             config, self.gate, self._recorder, self._by_task, requests.train_size
         )
@@ -348,6 +350,8 @@ class Pipeline:
         row["version/generator"] = float(self._fleet.version)
         row["fleet/generators"] = float(len(self._fleet.members))
         row["sync/first_s"] = self._first_sync_s
+        note = self._standstill.note(row)
+        record.notes += [] if note is None else [note]
         return record.report(updated, groups, row, start=start, end=end, last=last)
 
     # ---- Checkpoints -------------------------------------------------------------------------
@@ -359,6 +363,7 @@ class Pipeline:
             **self._collector.state(),
             "learner_round": self.gate.learner_round,
             "stopped": self._stopped,
+            "rounds_without_signal": self._standstill.rounds,
             "evaluation": None if self.evaluation is None else vars(self.evaluation).copy(),
         }
 
@@ -371,6 +376,8 @@ class Pipeline:
         assert not self._calls
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
+        # Checkpoints of older versions do not count them.
+        self._standstill.rounds = state.get("rounds_without_signal", 0)
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
         same_work = is_same_work(state["work"], sampled_work(self.config))

@@ -16,7 +16,7 @@ import numpy as np
 from grpo_trainable.evaluation.generation import Generation
 from reports.evaluations.attempts import ks, majority_at, pass_at
 from reports.evaluations.record import EvaluationRecord
-from reports.intervals import Estimate, over_prompts, share_over_prompts
+from reports.intervals import Estimate, alike, over_prompts, share_over_prompts
 
 TITLES = {
     "reward": "reward",
@@ -50,11 +50,12 @@ class Measure:
         return TITLES.get(self.name, self.name)
 
     def figure(self) -> Figure:
-        """The mean, with Wilson's interval where all values are in [0, 1], else Student's."""
+        """The mean, with Wilson's interval where all values are in [0, 1], else Student's, which
+        one value has not, nor have several that are equal."""
         values = np.array(list(self.values.values()))
         if ((values >= 0) & (values <= 1)).all():
             return _figure(share_over_prompts(values, self.draws), "wilson")
-        if len(values) > 1:
+        if not alike(values):
             estimate, _ = over_prompts(values[None])
             return _figure(estimate, "student")
         return Figure(value=float(values[0]), low=None, high=None, method=None)

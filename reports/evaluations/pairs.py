@@ -10,13 +10,16 @@ import numpy as np
 
 from reports.evaluations.measures import TITLES, measures
 from reports.evaluations.record import EvaluationRecord
-from reports.intervals import over_prompts
+from reports.intervals import alike, over_prompts
+
+SIGN_TEST = 6  # prompts: so many of equal policies differ in one direction with 2 / 2^6 = 3 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """A figure of one evaluation less that of another, over the same prompts, and its interval for
-    other prompts. `low` and `high` are None with a single prompt."""
+    other prompts. `low` and `high` are None with a single prompt, and where all differ by the
+    same."""
 
     name: str  # of the measure
     own: float  # means over the shared prompts
@@ -31,10 +34,17 @@ class Difference:
         return TITLES.get(self.name, self.name)
 
     @property
+    def identical(self) -> bool:
+        """Whether there are several prompts and none in which the two differ."""
+        return self.low is None and self.prompts > 1 and self.value == 0.0
+
+    @property
     def told_apart(self) -> bool | None:
-        """Whether the interval leaves out 0, a paired test at 5 %; None without an interval."""
+        """Whether the interval leaves out 0, a paired test at 5 %. Without an interval what differs
+        in no prompt is not told apart, and what differs by the same in all of `SIGN_TEST` prompts
+        is; else None."""
         if self.low is None or self.high is None:
-            return None
+            return False if self.identical else True if self.prompts >= SIGN_TEST else None
         return self.low > 0 or self.high < 0
 
 
@@ -58,8 +68,9 @@ def differences(own: EvaluationRecord, other: EvaluationRecord) -> list[Differen
 def _difference(name: str, pairs: np.ndarray) -> Difference:
     own, other = (float(mean) for mean in pairs.mean(axis=0))
     low = high = None
-    if len(pairs) > 1:
-        estimate, _ = over_prompts((pairs[:, 0] - pairs[:, 1])[None])
+    between = pairs[:, 0] - pairs[:, 1]
+    if not alike(between):
+        estimate, _ = over_prompts(between[None])
         low, high = estimate.low, estimate.high
     return Difference(
         name=name,

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from grpo_trainable.config import shown
-from grpo_trainable.wording import plural
+from grpo_trainable.wording import plural, written
 from reports.evaluations.categories import HEADER as CATEGORIES
 from reports.evaluations.categories import table_rows
 from reports.evaluations.measures import Figure, Measure, measures
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
+from reports.intervals import identical
 
 Row = TypeVar("Row", Measure, Difference)
 
@@ -45,7 +46,8 @@ def figure_rows(measured: Mapping[str, Measure]) -> list[tuple[str, str, str]]:
     rows = []
     for measure in _distinct(list(measured.values())):
         own = measure.figure()
-        rows.append((measure.title, _shown(measure.name, own.value), _interval(measure.name, own)))
+        between = _interval(measure.name, own) or _equal(len(measure.values))
+        rows.append((measure.title, _shown(measure.name, own.value), between))
     return rows
 
 
@@ -58,7 +60,9 @@ def difference_rows(paired: Sequence[Difference]) -> list[tuple[str, ...]]:
             _shown(own.name, own.own),
             _shown(own.name, own.other),
             _shown(own.name, own.value, signed=True),
-            _interval(own.name, own, signed=True),
+            _interval(own.name, own, signed=True)
+            or identical(own.prompts if own.identical else 0)
+            or _equal(own.prompts),
             answers[own.told_apart],
         )
         for own in _distinct(paired)
@@ -71,15 +75,21 @@ def _distinct(found: Sequence[Row]) -> list[Row]:
     return [own for own in found if own.name != "answer_reward" or "pass@1" not in names]
 
 
+def _equal(prompts: int) -> str:
+    """Why a figure over so many prompts has no interval."""
+    return "none: one prompt" if prompts == 1 else f"none: the same in all {prompts} prompts"
+
+
 def _interval(name: str, own: Figure | Difference, *, signed: bool = False) -> str:
+    """The interval as text; empty where there is none."""
     if own.low is None or own.high is None:
-        return "none"
+        return ""
     return f"{_shown(name, own.low, signed=signed)} to {_shown(name, own.high, signed=signed)}"
 
 
 def _shown(name: str, value: float, *, signed: bool = False) -> str:
     digits = 1 if name == "response_tokens" else 3
-    return f"{value:{'+' if signed else ''}.{digits}f}"
+    return written(value, f"{{:{'+' if signed else ''}.{digits}f}}")
 
 
 # ---- The console -----------------------------------------------------------------------------

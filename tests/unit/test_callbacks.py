@@ -24,7 +24,7 @@ from trials import FakeTrial, details, held_out, row
 
 from callbacks import grpo_callbacks
 from callbacks.checkpoints import CheckpointFallback
-from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line
+from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
 from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
@@ -35,6 +35,7 @@ from callbacks.trace import TraceCallback
 from callbacks.trial_files import cut_lines, cut_parts, read_rows, trial_directory
 from callbacks.verbosity import set_verbose
 from callbacks.version_log import VersionLogCallback, lag_histogram
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import NAMES, ActorSpan
 from grpo_trainable.stages import STAGES
@@ -521,7 +522,7 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     assert stage_totals(trial) == {}
     start(callbacks, trial)
     for round_ in (1, 2, 3):
-        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5}
+        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5, "time/checkpoint_s": 0.5}
         result = row(round_, **values, **{"cost/device_hours": round_ / 10})
         report(callbacks, trial, result)
         assert result["time/rollout_fraction"] == 1.0
@@ -530,7 +531,8 @@ def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
     assert totals["generator_idle"] == 1.5
     assert totals["device_hours"] == 0.3
     callback.on_trial_complete(iteration=0, trials=[], trial=trial)
-    assert "rollout 6.0" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "rollout 6.0; between rounds: checkpoints 1.5; waiting: generator 1.5" in told
 
 
 # ---- Versions, rollouts, trace -----------------------------------------------------------------
@@ -692,6 +694,7 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     for round_ in range(1, 6):
         evaluated = float(round_ // 2 * 2)
         values = {"eval/round": evaluated, "reward/eval_mean": 0.5, "kl/reference_nats": 1.25}
+        values["time/wall_clock_s"] = 2.0 * round_
         report([callback], trial, row(round_, **values, **{"response/length_mean": 12.4}))
     callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
     lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
@@ -705,6 +708,36 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     assert "(1 of 6 trials)" in lines[4]
 
 
+def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
+    """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
+    config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
+    started = {"time_total_s": 65.0, "time/warm_up_s": 60.0}
+    first = row(1, **started, **{"time/wall_clock_s": 2.0, "time/eval_s": 3.0})
+    # Seven rounds, and evaluations after rounds 3, 6 and 8.
+    assert seconds_left(first, config, 3.0) == 7 * 2.0 + 3 * 3.0
+    assert seconds_left(row(6, **{"time/wall_clock_s": 12.0}), config, 3.0) == 2 * 2.0 + 3.0
+    assert seconds_left(row(8, **{"time/wall_clock_s": 16.0}), config, 3.0) == 0.0
+
+
+def test_the_latest_evaluation_stands_for_those_to_come(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial", eval={"every": 4}), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    for round_, eval_s in ((1, 5.0), (2, 0.0), (3, 0.0), (4, 7.0), (5, 0.0)):
+        seconds = {"time/wall_clock_s": 2.0 * round_, "time/eval_s": eval_s}
+        report([callback], trial, row(round_, **seconds, **{"eval/round": float(round_ // 4)}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" · ", 1)[1] for line in lines] == ["24 s left", "15 s left"]
+    (shown,) = callback._latest.values()
+    assert shown["left_s"] == 13.0
+    trial.status = "RUNNING"
+    assert "13 s" in rendered(live_table([trial], callback._latest, 1))
+
+
+def test_no_figure_is_a_negative_zero():
+    kl = {"kl/reference_nats": -0.004}
+    assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
+
+
 def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
     trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
     callback.setup(total_num_samples=1)
@@ -715,7 +748,7 @@ def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
 
 def test_progress_line_shares_leave_the_evaluation_out():
     seconds = {"time/rollout_s": 3.0, "time/optimize_s": 1.0, "time/eval_s": 100.0}
-    line = progress_line(row(2, **seconds), rounds=8)
+    line = progress_line(row(2, **seconds), rounds=8, left_s=1.0)
     assert "rollout 75%" in line
     assert "optimize 25%" in line
     assert "eval" not in line

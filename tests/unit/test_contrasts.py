@@ -213,6 +213,33 @@ def test_rewards_are_paired_by_seed_and_prompt():
     assert found.value == pytest.approx((0.5 + 0.0 + 1.0 + 0.5) / 4)
 
 
+def test_arms_that_answer_every_prompt_alike_have_no_interval_of_no_width():
+    rewards = {"a": 0.3, "b": 1.0, "c": 0.5}
+    found = reward_difference({0: rewards, 1: rewards}, {0: rewards, 1: rewards})
+    assert found is not None
+    assert (found.value, found.interval, found.told_apart, found.identical) == (0.0, None, False, 3)
+
+
+def test_the_same_difference_in_every_prompt_says_nothing_about_others():
+    base = {"a": 0.1, "b": 0.3, "c": 0.5}
+    arm = {name: reward + 0.2 for name, reward in base.items()}
+    found = reward_difference({0: arm}, {0: base})
+    assert found is not None
+    assert found.value == pytest.approx(0.2)
+    assert (found.interval, found.told_apart, found.identical) == (None, None, 0)
+
+
+def test_a_report_says_in_how_many_prompts_there_is_no_difference(tmp_path):
+    rng = np.random.default_rng(0)
+    directory = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [rows(rng)]}).directory
+    for trial in read_experiment(directory).trials:
+        last = [experiments.evaluation(ROUNDS, n, "x", 0.5) for n in range(4)]
+        experiments.write_part(trial.directory, "evaluations", ROUNDS, last)
+    said = " ".join(told(read_experiment(directory)))
+    assert f"{OTHER} (+0.000, no difference in any of 4 prompts)" in said
+    assert "+0.000 to +0.000" not in said
+
+
 def test_held_out_rewards_are_the_means_over_a_prompts_responses_at_the_end(tmp_path):
     directory = experiments.write_experiment(tmp_path / "e")
     trial = experiments.write_trial(
@@ -315,6 +342,34 @@ def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
     # A trial that still runs has fewer samples for the moment.
     record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
     assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
+
+
+def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
+    """Of 16 rounds each: 9 without signal in one arm, 8 in another; a critic needs none."""
+
+    def without(number: int) -> list[dict[str, Any]]:
+        return [
+            experiments.row(n, group__zero_advantage_fraction=1.0 if n <= number else 0.9)
+            for n in range(1, ROUNDS + 1)
+        ]
+
+    write(tmp_path / "e", {BASE: [without(9)], OTHER: [without(8)]})
+    critic = experiments.config(THIRD, 0, rounds=ROUNDS, **{"loss.advantage": "gae"})
+    experiments.write_trial(tmp_path / "e", critic, without(16))
+    comparison = compare(read_experiment(tmp_path / "e").trials)
+    (line,) = [note for note in comparison.footnotes() if "stood still" in note]
+    assert line.startswith(f"{BASE} stood still: in 9 of 16 rounds no group had responses of")
+    assert "stood still: in 9 of 16 rounds" in table(comparison)
+
+
+def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
+    skipped = [experiments.row(n) for n in range(1, ROUNDS + 1)]
+    for row in skipped[1:]:
+        del row["reward/train_mean"]
+    comparison = compare(write(tmp_path / "e", {BASE: [skipped]}).trials)
+    assert any(
+        note.startswith(f"{BASE} stood still: in 15 of 16") for note in comparison.footnotes()
+    )
 
 
 def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from evaluations import generation
 from policies import write_quick_policy
 
+from grpo_trainable.evaluation.generation import Generation
 from launch import evaluate
 from reports.evaluations.files import read_evaluation
 
@@ -143,3 +148,45 @@ def test_help_teaches(capsys):
     out = capsys.readouterr().out
     for word in ("--checkpoint", "evaluation.html", "examples:", "exit status", "pass@k"):
         assert word in out
+
+
+def test_help_tells_the_default_temperature_of_each_task(capsys):
+    with pytest.raises(SystemExit):
+        evaluate.parse_arguments(["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the most likely token (the trial's, or 0.8; 1 for math, guess, calculator)" in out
+
+
+class Stream(io.StringIO):
+    """Standard error, of a terminal or not."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+class TwoBatches:
+    """An evaluator of two batches with three tokens each."""
+
+    responses = 4
+
+    def batches(self, between_tokens: Callable[[], None]) -> Iterator[list[Generation]]:
+        for prompt in range(2):
+            for _ in range(3):
+                time.sleep(0.06)  # the bar is drawn at most every 50 ms
+                between_tokens()
+            yield [generation(prompt, index) for index in range(2)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_it_is_also_within_a_batch(terminal, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream := Stream(terminal=terminal))
+    monkeypatch.setattr(evaluate, "DRAWN_EVERY_S", 0.05)
+    assert len(evaluate._sampled(TwoBatches())) == 4
+    drawn = stream.getvalue()
+    if terminal:
+        assert "token 2 of a batch:   0%" in drawn
+        assert "token 3 of a batch: 100%" in drawn
+        assert "4/4" in drawn
+    else:
+        assert drawn == ""

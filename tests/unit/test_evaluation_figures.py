@@ -128,6 +128,38 @@ def test_a_difference_in_every_prompt_is_told_apart_although_the_intervals_overl
     assert figures(after)["reward"].low < figures(before)["reward"].high
 
 
+def test_policies_that_differ_in_no_prompt_have_no_interval_of_no_width():
+    before, after = answered([[1], [0], [1]], name="before"), answered([[1], [0], [1]])
+    paired = differences(after, before)
+    reward = next(own for own in paired if own.name == "reward")
+    assert (reward.low, reward.high, reward.told_apart) == (None, None, False)
+    lines = list(console_lines(after, before, paired))
+    row = next(line for line in reversed(lines) if line.startswith("pass@1"))
+    assert row.split("  ", 1)[1].split() == [
+        *("0.667", "0.667", "+0.000"),
+        *("no", "difference", "in", "any", "of", "3", "prompts"),
+        "no",
+    ]
+
+
+def test_the_same_difference_everywhere_and_equal_figures_have_no_interval():
+    before, after = answered([[0], [0]], name="before"), answered([[1], [1]])
+    paired = differences(after, before)
+    reward = next(own for own in paired if own.name == "reward")
+    assert (reward.value, reward.low, reward.told_apart) == (1.0, None, None)
+    lines = [" ".join(line.split()) for line in console_lines(after, before, paired)]
+    assert "pass@1 1.000 0.000 +1.000 none: the same in all 2 prompts not known" in lines
+    # Both responses have ten tokens.
+    assert "tokens a response 10.0 none: the same in all 2 prompts" in lines
+    assert figures(after)["response_tokens"].method is None
+
+
+def test_a_policy_that_is_better_by_the_same_everywhere_is_told_apart_by_the_signs():
+    for prompts, told_apart in ((5, None), (6, True)):
+        before, after = answered([[0]] * prompts, name="before"), answered([[1]] * prompts)
+        assert differences(after, before)[0].told_apart is told_apart
+
+
 def test_only_prompts_that_both_answered_count():
     before = answered([[0], [0], [1]], name="before")
     after = record([generation(7, prompt="Prompt 1"), generation(8, prompt="Prompt 99")])
@@ -176,10 +208,10 @@ def test_data_of_a_comparison_names_the_other():
         "own": 1.0,
         "other": 0.0,
         "value": 1.0,
-        "low": 1.0,
-        "high": 1.0,
+        "low": None,
+        "high": None,
         "prompts": 2,
-        "told_apart": True,
+        "told_apart": None,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from grpo_trainable.evaluation.evaluator import Evaluator, with_all_prompts
 from grpo_trainable.evaluation.generation import Generation
 from grpo_trainable.evaluation.machine import PARAMETERS_PER_THREAD, sampling_threads
 from grpo_trainable.evaluation.policy import digest, load_evaluated_policy
+from grpo_trainable.exporting import ExportError, export
 from grpo_trainable.inputs import input_digests
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import build_policy
@@ -227,6 +229,23 @@ def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):
         read_trained_policy(tmp_path)
     with pytest.raises(CheckpointError, match="is no directory"):
         read_trained_policy(tmp_path / "nowhere")
+
+
+def test_an_experiment_is_told_its_trials_by_both_commands(tmp_path):
+    """`launch/evaluate.py` and `launch/export.py` take a trial, of which an experiment has some."""
+    for name in ("sync-0", "sync-1"):
+        (tmp_path / name / "checkpoint_000001").mkdir(parents=True)
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "report.html").touch()
+    said = f"{tmp_path}: is an experiment; name one of its trials: {tmp_path}/sync-0, {tmp_path}/s"
+    with pytest.raises(CheckpointError, match=re.escape(said) + r"ync-1$"):
+        read_trained_policy(tmp_path)
+    with pytest.raises(ExportError, match=re.escape(said) + r"ync-1$"):
+        export(tmp_path, tmp_path / "out")
+    for number in range(2, 11):
+        (tmp_path / f"sync-{number}" / "checkpoint_000001").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"sync-6 or one of 3 more$"):
+        read_trained_policy(tmp_path)
 
 
 def test_a_torn_checkpoint_is_refused_by_name(policy, tmp_path):

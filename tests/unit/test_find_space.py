@@ -12,6 +12,7 @@ import pytest
 from grpo_trainable.config import ConfigError
 from search_spaces import SPACES, Column, SearchSpace
 from search_spaces.find import absolute, find_space, source_file
+from search_spaces.presets import find_preset
 
 MINE = """\
 from search_spaces import Column, SearchSpace
@@ -98,6 +99,13 @@ def test_what_cannot_be_used_is_refused_in_one_line(mine, change, text, words):
     assert text in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_preset_and_a_space_are_told_apart():
+    with pytest.raises(ConfigError, match=r"^--space grpo: that is a preset: --preset grpo$"):
+        find_space("grpo")
+    with pytest.raises(ConfigError, match=r"^--preset lag: that is a search space: --space lag$"):
+        find_preset("lag")
 
 
 def test_a_question_is_plain_data_and_comes_back_equal():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_trainable.config import GRPOConfig, flatten
-from tuning.preview import WIDTH, preview, shown, wrapped
+from tuning.preview import WIDTH, in_short, preview, shown, wrapped
 
 
 def trials(*settings: dict) -> list[GRPOConfig]:
@@ -35,6 +35,19 @@ def test_every_setting_of_every_trial_is_there_once():
     rows = [dict(zip(header, row, strict=True)) for row in (first, second)]
     assert [row["task.size"] for row in rows] == ["3", "-"]
     assert [row["task.match"] for row in rows] == ["-", "word"]
+
+
+def test_in_short_it_says_how_many_trials_differ_in_what():
+    assert in_short(trials({"seed": 3})) == "1 trial: arm arm0, seed 3"
+    assert in_short(trials({}, {"k": 2, "optim": {"lr": 1e-3}})) == (
+        "2 trials, which differ in arm, k, optim.lr"
+    )
+    grid = [
+        GRPOConfig.from_dict({"arm": arm, "seed": seed, "k": k})
+        for arm, k in (("one", 1), ("two", 2))
+        for seed in (0, 1, 2)
+    ]
+    assert in_short(grid) == "6 trials (2 arms × 3 seeds), which differ in arm, seed, k"
 
 
 def test_values_are_written_as_set_takes_them():

@@ -545,6 +545,16 @@ def test_a_preset_too_large_for_this_machine_is_shown_and_refused_with_its_parts
     assert error.count("\n") == 1
 
 
+def test_a_dry_run_ends_with_what_it_found(command):
+    _, out, _ = command("--space", "async_vs_sync", "--num-samples", "2", "--dry-run")
+    *_, trials, checked = out.splitlines()
+    assert trials.startswith("16 trials (8 arms × 2 seeds), which differ in arm, seed, placement")
+    assert checked == "checked, no error, nothing was started"
+    unequal = ("--space", "async_vs_sync", "--iterations", "4", "--dry-run")
+    _, out, _ = command(*unequal)
+    assert out.splitlines()[-1] == "checked, no error, nothing was started; 1 note above"
+
+
 def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
     _, out, _ = command(*SPACE, "--dry-run")
 

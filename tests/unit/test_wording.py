@@ -1,6 +1,8 @@
 """Words of which sentences are made."""
 
-from grpo_trainable.wording import did_you_mean, plural
+import pytest
+
+from grpo_trainable.wording import did_you_mean, plural, written
 
 
 def test_one_is_singular_and_none_is_not():
@@ -14,3 +16,19 @@ def test_the_nearest_name_is_proposed_and_a_far_one_is_not():
     assert did_you_mean("grpo_cilp", names) == "did you mean grpo_clip?"
     assert did_you_mean("sft", names) is None
     assert did_you_mean("grpo_cilp", names, cutoff=0.95) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (-0.04, "{:.1f}", "0.0"),
+        (-0.0004, "{:+.3f}", "+0.000"),
+        (-0.0006, "{:+.3f}", "-0.001"),
+        (-0.0, "{:.2g}", "0"),
+        (-0.002, "{:.1%}", "-0.2%"),
+        (-0.0002, "{:.1%}", "0.0%"),
+        (-10.0, "{:.0f}", "-10"),
+    ],
+)
+def test_what_is_rounded_to_zero_has_no_minus(value, form, text):
+    assert written(value, form) == text

@@ -207,8 +207,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     out = tmp_path / "out"
-    assert "cannot be read (No such file" in refusal(capsys, tmp_path / "nowhere", out)
-    assert "manifest.json: cannot be read" in refusal(capsys, tmp_path / "empty", out)
+    assert "nowhere: is no directory" in refusal(capsys, tmp_path / "nowhere", out)
+    assert "empty: holds no checkpoint" in refusal(capsys, tmp_path / "empty", out)
     assert "the following arguments are required: OUT" in refusal(capsys, tmp_path / "empty")
     occupied = "full: is not a new or empty directory"
     assert occupied in refusal(capsys, SHIPPED_POLICY, tmp_path / "full")

@@ -1,0 +1,88 @@
+"""Settings under the names of TRL and verl: what the error says, and the page that lists them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, parse_assignment
+from grpo_trainable.config.elsewhere import TRL, VERL, Elsewhere, advice_for
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "from-trl.md"
+ALL = [*TRL.values(), *VERL.values()]
+
+
+def said(assignment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_assignment(assignment)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "text"),
+    [
+        ("learning_rate=1e-5", "learning_rate: unknown key; TRL's learning_rate is optim.lr here"),
+        ("optim.learning_rate=1", "unknown key; TRL's learning_rate is optim.lr here"),
+        ("beta=0.04", "TRL's beta is loss.kl_coef here"),
+        ("num_generations=8", "TRL's num_generations is rollout.group_size here"),
+        ("max_completion_length=9", "TRL's max_completion_length is rollout.max_new_tokens here"),
+        ("epsilon=0.2", "TRL's epsilon is loss.clip here"),
+        ("loss_type=dapo", "TRL's loss_type is loss.type and loss.aggregation here: grpo averages"),
+        (
+            "per_device_train_batch_size=8",
+            "TRL's per_device_train_batch_size is optim.microbatch here: responses of one forward "
+            "and backward pass; a gradient step has rollout.prompts × rollout.group_size of them",
+        ),
+        ("top_p=0.9", "TRL's top_p has no counterpart here: responses are sampled from the whole"),
+        (
+            "actor_rollout_ref.rollout.n=8",
+            "verl's actor_rollout_ref.rollout.n is rollout.group_size here",
+        ),
+        ("critic.optim.lr=1e-5", "verl's critic.optim.lr is critic.lr here"),
+        ("actor_rollout_ref=1", "a section of verl's; docs/howto/from-trl.md says what its keys"),
+    ],
+)
+def test_the_error_names_our_key(assignment, text):
+    error = said(assignment)
+    assert "unknown key" in error
+    assert text in error
+    assert "\n" not in error
+
+
+def test_a_config_says_the_same_as_the_command_line():
+    with pytest.raises(ConfigError, match=r"TRL's num_generations is rollout.group_size here"):
+        GRPOConfig.from_dict({"num_generations": 8})
+    with pytest.raises(ConfigError, match="a section of verl's"):
+        GRPOConfig.from_dict({"actor_rollout_ref": {"rollout": {"n": 8}}})
+
+
+def test_keys_of_ours_are_never_taken_for_theirs():
+    assert not {entry.name for entry in ALL} & CHECKS.keys()
+    assert advice_for("optim.lrr") is None
+    assert said("optim.lrr=1") == "optim.lrr: unknown key; did you mean optim.lr?"
+
+
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.name)
+def test_what_is_named_exists_here(entry: Elsewhere):
+    for ours in entry.ours:
+        if "=" in ours:
+            key, value = parse_assignment(ours)
+            assert CHECKS[key].convert(value) is not None
+        else:
+            assert ours in CHECKS
+    assert entry.ours or entry.hint
+    named = re.findall(r"\b(?:rollout|optim|loss|eval|task|model|checkpoint)\.\w+", entry.hint)
+    assert set(named) <= CHECKS.keys()
+
+
+@pytest.mark.parametrize(("library", "table"), [("TRL", TRL), ("verl", VERL)])
+def test_the_page_has_the_table(library, table):
+    _, _, after = PAGE.read_text(encoding="utf-8").partition(f"## Names of {library}\n")
+    rows = [line for line in after.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{entry.name}` | {', '.join(f'`{key}`' for key in entry.ours) or 'nothing'} | "
+        f"{entry.hint} |"
+        for entry in table.values()
+    ]
