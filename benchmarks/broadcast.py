@@ -28,7 +28,7 @@ sys.path.append(str(ROOT / "tests" / "cluster"))
 import machines
 from ray_cluster import PORT, ray_start
 
-ROWS = 1000  # of each matrix, 4 MB
+ROWS = 1000  # rows of each matrix, which is 4 MB
 START_S, DEADLINE_S = 600.0, 120.0
 WAYS = ("whole", "parts")
 WARM_UP = 1  # syncs of each way that are not counted

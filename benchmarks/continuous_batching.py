@@ -124,7 +124,7 @@ class Contest:
         self._engine = measure.engine_of_random_weights(seed)
         model = self._engine.model
         self._slotted = TorchEngine(model, read_tokenizer(None), seed=seed, slots=slots)
-        self._prompts = slots // GROUP_SIZE  # of a static batch
+        self._prompts = slots // GROUP_SIZE  # prompts in a static batch
         self._steps = 0
 
     @property

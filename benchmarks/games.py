@@ -18,9 +18,9 @@ from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial, overhead, rows_of
 
 ARM = "async_k1"
-EPISODES = {"prompts": 128, "samples": 4}  # of an evaluation
+EPISODES = {"prompts": 128, "samples": 4}  # size of an evaluation
 ROUNDS = {"calculator": 96, "guess": 192}
-BOUNDS = {"calculator": (0.2, 0.9), "guess": (0.35, 0.5)}  # at most before, at least after
+BOUNDS = {"calculator": (0.2, 0.9), "guess": (0.35, 0.5)}  # most before training, least after it
 EXAMPLES = 5  # episodes that the result keeps, before and after
 
 

@@ -18,7 +18,7 @@ from grpo_trainable.tasks import Example, Score
 from grpo_trainable.tasks.answers import BOXED
 from grpo_trainable.tasks.equality import decide_exactly, equal
 
-LARGEST = 30  # of the numbers in a problem, given or calculated
+LARGEST = 30  # largest number in a problem, given or calculated
 HELD_OUT_SHARE = 0.2
 EVAL_PROBLEMS = 512
 

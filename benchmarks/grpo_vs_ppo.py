@@ -215,7 +215,7 @@ def summary(result: Path) -> dict[str, Any]:
         "samples": samples_of(rows[-1]),
         "tokens": rows[-1]["num_env_steps_sampled_lifetime"],
         "seconds": rows[-1]["time/wall_clock_s"],
-        "cpu_s": rows[-1].get("cpu_s"),  # of the one process that PPO is
+        "cpu_s": rows[-1].get("cpu_s"),  # PPO is one process
         "first": rows[0]["reward/eval_first"],
         "last": rows[-1]["reward/eval_mean"],
         "held_out": {

@@ -25,7 +25,7 @@ LAST_ROUNDS = 8
 BOUNDS: dict[str, Any] = {
     "first": (0.15, 0.45),  # held-out inclusion rate
     "last": (0.80, 1.0),
-    "length_change": 0.25,  # of mean tokens and mean sentences, as a share of those before
+    "length_change": 0.25,  # change of mean tokens and sentences, as a share of those before
 }
 
 

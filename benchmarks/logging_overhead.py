@@ -36,7 +36,7 @@ def main() -> None:
 
     os.environ.update(
         {
-            "TUNE_GLOBAL_CHECKPOINT_S": "1",  # as the launcher sets them
+            "TUNE_GLOBAL_CHECKPOINT_S": "1",  # the launcher sets both
             "RAY_AIR_NEW_OUTPUT": "0",
             **WAITING,
             "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",

@@ -43,7 +43,7 @@ PRESET = "small"
 PROMPTS, GROUP_SIZE, NEW_TOKENS = 8, 8, 48
 RESPONSES = PROMPTS * GROUP_SIZE
 
-PEAK_SIZE = 2048  # of the square matrices whose product is the peak
+PEAK_SIZE = 2048  # rows of the square matrices whose product is the peak
 COPY_BYTES = 256 << 20
 
 

@@ -20,7 +20,7 @@ class Peaks:
     """The most memory that was held, in units of 10⁶ bytes. A page that several processes share
     counts once in `total_mb`."""
 
-    total_mb: float = 0.0  # of all processes at the same time, looked at every `EVERY_S`
+    total_mb: float = 0.0  # sum over all processes, sampled every `EVERY_S`
     by_process_mb: dict[str, float] = field(default_factory=dict)  # what was resident at once
 
     def see(self, root: int) -> None:

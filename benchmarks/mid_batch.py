@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grpo_trainable.rollout import PolicyWeights
 
 WORKLOADS = {"tiny": (16, 4, 60), "small": (8, 8, 48)}  # prompts, responses to each, new tokens
-LOOKS = 100_000  # that one is timed by
+LOOKS = 100_000  # calls that one look is timed by
 KINDS = ("looking", "in_flight", "interrupt_recompute")
 
 

@@ -77,7 +77,7 @@ def updates(workload: str, packing: bool, args: argparse.Namespace) -> Callable[
                 "group_size": GROUP_SIZE,
                 "max_new_tokens": LONGEST * mean,
             },
-            # Without a ratio no token is clipped, wherever its text comes from.
+            # No token is clipped where there is no ratio, wherever its text comes from.
             "loss": {"type": "reinforce_with_baseline", "kl_monitor": False},
             "optim": {"microbatch": MICROBATCH, "lr": 1e-6},
             "resources": {"worker_cpus": float(args.threads)},

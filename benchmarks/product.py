@@ -17,7 +17,7 @@ PACKAGES = ("grpo_trainable", "callbacks", "search_spaces", "reports", "tuning",
 # What a trial runs. `reports` makes table and report when it is over.
 TRIAL = ("grpo_trainable", "callbacks", "search_spaces", "tuning", "launch/tune.py")
 REFERENCE = re.compile(r"grpo_trainable(\.\w+)+:\w+")
-RUNS_TRIALS = '"launch" / "tune.py"'  # in the source of what starts it
+RUNS_TRIALS = '"launch" / "tune.py"'  # appears in the source of whatever runs trials
 ASSETS = "grpo_trainable/assets"
 
 # It loads nothing by itself: the names it hands out are imported by those who ask for them.

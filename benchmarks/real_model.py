@@ -37,7 +37,7 @@ from grpo_trainable.stages import STAGES
 from reports.evaluations.files import DATA, read_evaluation
 from reports.evaluations.record import EvaluationRecord
 
-ARMS = ("colocated_k1_two_cores", "async_k1")  # as many cores at lag 0 and at lag 1
+ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on equally many cores
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
@@ -59,7 +59,7 @@ SETTINGS = {
     "optim.microbatch": MICROBATCH,
     "loss.kl_monitor": "false",  # it takes two more forward passes, which TRL does not make
     "eval.every": 10,
-    "eval.prompts": 16,  # of the trial's own evaluations, which only draw the curve
+    "eval.prompts": 16,  # the trial's own evaluations only draw the curve
     "eval.samples": 2,
     "eval.temperature": TEMPERATURE,
     "checkpoint.every": 1000,  # the last round has one anyway
@@ -68,7 +68,7 @@ SETTINGS = {
 EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after
-THREADS = 2  # of evaluations and of TRL, which have the machine for themselves
+THREADS = 2  # evaluations and TRL have the machine for themselves
 EXAMPLES = 8  # problems of which the result keeps a response before and after
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
@@ -233,7 +233,7 @@ class Bench:
             "lr": self._args.lr,
             "betas": BETAS,
             "threads": THREADS,
-            # Without instructions for it float32 is faster, and nothing else differs for TRL.
+            # TRL is faster in float32 on a CPU without instructions for bfloat16.
             "bf16": multiplies_bfloat16(),
         }
 

@@ -35,7 +35,7 @@ from grpo_trainable.transports.parts import PARTS
 # ---- The driver ------------------------------------------------------------------------------
 
 CHUNKS = 4  # a round for each generator, of one prompt
-RESPONSES = 8  # to a prompt
+RESPONSES = 8  # responses to a prompt
 WARM_UP = 2  # rounds
 SPARE = 4  # rounds at the end, in which less and less is asked for
 ACTORS = {"virtual": (1, 2, 4, 8, 16, 32, 64), "real": (1, 2, 4, 8)}  # numbers of generators

@@ -112,7 +112,7 @@ def wall_clock_of(directory: Path) -> float:
 
 GENERATORS = tuple(2**n for n in range(0, 7, 2))
 CHUNKS = 4  # a round for each generator, of mean length 1
-SYNC_S = 0.02  # of a publication and of a load: one in two hundred of a round's work
+SYNC_S = 0.02  # a publication or a load: one two-hundredth of a round's work
 TAILS = (0.0, 0.5, 1.0)  # σ
 SCHEDULES: dict[str, dict[str, Any]] = {
     "sync": {"lag": 0},
@@ -151,7 +151,7 @@ def scale(count: int, sigma: float, seeds: int) -> dict[str, Any]:
     counted = rounds_counted(count)
     for label, schedule in SCHEDULES.items():
         config = scaled_config(count, deepest + 2 + counted + deepest, schedule)
-        # Where a round has a thousand chunks, seeds agree.
+        # Seeds agree where a round has a thousand chunks.
         for seed in range(seeds if sigma and count < 256 else 1):
             reports = simulate(config, long_tailed(seed, sigma), seed=seed)
             window = reports[deepest + 2 : deepest + 2 + counted]

@@ -25,7 +25,7 @@ STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, setting
 LOSSES = {"ratio": "grpo_clip", "no ratio": "reinforce_with_baseline"}
 LRS = (2e-4, 5e-4)  # the default, and one higher
 FROM_STEP = 56  # evaluations from this gradient step on count; the worst of them
-BOUND = 0.6  # that the ratio has to reach at the default
+BOUND = 0.6  # reward that the ratio has to reach at the default
 
 
 def main() -> None:

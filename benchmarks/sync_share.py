@@ -17,7 +17,7 @@ from measure import parser_of, provenance, run_benchmark, write
 from trials import run_trial
 
 ARMS = ("sync", "async_k1")
-BOUNDS = {"default": 0.02, "small": 0.01}  # with `auto`
+BOUNDS = {"default": 0.02, "small": 0.01}  # largest share of a round with `auto`
 
 
 def main() -> None:

@@ -93,7 +93,7 @@ def compare(seed: int, args: Any) -> dict[str, Any]:
     return {
         "states": int(sum(int((~v.isnan()).sum()) for v in true_values)),
         "chunks": len(true),
-        "responses": budget,  # that vine has sampled, and that the critic was trained on
+        "responses": budget,  # sampled by vine, and trained on by the critic
         "critic_explained_variance": explained,
         "true_variance": float(true.var()),
         "estimators": {name: distance(found, true) for name, found in estimates.items()},

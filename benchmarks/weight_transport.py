@@ -153,7 +153,7 @@ class Pair:
             self._group = Group(name, [a.handle for a in self.actors], DEADLINE_S)
         staged = partial(self.learner.tensors, name, "staged") if transport.two_sided else None
         self._learners = LearnerGroup([self.learner], self._runtime, DEADLINE_S, staged)
-        self._round = 0  # of the weights that the generators have
+        self._round = 0  # the weights that the generators have are of this round
 
     def ask(self, call: Any) -> Any:
         return await_call(self._runtime, call, DEADLINE_S)
@@ -371,7 +371,7 @@ def main() -> None:
 
 
 def bounds(results: dict[str, Any]) -> dict[str, Any]:
-    """What issue 6 asks of a machine without a GPU."""
+    """The bounds for a machine without a GPU, and whether they hold."""
     found: dict[str, Any] = {}
     if "240 MB" in results:
         large = results["240 MB"]

@@ -36,7 +36,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     set_verbose(verbose)
     return [
         CheckpointFallback(),  # settles where a trial starts: before all that cut their files
-        MirrorCallback(),  # before all that write files
+        MirrorCallback(),  # comes before all callbacks that write files
         KLCallback(),
         StageTimingsCallback(),  # adds to the row: before all that write it
         VersionLogCallback(),

@@ -22,7 +22,7 @@ from grpo_trainable.wording import plural, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
-LEFT = "left_s"  # in what is shown of a row: seconds to the trial's end
+LEFT = "left_s"  # key of a shown row: seconds to the trial's end
 
 _live: Live | None = None  # the live table of the terminal, of which a process has one
 

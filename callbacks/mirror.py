@@ -25,11 +25,11 @@ from grpo_trainable.storage import StoredPath, reason
 
 logger = logging.getLogger(__name__)
 
-PASS_S = 1.0  # from the end of a pass to the next
+PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # the most, where nothing has changed for a while
-LAST_S = 60.0  # for what is left at the end of the experiment
+LAST_S = 60.0  # time limit for what is left at the end of the experiment
 
-State = tuple[int, int]  # of a file: when it was last written, and its bytes
+State = tuple[int, int]  # when a file was last written, and its bytes
 
 
 class Mirror:
@@ -38,7 +38,7 @@ class Mirror:
     def __init__(self, local: Path, stored: StoredPath) -> None:
         self.local = local
         self._stored = stored
-        self._brought: dict[str, State] = {}  # by path from here, what the store has
+        self._brought: dict[str, State] = {}  # what the store has, by relative path
         self._gone: deque[str] = deque()  # files to remove from the store
         self._failing = False
         self._lock = threading.Lock()  # held by who does a pass

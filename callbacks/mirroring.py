@@ -17,7 +17,7 @@ from callbacks.trial_files import (
 )
 from grpo_trainable.storage import StoredPath
 
-INTERRUPTED_S = 4.0  # at the end, after Ctrl-C: the command is about to be ended
+INTERRUPTED_S = 4.0  # time limit after Ctrl-C, when the command is about to be ended
 
 
 class MirrorCallback(FailSafeCallback):
@@ -25,7 +25,7 @@ class MirrorCallback(FailSafeCallback):
     them, and says at the end which the store did not take."""
 
     def __init__(self) -> None:
-        self._mirrors: dict[str, Mirror] = {}  # by trial id
+        self._mirrors: dict[str, Mirror] = {}  # one mirror a trial id
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mirrors": {}}  # threads belong to this process

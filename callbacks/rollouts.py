@@ -21,13 +21,13 @@ _RESPONSE = {
     "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before
     "cursor": pa.int64(),  # index of the prompt in its stream
     "response_index": pa.int32(),  # index among the responses to one prompt
-    "task": pa.string(),  # that the prompt is of, where the trial mixes several
+    "task": pa.string(),  # task of the prompt, where the trial mixes several
     "prompt": pa.string(),
     "response": pa.string(),
     "reward": pa.float32(),
     "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
-    "tokens": pa.int32(),  # that were sampled
-    "turns": pa.string(),  # of an episode, as JSON: action, its reward, observation; else null
+    "tokens": pa.int32(),  # tokens that were sampled
+    "turns": pa.string(),  # an episode as JSON: action, its reward, observation; else null
 }
 EVALUATIONS = pa.schema(_RESPONSE)
 ROLLOUTS = pa.schema(

@@ -74,7 +74,7 @@ def new_directory(path: str | Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        os.replace(temporary, path)  # where an empty directory is, this takes its place
+        os.replace(temporary, path)  # an empty directory may be there: this takes its place
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -20,7 +20,9 @@ from grpo_trainable.config import ConfigError, shown
 from grpo_trainable.plugins import PluginError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-OUTPUT_CLOSED = 128 + signal.SIGPIPE  # as a shell reports any program that writes to a closed pipe
+OUTPUT_CLOSED = (
+    128 + signal.SIGPIPE
+)  # what a shell reports for a program that writes to a closed pipe
 
 
 class UsageError(Exception):
@@ -38,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (--help lists the options)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        sys.stdout.flush()  # while `run` can still see that nobody reads it
+        sys.stdout.flush()  # `run` can still see that nobody reads it
         super().exit(status, message)
 
 

@@ -32,7 +32,7 @@ class RoundDetails:
     rollouts: Columns  # what the round trained on
     evaluations: Columns  # held-out responses of the evaluations within the round; often none
     steps: Columns  # the gradient steps
-    versions: list[VersionChange]  # in the order of time
+    versions: list[VersionChange]  # oldest first
     spans: list[ActorSpan]
     notes: list[str]  # what the user should hear of: an actor replaced, a checkpoint not written
     lags: dict[int, int]  # lag -> groups trained for the first time

@@ -59,7 +59,7 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # of each answer
+    seconds: list[float] = field(default_factory=list)  # seconds of each answer
     episodes: int = 0
     example: list[tuple[str, Turn]] = field(default_factory=list)  # (action, turn) of one episode
     first: str = ""  # what the policy reads before it
@@ -159,12 +159,12 @@ class EnvironmentCheck:
         return arrived
 
     def _played(self, process: _Process, place: int, spec: JSONValue, script: _Script) -> Heard:
-        """One episode, alone."""
+        """Plays one episode alone."""
         *_, heard = self._steps(process, place, spec, script)
         return heard
 
     def _in_turn(self, process: _Process, spec: JSONValue, script: _Script) -> list[Heard]:
-        """As many episodes as a group has, an action of each after one of the other."""
+        """Plays as many episodes as a group has, taking one action of each in turn."""
         running = [self._steps(process, g, spec, script) for g in range(self._group_size)]
         heard = [next(episode) for episode in running]
         for _ in zip_longest(*running):  # an action of each
@@ -238,7 +238,7 @@ class EnvironmentCheck:
         self._report.findings.append(Finding(name=name, where=place, what=what))
 
     def _take_notes(self, turns: Sequence[Turn]) -> None:
-        """What need not be a fault."""
+        """Notes what need not be a fault."""
         report, settings = self._report, self._settings
         note = report.notes.append
         slowest = max(report.seconds, default=0.0)

@@ -40,7 +40,7 @@ class Part:
 
     what: str
     bytes: int
-    gpus: float = 0.0  # that the actor reserves; 0: it is in main memory
+    gpus: float = 0.0  # GPUs that the actor reserves; 0: it is in main memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ class _Trial:
 
     @property
     def weights_bytes(self) -> int:
-        """N b"""
+        """The bytes of one copy of the weights, N b (docs/memory.md)."""
         return self.size.parameters * self.body
 
     # ---- What is held all the time -----------------------------------------------------------

@@ -59,7 +59,7 @@ class Sampled:
     groups: list[RolloutGroup]
     loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
-    completions: list[Completions] = field(default_factory=list)  # by group; none: not asked for
+    completions: list[Completions] = field(default_factory=list)  # one a group; none: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Scored:
     unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
     unverified: int  # responses that count as wrong because they could not be judged
-    loaded: list[Loaded]  # as in `Sampled`
+    loaded: list[Loaded]  # see `Sampled`
     spans: list[Span]
     completions: int = 0  # responses that were sampled and scored to value states
 
@@ -87,7 +87,7 @@ class Drift:
     In nats: sums over a response, means over the responses.
     """
 
-    k1: float  # of either sign
+    k1: float  # an estimate of either sign
     k3: float  # never negative
 
 
@@ -97,7 +97,7 @@ class CriticStep:
 
     loss: float
     clip_fraction: float
-    grad_norm: float  # before it was limited
+    grad_norm: float  # its norm before it was limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,8 @@ class CriticFigures:
     """What a critic said, before the round, of the states that the round trains on."""
 
     value_mean: float
-    return_mean: float  # of the rewards that followed them, discounted
-    explained_variance: float | None  # of these; None where all are equal
+    return_mean: float  # mean of the discounted rewards that followed
+    explained_variance: float | None  # share of the returns' variance; None where all are equal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,14 +116,14 @@ class GradientStep:
     loss: float
     grad_norm: float
     entropy_nats: float  # mean per response token
-    clip_fraction: float  # of response tokens
-    weights_bounded_fraction: float  # of response tokens, by the rule of importance weights
+    clip_fraction: float  # share of response tokens
+    weights_bounded_fraction: float  # share of response tokens that the rule bounded
     ratio_max: float
     bounded_tokens: int  # response tokens whose ratio was held at e^20 (`algo.ratios`)
     ratio_counts: tuple[int, ...]  # response tokens between the `RATIO_EDGES`
     lr: float
     skipped: bool  # loss or gradient was not finite: nothing was changed
-    kl: dict[str, Drift]  # of the policy before the step, on its rows; empty if not monitored
+    kl: dict[str, Drift]  # drift of the policy before the step, on its rows; empty if not monitored
     critic: CriticStep | None = None  # None without a critic
 
 
@@ -136,7 +136,7 @@ class ResponseFigures:
     """
 
     advantages: np.ndarray
-    policy_log_probs: np.ndarray | None  # of the policy after the round
+    policy_log_probs: np.ndarray | None  # those of the policy after the round
     reference_log_probs: np.ndarray | None
 
 
@@ -149,7 +149,7 @@ class Updated:
     steps: list[GradientStep]
     skipped_steps: int  # so far
     reference_nll_nats: float | None  # per response token; None without a reference
-    kl: dict[str, Drift]  # after it, to "reference", "previous", "behaviour"; empty as above
+    kl: dict[str, Drift]  # drift from "reference", "previous", "behaviour"; may be empty, see above
     responses: ResponseFigures
     # KL from the sampler to the learner of the same weights, k3; None where none were the same
     sampler_mismatch_nats: float | None = None
@@ -187,7 +187,7 @@ class Updated:
 class Published:
     """The learner has published a snapshot."""
 
-    handle: Any  # by which receivers of the transport fetch it
+    handle: Any  # receivers of the transport fetch it by this
     version: int
     round: int
     spans: list[Span]

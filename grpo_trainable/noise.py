@@ -64,7 +64,7 @@ class Disturbance:
     denied_s: float  # core-seconds for which a CPU quota stopped this container
     cores: int  # how many the trial may run on
     quota: float  # how many cores it may use at a time
-    seconds: float  # between the readings
+    seconds: float  # time between the readings
     culprit: int | None = None  # the process that used most of it; None: several, or out of sight
 
     @property
@@ -240,7 +240,7 @@ def spent(before: Mapping[int, Usage], after: Mapping[int, Usage], own: Iterable
     Children that ended in between are known by what their parent reaped, less what they had used
     before.
     """
-    ended: dict[int, float] = defaultdict(float)  # by parent, what its ended children had used
+    ended: dict[int, float] = defaultdict(float)  # what ended children had used, by parent
     for pid, usage in before.items():
         if pid not in after:
             ended[usage.parent] += usage.cpu_s + (usage.reaped_s or 0.0)

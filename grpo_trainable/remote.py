@@ -141,7 +141,7 @@ class RayRuntime:
                 f"{call.stage}: the answer of {call.actor.name} could not be fetched within "
                 f"resources.deadline_s={self._fetch_s:g} s"
             ) from error
-        except RayError as error:  # as where the machine that holds the answer is gone
+        except RayError as error:  # the machine that holds the answer may be gone
             raise ActorLost(
                 f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
             ) from error

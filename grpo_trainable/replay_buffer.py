@@ -18,8 +18,8 @@ Groups = list[RolloutGroup]
 class Drawn:
     """What one gradient step, or a round's passes over one batch, trains on."""
 
-    groups: Groups  # by prompt index; this use is counted in them
-    first_used: int  # of the groups
+    groups: Groups  # sorted by prompt index; this use is counted in them
+    first_used: int  # groups that are used for the first time
     stale: int  # groups that the gate refused before they were ever trained on
 
 

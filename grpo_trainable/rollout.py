@@ -56,8 +56,8 @@ class SamplingLimits:
 class StateOf(NamedTuple):
     """A state within a response, which completions are sampled from to see what it is worth."""
 
-    response: int  # of its group; 0 where it is the prompt itself
-    tokens: int  # of the response, which are the last of the prompt_ids of its request
+    response: int  # index in its group; 0 where it is the prompt itself
+    tokens: int  # its tokens, the last of the prompt_ids of its request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Request:
     prompt_ids: tuple[int, ...]
     group_size: int
     limits: SamplingLimits
-    example_index: int | None = None  # in the stream, of the example that the prompt is; None: that
-    #                                   of `prompt_index`
+    # The stream's example that the prompt is; None: the one at `prompt_index`.
+    example_index: int | None = None
     state: StateOf | None = None
 
     @property
@@ -119,7 +119,7 @@ class RolloutGroup:
     # None where responses are not played.
     turn_rewards: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
-    example_index: int | None = None  # as in the request
+    example_index: int | None = None  # see `Request`
 
     @property
     def example(self) -> int:
@@ -157,7 +157,7 @@ class RolloutGroup:
         return bool((self.rewards != self.rewards[0]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Between actors a group travels as numpy arrays: pickling its tensors one by one took a
+        # A group travels between actors as numpy arrays: pickling its tensors one by one took a
         # tenth of a round.
         from torch import Tensor
 
@@ -241,7 +241,7 @@ def extents(mask: Tensor) -> Tensor:
     import torch
 
     position = torch.arange(mask.shape[1] + 1, device=mask.device)
-    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # for rows without any token
+    padded = torch.cat((mask.new_ones(len(mask), 1), mask), dim=1)  # rows may be without any token
     return (padded * position).amax(dim=1)
 
 
@@ -271,7 +271,7 @@ def collate(
         mask = group.response_mask[g, :length]
         response_mask[b, here] = mask
         behaviour_log_probs[b, here] = group.behaviour_log_probs[g, :length].where(mask, 0.0)
-        advantage = advantages[place.group][g]  # of the response, or of each of its tokens
+        advantage = advantages[place.group][g]  # the response's, or one for each of its tokens
         if advantage.ndim:
             advantage = advantage[:length]
         row_advantages[b, here] = advantage.to(torch.float32) * mask

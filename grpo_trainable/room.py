@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import ray.util
 
-ANSWER_S = 1.0  # for a connection to a machine's raylet
+ANSWER_S = 1.0  # time limit for a connection to a machine's raylet
 POLL_S = 1.0
 
 

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from grpo_trainable.atomic import replacing
 from grpo_trainable.digests import digest_of
 
-SHIP_S = 600.0  # for all machines together
+SHIP_S = 600.0  # time limit for all machines together
 
 
 class ShippingError(RuntimeError):

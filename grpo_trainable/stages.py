@@ -38,5 +38,5 @@ IDLE_SIDES = ("generator_idle", "learner_idle")  # metrics are called `time/<sid
 # What a trace calls a stage where it does not use its name.
 TRACE_NAMES = {"eval": "evaluation", IDLE: "waiting"}
 OTHER_THREADS = (
-    ", other threads"  # after an actor's name: the row of what these did during its calls
+    ", other threads"  # follows an actor's name: the row of what these did during its calls
 )

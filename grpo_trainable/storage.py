@@ -30,7 +30,7 @@ class StoredPath:
     """A file or a directory in a store, with what is needed of `pathlib.Path`."""
 
     filesystem: pafs.FileSystem
-    path: str  # as the file system has it: bucket/a/b
+    path: str  # the file system's own path: bucket/a/b
     scheme: str = "s3"
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ class TrainedRound:
     """A round, and what the trial adds to the pipeline's report of it."""
 
     report: RoundReport
-    metrics: dict[str, float]  # under the names of `metrics.NAMES`
+    metrics: dict[str, float]  # keys are those of `metrics.NAMES`
     due: bool  # whether `checkpoint.every` asks for a checkpoint now
     checkpoints: list[Span]  # written since the round before
     notes: list[str]  # what the user should hear of, in one line each

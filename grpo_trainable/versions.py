@@ -35,9 +35,9 @@ class Sync:
 
     transport: str
     bytes: int
-    publish_s: float  # in the learner: taking the snapshot and its checksum
-    transfer_s: float  # in the generator: until the weights are in its memory
-    load_s: float  # in the generator: until they are its parameters, checksum included
+    publish_s: float  # the learner takes the snapshot and its checksum
+    transfer_s: float  # the weights come into the generator's memory
+    load_s: float  # they become its parameters, checksum included
 
     @property
     def seconds(self) -> float:

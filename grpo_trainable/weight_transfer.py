@@ -46,7 +46,7 @@ class WeightReceiver(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the transport; its record gives it, so that a user's receiver need not."""
+        """The transport's name; its record gives it, so that a user's receiver need not."""
         ...
 
     def fetch(self, handle: Any, received: Any = None) -> PolicyWeights:

@@ -126,7 +126,7 @@ def _main(argv: Sequence[str] | None) -> int:
     out = Path(args.out).expanduser()
     try:
         wanted = _items(args)
-        with closing(_writer(args)) as writer:  # before anything is written
+        with closing(_writer(args)) as writer:  # an error here leaves no file
             prompts = PromptSet(out, _asked(args, wanted), wanted)
             _write(prompts, writer, args, len(wanted))
             made = prompts.finish()

@@ -25,7 +25,7 @@ REPEATED_WORDS = 4  # length of the n-grams that a response may repeat
 WORDING_WORDS = 3  # length of the n-grams that several responses may share
 
 Ngram = tuple[str, ...]
-Ends = tuple[float, float]  # before training, and at the end
+Ends = tuple[float, float]  # values before training and at the end
 Values = Mapping[str, float]  # name of a quantity -> value; an unknown quantity is left out
 
 
@@ -33,14 +33,14 @@ Values = Mapping[str, float]  # name of a quantity -> value; an unknown quantity
 class Quantity:
     """Something that is measured before training and at the end."""
 
-    name: str  # in files
-    title: str  # in tables
+    name: str  # its key in files
+    title: str  # its heading in tables
     measured: str  # how
-    form: str  # of a value
+    form: str  # format of a value
     unit: str  # behind it in a sentence; empty for shares
     fell: str  # what a sentence says
     rose: str
-    threshold: float  # of the change, either way
+    threshold: float  # smallest change that is named, either way
     relative: bool  # whether the threshold is a share of the value before
     because: str  # why the threshold is there
 

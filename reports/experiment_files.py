@@ -22,7 +22,7 @@ from pathlib import Path
 
 from grpo_trainable.atomic import replacing
 
-MAX_BYTES = 256 << 20  # of one file: the rows of 40,000 rounds, or one round's responses
+MAX_BYTES = 256 << 20  # one file at most: the rows of 40,000 rounds, or a round's responses
 
 
 def read(root: Path, *names: str) -> bytes:

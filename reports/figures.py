@@ -10,7 +10,7 @@ from reports.records import TrialRecord
 from reports.summary import median
 from search_spaces.columns import Column
 
-EARLY = 0.25  # of the rounds
+EARLY = 0.25  # share of the rounds
 
 
 def figure(column: Column, trial: TrialRecord, files: TrialFiles) -> float | None:

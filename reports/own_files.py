@@ -17,7 +17,7 @@ class OwnFile:
     """A file as it was when the experiment started."""
 
     key: str  # the setting that names it; where arms name several files, followed by the path
-    name: str  # without its directory
+    name: str  # its name without the directory
     sha256: str
 
     @property

@@ -15,7 +15,7 @@ from reports.intervals import LEAST_ROUNDS
 class Pace:
     """The timed rounds of a trial, and those among them that its speed is computed from."""
 
-    seconds: Sequence[float]  # of the rounds that count; evaluation and checkpoints subtracted
+    seconds: Sequence[float]  # the rounds that count, evaluation and checkpoints subtracted
     responses: Sequence[float]
     rounds: int  # timed
     planned: int  # rounds of the whole trial

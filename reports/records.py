@@ -109,7 +109,7 @@ class ExperimentRecord:
     directory: Path
     description: Mapping[str, Any]  # experiment.json; empty when it is missing
     question: Question | None  # None when no search space asked one
-    trials: Sequence[TrialRecord]  # in the order of the question's arms, then of seeds
+    trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
     problems: Sequence[str]
 
     @property

@@ -15,14 +15,14 @@ from reports.parts import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
 
-FEW_SEEDS = 3  # with two, Student's interval is 3.6 times as wide as with three
+FEW_SEEDS = 3  # two seeds make Student's interval 3.6 times as wide as three
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantity:
     """A quantity in which the arms are compared with the baseline."""
 
-    key: str  # in report.json
+    key: str  # its key in report.json
     name: str
     above: str  # "Faster than {base}"
     below: str

@@ -24,8 +24,8 @@ DERIVED = {
     "uses_per_group": "how often a group was trained on, means over the groups",
     "never_trained": "the share of the groups that were dropped or still waiting at the end",
 }
-# Their shares of a round are shown for every space.
-STAGES = ("rollout", "optimize", "reference", "sync")
+# The shares of these in a round are shown for every space.
+SHOWN_STAGES = ("rollout", "optimize", "reference", "sync")
 FORM = re.compile(r"\{:\+?,?(\.\d)?[efg%]\}")
 
 
@@ -37,11 +37,11 @@ class Column:
         ValueError: `over`, `form` or `metric` is none of the valid ones.
     """
 
-    name: str  # in files
-    title: str  # in tables
+    name: str  # its key in files
+    title: str  # its heading in tables
     metric: str  # a metric of docs/metrics.md, or a key of DERIVED
     over: str = "last"  # a key of OVER; DERIVED figures do not use it
-    factor: float = 1.0  # of the value, for another unit or sign
+    factor: float = 1.0  # turns the value into another unit or sign
     form: str = "{:.2f}"
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Column:
 
 
 # The report shows these columns for every space.
-ALWAYS = ("reward", "against", "early_reward", *(f"{stage}_share" for stage in STAGES))
+ALWAYS = ("reward", "against", "early_reward", *(f"{stage}_share" for stage in SHOWN_STAGES))
 
 # Not seconds: those of trials that were cut short compare with nothing.
 SPEED = Column(name="samples_per_s", title="samples/s", metric="samples_per_s", form="{:.0f}")
@@ -190,7 +190,7 @@ SHARES = tuple(
         over="median",
         form="{:.0%}",
     )
-    for stage in STAGES
+    for stage in SHOWN_STAGES
 )
 SYNC = (
     Column(

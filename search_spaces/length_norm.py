@@ -1,4 +1,4 @@
-"""By what is the loss of a response divided?"""
+"""What is the loss of a response divided by?"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Preset:
     meaning: str  # a noun phrase
     settings: Mapping[str, Any]  # dotted keys
     paper: str | None = None  # the number on arXiv, or an address
-    differs: str = ""  # where the settings are not the paper's, in sentences
+    differs: str = ""  # sentences on what is not the paper's
 
     @property
     def address(self) -> str | None:

@@ -12,7 +12,7 @@ from search_spaces.columns import Column
 @dataclass(frozen=True, kw_only=True)
 class Question:
     text: str  # one line
-    arms: Sequence[str]  # in the order of tables
+    arms: Sequence[str]  # sorted as in tables
     columns: Sequence[Column]
 
     def to_dict(self) -> dict[str, Any]:

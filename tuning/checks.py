@@ -59,8 +59,8 @@ def check_transport(trial: GRPOConfig) -> None:
     """
     if trial.transport == "auto":
         return
-    transport, r = transport_named(trial.transport), trial.resources
-    refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
+    transport = transport_named(trial.transport)
+    refused = transport.refuses_actors(**trial.resources.actors)
     wrong = refused or transport.missing_on_machine()
     if wrong is not None:
         raise UsageError(f"transport={trial.transport}: {wrong}")

@@ -20,8 +20,8 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.shipping import ShippingError, contents, lacking_on, ship
 from grpo_trainable.storage import Place, StoredPath, refusal
 
-ANSWER_S = 5.0  # for a connection to the address
-LOOK_S = 60.0  # for all nodes together, each of which starts a process
+ANSWER_S = 5.0  # time limit for a connection to the address
+LOOK_S = 60.0  # time limit for all nodes, each of which starts a process
 TOKEN = (
     "its token must be in ~/.ray/auth_token here (or in RAY_AUTH_TOKEN), and Ray must be "
     f"{ray.__version__} there as well"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
 MAX_FAILURES = 2
-SPACE_INPUT = "space"  # among the digests of input files
+SPACE_INPUT = "space"  # its key among the digests of input files
 
 
 @dataclass(frozen=True, kw_only=True)

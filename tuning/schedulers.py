@@ -39,7 +39,7 @@ class Limited(TrialScheduler):
         if self.max_concurrent and trial.status == Trial.PENDING:
             # Tune starts pending trials by itself, and paused ones when they are chosen below.
             trial.set_status(Trial.PAUSED)
-            # Where Tune ends before that, it asks for the trial's directory, which has no name yet.
+            # Tune may end before that, and asks for the trial's directory, which has no name yet.
             trial.init_local_path()
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:

@@ -12,7 +12,7 @@ from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
 from tuning.nodes import Nodes, room_beside, shown
 
-LOOK_S = 10.0  # between two looks at the nodes
+LOOK_S = 10.0  # pause between two looks at the nodes
 
 
 def nodes_alive() -> Nodes:

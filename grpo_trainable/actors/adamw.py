@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-EPSILON = 1e-8  # as torch.optim.AdamW has it
+EPSILON = 1e-8  # torch.optim.AdamW has the same
 
 
 @dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class AdamW:
             [each.grad for each in parameters if each.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [],  # of AMSGrad
+            [],  # maxima, which AMSGrad alone has
             [state["step"] for state in states],
             fused=True,
             amsgrad=False,

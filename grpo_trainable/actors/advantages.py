@@ -34,7 +34,7 @@ Groups = Sequence[RolloutGroup]
 class CriticTargets:
     """What a critic said of the states of a rollout batch and what it is taught, (G, R) a group."""
 
-    values: list[Tensor]  # before the round
+    values: list[Tensor]  # state values before the round
     returns: list[Tensor]  # value + advantage, which values are drawn to
     earned: list[Tensor]  # the discounted rewards from here on, which no value has a part in
 

@@ -37,7 +37,7 @@ class _Fetched:
     """Weights in this process that the engine does not have yet."""
 
     weights: PolicyWeights
-    bytes: int  # that travelled
+    bytes: int  # bytes that travelled
     seconds: float
 
 

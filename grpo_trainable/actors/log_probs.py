@@ -62,8 +62,8 @@ class ScoredBatch:
     are during the round, and what the loss of a gradient step has to know of them all."""
 
     batch: TrainBatch
-    reference: Tensor | None = None  # under the frozen first policy; None where nobody asks for it
-    start: Tensor | None = None  # under the policy before the round; None until someone asks for it
+    reference: Tensor | None = None  # those of the frozen first policy; None unless asked for
+    start: Tensor | None = None  # those of the policy before the round; None until someone asks
     # The response tokens that the loss counts, bool (B, S); None: all.
     counted: Tensor | None = None
     # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it

@@ -47,7 +47,7 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """As `Group.sum_`."""
+        """Sums the tensor over the ranks, as `Group.sum_` does."""
         ...
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
@@ -102,7 +102,7 @@ class Member:
         return self._group.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """As `Group.sum_`."""
+        """Sums the tensor over the ranks, as `Group.sum_` does."""
         return self._group.sum_(tensor)
 
 

@@ -149,12 +149,12 @@ class RoundBatches:
         return self._reference.log_probs(batch.rows)
 
     def _fresh(self, groups: Groups) -> Tensor:
-        """(B, S) bool: tokens that the weights sampled which the learner has now."""
+        """Which tokens the learner's present weights have sampled, bool (B, S)."""
         version = self._state.version
         return self._as_rows(
             groups, [g.response_mask & (g.token_versions == version) for g in groups]
         )
 
     def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
-        """(B, S) on the device, of (G, R) for each group."""
+        """The groups' values (G, R) as rows (B, S) on the device."""
         return as_rows(groups, values).to(self._device)

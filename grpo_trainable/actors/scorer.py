@@ -153,7 +153,7 @@ class ProcessScorer:
         """The spare, which gets another behind it. EOFError once the scorer is closed."""
         with self._changing:
             if self._closed:
-                raise EOFError("as the scorer was closed")
+                raise EOFError("the scorer was closed while it waited for an answer")
             logger.warning("a reward process has ended; the spare takes over")
             ended.kill()  # closes our ends of its pipes
             self._processes.remove(ended)

@@ -26,5 +26,5 @@ def take_standard_streams() -> tuple[TextIO, TextIO]:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(1, "w", buffering=1)  # by the line: a killed process flushes nothing
+    sys.stdout = os.fdopen(1, "w", buffering=1)  # line by line: a killed process flushes nothing
     return requests, replies

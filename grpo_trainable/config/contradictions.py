@@ -44,9 +44,7 @@ def _transport(config: GRPOConfig) -> Iterator[Rule]:
     # A user's transport has no record here: it is asked before the trial starts, where its file is.
     transport, r = TRANSPORTS.get(config.transport), config.resources
     in_process = transport is not None and transport.sidedness == "in_process"
-    refused = transport and transport.refuses_gpus(
-        r.generator_gpus, r.learner_gpus, r.num_generators
-    )
+    refused = transport and transport.refuses_actors(**r.actors)
 
     yield config.lag > 0 and colocated, "lag", "needs placement=disaggregated, got colocated"
     yield (
@@ -63,16 +61,11 @@ def _transport(config: GRPOConfig) -> Iterator[Rule]:
 
 
 def _learners(config: GRPOConfig) -> Iterator[Rule]:
-    r, transport = config.resources, TRANSPORTS.get(config.transport)
+    r = config.resources
     several, divided = r.num_learners > 1, r.learner_strategy == "fsdp2"
     size = config.rollout.group_size
     whole = "resources.learner_strategy"
 
-    yield (
-        several and transport is not None and (transport.two_sided or transport.gpus == "shared"),
-        "transport",
-        f"works with one learner, got resources.num_learners={r.num_learners}; use auto",
-    )
     yield (
         several and 0 < r.learner_gpus < 1,
         "resources.learner_gpus",
@@ -106,7 +99,7 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
     # `auto` takes an engine that works with everything.
     record = engine_record(config.engine)
     placement = record.refused_placements.get(config.placement)
-    transport = record.refused_transports.get(config.transport)
+    transport = TRANSPORTS.get(config.transport)
     lowest, gpus = record.lowest_temperature, config.resources.generator_gpus
     sampler = config.model.sampler_dtype
 
@@ -116,9 +109,9 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         f"does not work with placement={config.placement}: {placement}",
     )
     yield (
-        transport is not None,
+        bool(record.refuses_two_sided) and transport is not None and transport.two_sided,
         "transport",
-        f"not with engine={config.engine}: {transport}; use auto",
+        f"not with engine={config.engine}: {record.refuses_two_sided}; use auto",
     )
     yield (
         gpus > 0 and not record.gpus,

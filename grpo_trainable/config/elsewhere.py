@@ -10,11 +10,11 @@ class Elsewhere:
     """A setting of another library."""
 
     library: str
-    name: str  # as it is written there
+    name: str  # their spelling
     ours: tuple[
         str, ...
     ]  # our keys, or assignments, that do the same; none: there is nothing alike
-    hint: str = ""  # in what it differs, or why there is nothing alike
+    hint: str = ""  # how it differs, or why there is nothing alike
 
     @property
     def advice(self) -> str:

@@ -36,7 +36,7 @@ from grpo_trainable.engines import ENGINES
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
 
-MAX_WEIGHT = 1e6  # of a part of the reward
+MAX_WEIGHT = 1e6  # largest weight of a part of the reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -884,6 +884,12 @@ class ResourceSettings(Settings):
         "answer may take as long to arrive from another machine.",
         above=0,
     )
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """How many actors there are and which GPUs they have, for `Transport.refuses_actors`."""
+        names = ("generator_gpus", "learner_gpus", "num_generators", "num_learners")
+        return {name: getattr(self, name) for name in names}
 
 
 def _is_label(label: str) -> bool:

@@ -35,7 +35,7 @@ _OF_SCORING = ("reward_deadline_s", "max_error_rate", "strict")
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
-IMPORTANCE_CAP = 2.0  # where sampler and learner may disagree; as in Yao et al. 2025
+IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
 CRITIC_LR = 5.0  # times the policy's
 # Low and high, each from the paper of the loss (docs/algorithms.md).
 CLIPS = {

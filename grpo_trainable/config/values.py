@@ -35,7 +35,7 @@ class Check:
     meaning: str  # one sentence
     expected: str  # completes "must be …"
     convert: Callable[[Any], Any]  # the value as stored; ValueError or TypeError when invalid
-    type: str  # in a word, as the reference of all keys says it
+    type: str  # one word, for the reference of all keys
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, where they can be listed

@@ -36,14 +36,14 @@ class EngineRecord:
     compared: bool = False  # whether it compares them with the learner's when it is built
     # What its process cannot do beside sampling, as reasons by value.
     refused_placements: Mapping[str, str] = field(default_factory=dict)
-    refused_transports: Mapping[str, str] = field(default_factory=dict)
+    refuses_two_sided: str = ""  # why it cannot be in a transport's collective group, if so
     gpus: bool = True  # whether it may sample on a GPU
     lowest_temperature: float = 0.0  # above 0, which takes the most likely token
     plays: bool = False  # whether it can extend a response by what an environment says
     interrupts: bool = False  # whether it can feed a response a text in the middle
     queues: bool = False  # whether `rollout.slots` may make responses of a call wait for others
     narrows: bool = False  # whether it may sample in `model.sampler_dtype`
-    libraries: tuple[str, ...] = ()  # beside those that the package needs anyway
+    libraries: tuple[str, ...] = ()  # extra libraries, which the package does without
     install: str = ""  # the line that installs them
 
     def missing(self) -> str | None:
@@ -95,9 +95,7 @@ ENGINES: dict[str, EngineRecord] = {
                 "colocated": "vLLM fixes the threads of its process, with which the learner of a "
                 "colocated worker would have to train",
             },
-            refused_transports=dict.fromkeys(
-                ("gloo", "nccl"), "vLLM has a collective group of its own in its process"
-            ),
+            refuses_two_sided="vLLM has a collective group of its own in its process",
             gpus=False,
             lowest_temperature=0.01,
             libraries=("vllm", "transformers"),

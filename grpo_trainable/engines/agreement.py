@@ -15,7 +15,7 @@ from grpo_trainable.rollout import Request, SamplingLimits, collate
 # Nats by which log-probs may differ in the mean over tokens, by the precision of the body. Rounding
 # makes 1e-5 and 0.01; weights that have not arrived make more than 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-TOKENS = 8  # of a response
+TOKENS = 8  # tokens of a response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:

@@ -76,8 +76,8 @@ class Engine(Protocol):
 class Action(NamedTuple):
     """What the policy wrote until it let its environment answer."""
 
-    row: int  # among the responses of the call, those of one request after those of the other
-    ids: list[int]  # as sampled, what ended it included
+    row: int  # index in the call, whose requests follow one another
+    ids: list[int]  # sampled ids, what ended it included
     end: int  # which token of the response is its last
 
 
@@ -87,7 +87,7 @@ class Observation(NamedTuple):
     row: int
     ids: tuple[int, ...] = ()  # what the policy reads before it acts again
     over: bool = False  # nothing does: the response ends with the action
-    finished: bool = False  # by its environment, where it is over
+    finished: bool = False  # true where its environment has ended it
 
 
 class Partner(Protocol):

@@ -53,7 +53,7 @@ class EpisodeRows:
         self._length = [0] * rows  # tokens of each response
         self._action: list[list[int]] = [[] for _ in range(rows)]  # the tokens of the one under way
         self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # still to be fed
-        self._waiting: set[int] = set()  # for what their environment says
+        self._waiting: set[int] = set()  # rows that wait for what their environment says
         self._over: set[int] = set()
 
     @property

@@ -35,7 +35,7 @@ class PreallocatedLayer(DynamicLayer):
         """`columns`: the most that may be in use."""
         super().__init__()
         self._columns = columns
-        self._room: list[Tensor] = []  # of keys and of values, once there are any
+        self._room: list[Tensor] = []  # storage of keys and of values, once there are any
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any

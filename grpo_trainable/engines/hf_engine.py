@@ -33,7 +33,7 @@ class HFEngine(LocalEngine):
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
-        self._head: Tensor | None = None  # in the precision in which it is multiplied
+        self._head: Tensor | None = None  # the head in the precision in which it is multiplied
         self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:

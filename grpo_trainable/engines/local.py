@@ -178,7 +178,7 @@ class LocalEngine(ABC):
         """Those of a call of so many rows; None where its limits ask for none."""
         if limits.interruption is None:
             return None
-        on_cpu = torch.device("cpu")  # where a response is looked at, once
+        on_cpu = torch.device("cpu")  # each response is copied there once
         strings, vocab_size = limits.interruption.answer_strings, self._policy.vocab_size
         answers = stops_of(strings, self._tokenizer, vocab_size, on_cpu)
         return Interruptions(limits.interruption, answers, rows, self.device)

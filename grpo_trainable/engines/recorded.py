@@ -18,8 +18,8 @@ class RecordedRow:
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # nats
-    versions: list[int] = field(default_factory=list)  # of the weights that sampled it
-    rounds: list[int] = field(default_factory=list)  # of those weights
+    versions: list[int] = field(default_factory=list)  # versions of the weights that sampled it
+    rounds: list[int] = field(default_factory=list)  # rounds of those weights
     finished: bool = False  # ended by an end id or a stop string
 
     def add(self, token: int, log_prob: float, version: int, round_: int) -> None:

@@ -23,7 +23,7 @@ from grpo_trainable.rollout import Request, RolloutGroup, extents
 # the cache costs about as much as two tokens.
 COMPACT_BELOW = 0.75
 
-# With a queue, rows leave as soon as they have ended, and others enter once this share of the slots
+# Rows leave a queue as soon as they have ended, and others enter once this share of the slots
 # is free: to run a few prompts costs about as long as a token of all rows.
 ENTER_ABOVE = 0.125
 

@@ -74,7 +74,7 @@ class TorchEngine(LocalEngine):
 
     def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
         strings = requests[0].limits.stop_strings
-        on_cpu = torch.device("cpu")  # where rows are looked at
+        on_cpu = torch.device("cpu")  # rows are looked at there
         return EpisodeRows(
             requests,
             pad_id=self._tokenizer.pad_id,

@@ -35,7 +35,7 @@ class _Row(RecordedRow):
     """A response that vLLM samples."""
 
     request: Request
-    response: int  # among those to its prompt
+    response: int  # index among the responses to its prompt
 
 
 class VLLMEngine:
@@ -66,7 +66,7 @@ class VLLMEngine:
         self._seed = seed
         self._recompute = recompute
         self._keys = map(str, count())
-        self._running: dict[str, _Row] = {}  # by the key that vLLM knows them by
+        self._running: dict[str, _Row] = {}  # rows by vLLM's own key
         self._loads = 0
         self._version = 0
         self._round = 0
@@ -172,7 +172,7 @@ class VLLMEngine:
             min_tokens=limits.min_new_tokens - 1,  # ours counts the token that ends it
             stop_token_ids=list(limits.end_ids),
             ignore_eos=True,  # `end_ids` are all that end it
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # log-prob of the sampled token alone
             # One request a response: with n > 1 vLLM seeds them by seed + i, which collide.
             seed=response_seed(
                 self._seed, request.stream, request.prompt_index, row.response, request.state

@@ -27,8 +27,8 @@ UNLESS_SET = {
 }
 # Packages that vLLM's CPU build imports where they are, in builds that do not suit its torch.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
-BLOCK_TOKENS = 32  # of the KV cache
-PREFILL_TOKENS = 4096  # that one step may compute, at least; more rows wait for the next step
+BLOCK_TOKENS = 32  # tokens in a block of the KV cache
+PREFILL_TOKENS = 4096  # tokens that one step may compute at least; other rows wait for the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class CacheShape:
     """What one token takes in the KV cache."""
 
     layers: int
-    heads: int  # of keys, and as many of values
+    heads: int  # heads of keys, and as many of values
     head_dim: int
     itemsize: int  # bytes of a number
 
@@ -60,7 +60,7 @@ def import_vllm(threads: int) -> None:
         torch.set_num_threads(threads)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # of torch, about vLLM's own code
+            warnings.simplefilter("ignore", FutureWarning)  # torch warns of vLLM's own code
             import vllm  # noqa: F401  # pyright: ignore[reportMissingImports]
     except Exception as error:  # what else is installed makes it fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -101,7 +101,7 @@ def start_llm(
         trust_remote_code=False,
         hf_overrides=dict(overrides),
         generation_config="vllm",  # not the directory's own defaults of sampling
-        logprobs_mode="processed_logprobs",  # of the law that tokens are drawn from
+        logprobs_mode="processed_logprobs",  # log-probs of the law that tokens are drawn from
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
@@ -109,7 +109,7 @@ def start_llm(
         enable_chunked_prefill=False,
         enable_prefix_caching=True,  # the responses to one prompt share its cache
         block_size=BLOCK_TOKENS,
-        kv_cache_memory_bytes=cache.bytes(rows, longest),  # by default nearly all there is
+        kv_cache_memory_bytes=cache.bytes(rows, longest),  # vLLM's default is nearly all there is
         async_scheduling=False,  # a step would return the token before
         enforce_eager=True,
         disable_log_stats=True,

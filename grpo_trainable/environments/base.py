@@ -20,7 +20,7 @@ class Turn:
     """What an action led to."""
 
     text: str = ""  # what the policy reads before it acts again; nothing reads that of the last one
-    reward: float = 0.0  # of this action; that of an episode is the sum
+    reward: float = 0.0  # reward of this action; an episode's is the sum
     done: bool = False  # whether the episode is over
     info: Mapping[str, float] = field(default_factory=dict)  # added up over an episode, as parts
 

@@ -11,7 +11,7 @@ from typing import Any
 from grpo_trainable.environments.base import JSONValue, Turn
 
 CALL = "calc "
-MOST_CHARACTERS = 40  # of an expression
+MOST_CHARACTERS = 40  # length of an expression
 MOST_CALLS = 2
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from grpo_trainable.environments.base import JSONValue, Turn
 
 PROMPT = "Guess 0-9\n"
 LARGER, SMALLER = "larger\n", "smaller\n"
-GUESSES = 3  # of ten numbers, seven can be found within three guesses
+GUESSES = 3  # three guesses find seven of ten numbers
 
 
 class Guess:

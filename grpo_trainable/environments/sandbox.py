@@ -23,13 +23,13 @@ CPU_S = 1
 WALL_S = 3.0
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
-MOST_CHARACTERS = 2000  # of what it printed
+MOST_CHARACTERS = 2000  # length of what it printed
 FIRST_USER = 70_000  # above the users that systems have
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
 
-_NEW_USER, _NEW_NETWORK = 0x1000_0000, 0x4000_0000  # of unshare(2)
-_DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38  # of prctl(2)
+_NEW_USER, _NEW_NETWORK = 0x1000_0000, 0x4000_0000  # flags of unshare(2)
+_DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38  # options of prctl(2)
 
 
 class SandboxError(RuntimeError):

@@ -26,7 +26,7 @@ from grpo_trainable.tasks import RewardError, Score, eval_size
 
 STREAM = "eval"
 
-Scores = list[Score | RewardError]  # of responses, in their order
+Scores = list[Score | RewardError]  # one a response, in their order
 
 
 def with_all_prompts(config: GRPOConfig) -> GRPOConfig:

@@ -19,7 +19,7 @@ class Generation:
     """One response to one held-out prompt. Rewards are None where it could not be scored."""
 
     prompt_index: int
-    response_index: int  # among the responses to the prompt
+    response_index: int  # index among the responses to the prompt
     prompt: str
     response: str
     ground_truth: JSONValue

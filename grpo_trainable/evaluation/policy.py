@@ -24,9 +24,9 @@ class EvaluatedPolicy:
     """Weights as a learner would publish them, and what else is asked of their policy."""
 
     source: str  # "checkpoint", "directory" or "preset"
-    path: str  # of the checkpoint or directory, or the name of the preset
+    path: str  # path of a checkpoint or directory, or the name of a preset
     weights: PolicyWeights
-    sha256: str  # of the weights, as `digest` has it
+    sha256: str  # digest of the weights (`digest`)
     tokenizer: Tokenizer
     context_length: int
     vocab_size: int

@@ -110,7 +110,7 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions | None:
         for ours, theirs in NAMES.items()
     }
     if found["inner"] is None and found["hidden"] is not None:
-        found["inner"] = 4 * found["hidden"]  # as GPT-2 has it
+        found["inner"] = 4 * found["hidden"]  # GPT-2's rule
     known = {name: size for name, size in found.items() if size is not None and size > 0}
     if len(known) < len(NAMES):
         return None

@@ -20,7 +20,7 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.wide_products import multiplies_bfloat16, widen_products
 
-PROBE_TOKENS = 16  # of the sequence on which a model is compared with its parts
+PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
 # How much larger hidden states are made for the second comparison: with random weights logits are
 # so small that a cap on them would not show.
 MAGNIFIED = 1000.0
@@ -85,7 +85,7 @@ class HFPolicy(Policy):
 
     @torch.no_grad()
     def pack_rows(self) -> None:
-        """From now on `states_at` computes each token once.
+        """Has `states_at` compute each token once.
 
         Raises:
             ValueError: the architecture cannot, or its packed states are others.

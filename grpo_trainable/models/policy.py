@@ -45,7 +45,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def pack_rows(self) -> None:
-        """From now on `states_at` computes each token once (models/packing.py).
+        """Has `states_at` compute each token once (models/packing.py).
 
         Raises:
             ValueError: the architecture cannot, in one line.
@@ -53,7 +53,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def checkpoint_gradients(self) -> None:
-        """Has each layer compute its activations again in the backward pass from now on."""
+        """Has each layer compute its activations again in the backward pass."""
 
     def layers(self) -> Sequence[nn.Module]:
         """The repeated layers, in order: what is gathered at a time where ranks hold a policy

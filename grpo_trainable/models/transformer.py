@@ -190,7 +190,7 @@ class TransformerLM(Policy):
         self._packs = True
 
     def checkpoint_gradients(self) -> None:
-        """Has each block compute its activations again in the backward pass from now on."""
+        """Has each block compute its activations again in the backward pass."""
         self._checkpoints_gradients = True
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:

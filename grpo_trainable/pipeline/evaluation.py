@@ -32,7 +32,7 @@ class Evaluation:
     """Held-out rewards: those of round 0, and the latest."""
 
     first: float
-    mean: float  # over the prompts that could be scored
+    mean: float  # mean over the prompts that could be scored
     round: int
     unscored: int = 0  # prompts that could not
     # Label of a task of the mix -> its own figures; empty without a mix.
@@ -44,7 +44,7 @@ class HeldOut:
     """The responses of one evaluation."""
 
     round: int  # rounds trained before it
-    groups: list[RolloutGroup]  # by prompt index
+    groups: list[RolloutGroup]  # sorted by prompt index
 
 
 def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[HeldOutChunk]:

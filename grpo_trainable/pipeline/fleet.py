@@ -49,7 +49,7 @@ class Work(Protocol):
     """Prompts that one call of a generator samples."""
 
     stream: ClassVar[str]  # "train" or "eval"
-    stage: ClassVar[str]  # that the call is named by
+    stage: ClassVar[str]  # the call's name
 
     @property
     def prompt_indices(self) -> tuple[int, ...]: ...
@@ -66,8 +66,8 @@ class Member:
 
     actor: Actor
     chunks: int = 0  # submitted and not yet returned
-    version: int = 0  # of the weights it last reported
-    weights_round: int = 0  # of the weights that a chunk submitted now starts with, or older
+    version: int = 0  # version of the weights it last reported
+    weights_round: int = 0  # a chunk submitted now starts with these weights, or older ones
     fetching: int = 0  # loads and deposits submitted and not yet answered
     needs_from: int = 0  # round of the oldest weights that it may still use or fetch
     replaced: int = 0  # times since its last chunk came back

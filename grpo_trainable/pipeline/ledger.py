@@ -14,7 +14,7 @@ class BatchId(NamedTuple):
     """Names a rollout batch by the round that trains on it first."""
 
     round: int
-    place: int  # among the rollout batches of that round
+    place: int  # index among the rollout batches of that round
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Chunk:
     stage: ClassVar[str] = "rollout"
 
     prompt_indices: tuple[int, ...]  # consecutive
-    examples: tuple[int, ...] | None = None  # that the prompts are; None: those of their indices
+    examples: tuple[int, ...] | None = None  # the prompts' examples; None: those of their indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FilledBatch:
     """A rollout batch that takes no further prompt."""
 
     drawn: range  # prompt indices
-    accepted: list[int]  # of these, ascending
+    accepted: list[int]  # the accepted ones, ascending
 
 
 class Ledger:

@@ -94,7 +94,7 @@ class Pipeline:
         self._learners = learners
         self._clock = clock
         self._first_sync_s = 0.0  # seconds of the first publication, with all that it sets up
-        self._version = 0  # of the newest weights
+        self._version = 0  # version of the newest weights
         self._holding = True  # whether chunks that the gate would admit are held back
         self._updated: dict[Actor, Updated] = {}  # the learners' answers of this round
         self._held_out: list[Scored] = []  # answers of the evaluation under way

@@ -40,7 +40,7 @@ class DifficultyPools:
         self._settings, self._seed = config.pools, config.seed
         self._rates = np.full(size, np.nan)  # NaN: never scored
         self._draws = np.zeros(size, dtype=np.int64)
-        self._drawn: dict[int, Draw] = {}  # by prompt index, until a round has told of it
+        self._drawn: dict[int, Draw] = {}  # draws by prompt index, until a round has told of them
 
     # ---- Drawing -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class Counts:
 
     requested: int = 0
     redispatched: int = 0  # asked for once more, because their generator was lost
-    trained: int = 0  # at least once
+    trained: int = 0  # groups that were trained on at least once
     dropped_stale: int = 0
     dropped_reward: int = 0
     dropped_lost: int = 0
@@ -28,9 +28,9 @@ class Counts:
     unverified: int = 0  # responses
     scored_responses: int = 0
     checkpoint_failures: int = 0
-    skipped_rounds: int = 0  # with nothing to train on
-    short_batches: int = 0  # that resampling could not fill
-    sampled_responses: int = 0  # of training groups
+    skipped_rounds: int = 0  # rounds with nothing to train on
+    short_batches: int = 0  # batches that resampling could not fill
+    sampled_responses: int = 0  # responses in training groups
     sampled_tokens: int = 0
     completions: int = 0  # responses sampled to value states
 

@@ -16,7 +16,7 @@ class Standstill:
     learn from equal rewards too (`loss.advantage=batch`, critics) never stand still."""
 
     def __init__(self, config: GRPOConfig) -> None:
-        self.rounds = 0  # in a row, up to now
+        self.rounds = 0  # rounds in a row, up to now
         self._watched = config.needs_unequal_rewards
         draws_others = config.rollout.zero_advantage == "resample"
         self._or_draw = "" if draws_others else ", draw others (rollout.zero_advantage=resample)"

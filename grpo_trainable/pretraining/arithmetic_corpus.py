@@ -28,7 +28,7 @@ HELD_OUT_PROBLEMS = 768
 HELD_OUT_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 5000  # they hold every word of the grammar many times
 
-SLIPS = (-10, -1, 1, 10)  # by which a step may be off
+SLIPS = (-10, -1, 1, 10)  # a careless step is off by one of these
 CLOSING = " </think> <answer>{answer}</answer>"
 OTHER_CLOSINGS = (
     " </think> {answer}",

@@ -25,7 +25,7 @@ class Document:
 class Corpus:
     """The documents of a policy, and what the policy that was trained on them is measured by."""
 
-    documents: Sequence[Document]  # to train on
+    documents: Sequence[Document]  # documents to train on
     held_out: Sequence[Document]
     tokenizer_texts: Sequence[str]
     digits_alone: bool = False  # whether each digit is a token of its own

@@ -13,7 +13,7 @@ from grpo_trainable.pretraining.corpus import Corpus, Document
 from grpo_trainable.pretraining.recipe import Recipe
 from grpo_trainable.pretraining.story_measures import measure_stories
 
-HELD_OUT_SHARE = 0.05  # of the lines, at most MOST_HELD_OUT of them
+HELD_OUT_SHARE = 0.05  # share of the lines, at most MOST_HELD_OUT of them
 MOST_HELD_OUT = 1000
 TOKENIZER_DOCUMENTS = 20_000  # they train as good a tokenizer as all documents, and sooner
 

@@ -25,7 +25,7 @@ from grpo_trainable.tasks import CalculatorTask, GuessTask
 
 HELD_OUT_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 2000
-LARGEST = 81  # of the answers that are drawn
+LARGEST = 81  # largest answer that is drawn
 
 # What a player does next: of the specification, and of what it was told last (none at first).
 Player = Callable[[dict[str, Any], str | None], str]

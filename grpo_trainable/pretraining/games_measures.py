@@ -17,10 +17,10 @@ from grpo_trainable.pretraining.measuring import Measurements, described, mean_l
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.tasks import Score
 
-EPISODES = 1024  # of each game
+EPISODES = 1024  # episodes of each game
 GROUPS_AT_ONCE = 8  # each has a process
 GROUP_SIZE = 32
-SAMPLES = 10  # of each game, on the card
+SAMPLES = 10  # episodes of each game on the card
 HOW = {
     "held_out_loss_nats": (
         "mean negative log-likelihood per token after the prompt, what the environment says "

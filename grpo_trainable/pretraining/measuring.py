@@ -28,7 +28,7 @@ class Measurements:
 
     facts: dict[str, Any]  # name -> value, as JSON
     how: dict[str, str]  # name -> how it was measured
-    rows: list[tuple[str, str, str]]  # of a table: what, its value in words, the name of the fact
+    rows: list[tuple[str, str, str]]  # rows of a table: what, its value in words, the fact's name
     sampling: str  # how the samples were sampled
     headline: str  # the most important of it, in a line
 

@@ -100,7 +100,7 @@ class Storyteller:
     """Writes documents with keywords from `nouns`; every draw comes from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < 2 * MAX_KEYWORDS:  # as many again for a story that is not about them
+        if len(nouns) < 2 * MAX_KEYWORDS:  # a story that is not about them needs as many again
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng

@@ -39,10 +39,10 @@ class Endpoint:
     url: str  # up to /v1, without /chat/completions
     model: str
     key: str | None = field(default=None, repr=False)  # sent as a bearer token
-    timeout_s: float = 60.0  # for one answer
-    retries: int = 5  # of one request, after its first try
+    timeout_s: float = 60.0  # time limit for one answer
+    retries: int = 5  # tries of one request after its first
     per_minute: float | None = None  # requests at most; None: no limit
-    first_wait_s: float = 1.0  # before the first retry, doubled with each
+    first_wait_s: float = 1.0  # pause before the first retry, doubled with each
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -100,7 +100,7 @@ class EndpointWriter:
         for left in range(self._endpoint.retries, -1, -1):
             self._pace.wait(self._closed)
             if self._closed.is_set():
-                raise EndpointError("given up")
+                raise EndpointError("not asked: another request failed, and the command ends")
             try:
                 return self._answer(body)
             except _MayPass as failure:

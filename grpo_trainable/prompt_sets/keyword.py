@@ -13,7 +13,7 @@ from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
 
 LONGEST_PROMPT = 400  # characters
 SHORTEST_PROMPT = 15
-MOST_ATTEMPTS = 1000  # at one prompt
+MOST_ATTEMPTS = 1000  # attempts at one prompt
 # A model that was not trained on conversations goes on with the list.
 EXAMPLES = """\
 Each line asks a child to write a short story that includes the given words.
@@ -30,7 +30,7 @@ class Item:
 
     index: int
     keywords: tuple[str, ...]
-    heldout: bool  # by a hash of its keywords, in every set and run
+    heldout: bool  # a hash of its keywords decides, equally in every set and run
 
     @property
     def instruction(self) -> str:

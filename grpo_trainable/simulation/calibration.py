@@ -20,10 +20,10 @@ from grpo_trainable.stages import OTHER_THREADS
 class Times:
     """The seconds of each call of a run, by side and kind, and what the driver adds to them."""
 
-    calls: dict[tuple[str, str], list[float]]  # in their order: a slow minute slows both sides
+    calls: dict[tuple[str, str], list[float]]  # oldest first: a slow minute slows both sides
     reference_s: float  # part of an update that further gradient steps do not repeat
-    hop_s: float  # from the submission of a call to its start
-    gap_s: float  # from the end of a step to the start of the next
+    hop_s: float  # time from the submission of a call to its start
+    gap_s: float  # time from the end of a step to the start of the next
 
     def in_order(self, passes: int = 1) -> Durations:
         """The durations of the run's calls, in their order and again from the first when used up.
@@ -62,7 +62,7 @@ def times_of(rows: Sequence[Mapping[str, float]], events: Sequence[dict[str, Any
         for row, own in spans.items()
         for call in (deposits_of if row.endswith(OTHER_THREADS) else calls_of)(own)
     ]
-    for actor, kind, _, seconds in sorted(every, key=lambda call: call[2]):  # by round
+    for actor, kind, _, seconds in sorted(every, key=lambda call: call[2]):  # sorted by round
         calls[side_of(actor, kind), kind].append(seconds)
     wall_clock_s = rows[-1]["time/wall_clock_s"]
     between = wall_clock_s - sum(row["time/step_s"] - row["time/eval_s"] for row in rows)

@@ -36,7 +36,7 @@ class VirtualRequests:
         self.limit = config.most_prompts  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
         self.train_size = 24  # examples, where difficulty pools are used
-        self.examples: dict[int, int] = {}  # that prompts of training were, by prompt index
+        self.examples: dict[int, int] = {}  # examples of the training prompts, by prompt index
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
         config = self.config
@@ -94,7 +94,7 @@ class VirtualGenerator:
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
         self._completions = completions
-        self._completing_s = 0.0  # of the call under way
+        self._completing_s = 0.0  # seconds of the call under way
         self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
         self._name = name
         self._record = record

@@ -7,11 +7,11 @@ from typing import Any
 
 from grpo_trainable.stages import IDLE, TRACE_NAMES
 
-UNIT, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
+SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a call of the first kind, told apart from it
 # A call's kind follows from a stage that only calls of the kind have; a load or a publication has
 # no other.
-KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (UNIT, EVALUATION, UPDATE, SYNC)}
+KINDS = {TRACE_NAMES.get(kind, kind): kind for kind in (SAMPLING, EVALUATION, UPDATE, SYNC)}
 
 
 def calls_of(events: Sequence[dict[str, Any]]) -> list[tuple[str, int, float]]:

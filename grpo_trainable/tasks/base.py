@@ -27,7 +27,7 @@ class Example:
 class ScoreRequest:
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # of the task that scores it, where a trial has several
+    label: str | None = None  # label of the task that scores it, where a trial has several
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 class Place(NamedTuple):
     """Where the prompt of a mix comes from."""
 
-    label: str  # of the task
-    index: int  # in the task's own stream
+    label: str  # the task's label
+    index: int  # index in the task's own stream
 
 
 class Mixture:

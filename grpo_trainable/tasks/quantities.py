@@ -12,7 +12,7 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _WORDS = r"(?:(?:square|cubic)\s+)?[A-Za-z]{2,}(?:\s+per\s+[A-Za-z]+)?"
 _QUANTITY = re.compile(
     r"(?P<sign>[+-]?)\s*"
-    r"(?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?=\d+\s*/\s*\d)))?"  # of a mixed number
+    r"(?:(?P<whole>\d+)(?:\s*(?=\\frac)|\s+(?=\d+\s*/\s*\d)))?"  # whole part of a mixed number
     rf"(?:\\frac\s*(?:\{{\s*(?P<over>-?{_DIGITS})\s*\}}|(?P<over1>\d))"
     rf"\s*(?:\{{\s*(?P<under>{_DIGITS})\s*\}}|(?P<under1>\d))"
     rf"|(?P<number>{_DIGITS})(?:\s*/\s*(?P<divisor>{_DIGITS}))?)"
@@ -43,7 +43,7 @@ class Quantity:
 
     value: Fraction
     percent: bool
-    unit: str  # in lower case and without spaces; empty without one
+    unit: str  # lower case, no spaces; empty where there is none
 
     def equals(self, other: Quantity) -> bool:
         """Whether both are the same. A unit or a percent sign that only one of them has says

@@ -23,7 +23,7 @@ from grpo_trainable.tasks.templates import prompt_of, template_text
 # A data set makes its problem number n of its seed plus n, so those of two seeds share problems.
 # Here there is one seed, and only the number tells problems apart.
 SEED = 0
-DRAWS = 1000  # after which no problem to train on is looked for any more
+DRAWS = 1000  # draws after which no problem to train on is looked for any more
 
 
 class Problems:

@@ -78,10 +78,17 @@ class Transport:
             return "needs a GPU for each actor, and there is one"
         return missing
 
-    def refuses_gpus(
-        self, generator_gpus: float, learner_gpus: float, num_generators: int
+    def refuses_actors(
+        self,
+        *,
+        generator_gpus: float,
+        learner_gpus: float,
+        num_generators: int,
+        num_learners: int,
     ) -> str | None:
-        """Why the GPUs that a trial reserves do not suit; None when they do."""
+        """Why the actors of a trial and their GPUs do not suit; None when they do."""
+        if num_learners > 1 and (self.two_sided or self.gpus == "shared"):
+            return f"works with one learner, got resources.num_learners={num_learners}; use auto"
         both = (generator_gpus, learner_gpus)
         if self.gpus == "none" and max(both) > 0:
             return "moves what lies in main memory; on GPUs use nccl, or auto"

@@ -26,7 +26,7 @@ def machine() -> str:
 class NearAndFar:
     """The handle of a snapshot that was published both ways."""
 
-    machine: str  # where it was published
+    machine: str  # the machine that published it
     near: SharedWeights
     far: StoredWeights | StoredParts
 

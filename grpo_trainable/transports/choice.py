@@ -32,7 +32,7 @@ class Choice:
     key: str  # a name in TRANSPORTS or a reference to a user's record; never `auto`
     transport: Transport
     why: str
-    far_machines: int = 0  # that fetch weights, without the one of the learner that publishes
+    far_machines: int = 0  # machines that fetch weights, other than the publishing learner's
 
 
 def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
@@ -70,8 +70,7 @@ def _built_in(name: str, why: str) -> Choice:
 def _named(config: GRPOConfig, far: set[str]) -> Choice:
     key = config.transport
     transport = transport_named(key)
-    r = config.resources
-    refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
+    refused = transport.refuses_actors(**config.resources.actors)
     if refused is not None:
         raise TransportError(f"transport={key}: {refused}")
     if transport.one_machine and far:

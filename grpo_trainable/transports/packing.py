@@ -28,7 +28,7 @@ class Place:
     name: str
     offset: int  # bytes
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # that of the sender, so that packing is copying bytes
+    stride: tuple[int, ...]  # the sender's stride, so that packing is copying bytes
     dtype: torch.dtype
 
     @property
@@ -91,7 +91,7 @@ class Slot(Protocol):
     """Memory for one snapshot, laid out for the tensors it was made for."""
 
     layout: Layout
-    round: int | None  # that of its snapshot; None when nobody may read it any more
+    round: int | None  # its snapshot's round; None when nobody may read it any more
 
 
 class Slots(Generic[S]):

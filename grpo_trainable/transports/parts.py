@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo_trainable.transports.packing import Layout, Packed, Place
 
 PARTS = 16
-LEAST_BYTES = 1 << 20  # of a part: the call for a smaller one takes longer than its way
+LEAST_BYTES = 1 << 20  # smallest part: the call for less takes longer than its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class StoredParts:
     """The handle. References are nested, so that Ray passes them on instead of resolving them."""
 
     packed: Packed
-    refs: tuple[Any, ...]  # of the parts, in their order
+    refs: tuple[Any, ...]  # references of the parts, in their order
 
 
 class Assembly:

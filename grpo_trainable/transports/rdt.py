@@ -50,7 +50,7 @@ class _Buffer:
         # Zeros make the system provide all pages now.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
-        self.ref: Any = None  # where receivers that fetch find it
+        self.ref: Any = None  # receivers that fetch find the snapshot here
         self._registered = register
         if register:
             experimental.register_nixl_memory(self.bytes)

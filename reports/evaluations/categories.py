@@ -17,7 +17,7 @@ from grpo_trainable.tasks import JSONValue
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 
-EXAMPLES = 10  # of each category, not the best
+EXAMPLES = 10  # examples of each category, not the best ones
 HEADER = ("category", "what it is", "responses", "share")
 MEANINGS = {**CATEGORIES, "unscored": "the reward failed"}
 

@@ -41,8 +41,8 @@ class Figure:
 class Measure:
     """One value a prompt."""
 
-    name: str  # in files: "reward", "pass@4", "majority@4", …
-    values: Mapping[int, float]  # by the index of the prompt
+    name: str  # its key in files: "reward", "pass@4", "majority@4", …
+    values: Mapping[int, float]  # one value a prompt index
     draws: int  # values of it that a prompt's responses could give, independently of each other
 
     @property

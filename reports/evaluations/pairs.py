@@ -21,7 +21,7 @@ class Difference:
     other prompts. `low` and `high` are None with a single prompt, and where all differ by the
     same."""
 
-    name: str  # of the measure
+    name: str  # the measure's name
     own: float  # means over the shared prompts
     other: float
     value: float

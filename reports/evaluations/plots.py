@@ -13,7 +13,7 @@ from reports.canvas import HEIGHT, Plot, Theme, axes_of, colour, legend, marker
 from reports.evaluations.measures import Figure, Measure
 from reports.evaluations.record import EvaluationRecord
 
-BARS = 24  # of the histogram of lengths
+BARS = 24  # bars of the histogram of lengths
 ALL = "all responses"
 
 

@@ -14,7 +14,7 @@ from grpo_trainable.evaluation.generation import CATEGORIES, Generation
 class EvaluationRecord:
     """The responses in the order of prompts, and the origin of them."""
 
-    name: str  # of the directory
+    name: str  # the directory's name
     policy: Mapping[str, Any]  # source, path, round, version, sha256, parameters
     config: Mapping[str, Any]  # every setting, nested
     generations: Sequence[Generation]

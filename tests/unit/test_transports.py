@@ -20,6 +20,7 @@ from torch import Tensor
 from weight_reader import fetch_in_turn
 
 from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.plugins import PluginError, load
 from grpo_trainable.rollout import LiveWeights, PolicyWeights
@@ -38,6 +39,7 @@ from grpo_trainable.transports.in_process import InProcess
 from grpo_trainable.transports.rdt import CudaIpcReceiver, CudaIpcSender
 from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 from grpo_trainable.trial_actors import MadeInActor
+from tuning.checks import check_transport
 
 
 def live(scale: float = 1.0) -> dict[str, Tensor]:
@@ -409,6 +411,16 @@ def test_a_users_record_that_does_not_suit_is_one_line(
         chosen(f"{mine}:{name}", nodes)
 
 
+def test_a_users_transport_on_one_gpu_is_refused_with_several_learners(mine: Path) -> None:
+    key, resources = f"{mine}:ONE_GPU", {"num_learners": 2}
+    config = GRPOConfig.from_dict(APART | {"transport": key, "resources": resources})
+    line = rf"^transport={mine}:ONE_GPU: works with one learner, got resources.num_learners=2"
+    with pytest.raises(TransportError, match=line):
+        choose_transport(config, ["a", "a"])
+    with pytest.raises(UsageError, match=line):
+        check_transport(config)
+
+
 def test_a_record_with_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="transport mine: gpus=two: must be one of any, none, sh"):
         Transport(name="mine", sender="m:S", receiver="m:R", gpus="two")  # type: ignore[arg-type]
@@ -433,7 +445,7 @@ def test_the_config_and_the_records_agree_on_gpus(transport: Transport) -> None:
     for gpus in ((0, 0), (0.5, 0.5), (1, 1), (1, 0)):
         resources = dict(zip(("generator_gpus", "learner_gpus"), gpus, strict=True))
         data = APART | {"transport": transport.name, "resources": resources}
-        refused = transport.refuses_gpus(*gpus, num_generators=1)
+        refused = transport.refuses_actors(**resources, num_generators=1, num_learners=1)
         if refused is None:
             GRPOConfig.from_dict(data)
         else:
