@@ -8,6 +8,9 @@ among those, and the share of responses whose last step gives the true answer, w
 format. Of the right answers, the share whose steps are all right and end in the answer: a policy
 that guesses or copies would lose it. A trial is within the bounds when it rises enough, in time, at
 about the same length.
+
+Each policy is also evaluated greedily, before and after: what the first one solves so, it knew, and
+GRPO only made it show that more often when it samples (`greedy.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from greedy import figures
 from measure import parser_of, provenance, run_benchmark, write
 from trials import finished_trial, overhead, rows_of
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.evaluation.checkpoint import TrainedPolicy, read_trained_policy
 from grpo_trainable.prompts import build_task
 from grpo_trainable.tasks import JSONValue, Task
 from grpo_trainable.tasks.answers import tagged_answer
@@ -99,6 +104,10 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
         "after": after,
         "rise": asdict(over_seeds(rise)[0]),
         "rise_of": parts_of_rise(before, after),
+        "greedy": {
+            "before": greedily(None),
+            "after": greedily(read_trained_policy(directory)),
+        },
         "kl_reference_last": rows[-1]["kl/reference_nats"],
         "entropy": [rows[0]["policy/entropy_nats"], rows[-1]["policy/entropy_nats"]],
         "seconds": rows[-1]["time_total_s"],
@@ -106,6 +115,12 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
         "examples": examples(first, last),
     }
     return {**trial, "within": is_within(trial)}, rise
+
+
+def greedily(trained: TrainedPolicy | None) -> dict[str, Any]:
+    """The share of problems that a checkpoint's policy, or the shipped one, solves greedily, with its
+    interval."""
+    return figures(trained, "greedy", seed=0)["pass@1"]  # without draws the seed does nothing
 
 
 def right_shares(responses: Sequence[dict[str, Any]]) -> list[float]:
@@ -205,7 +220,8 @@ def show(trial: dict[str, Any]) -> str:
     return (
         f"{trial['arm']:<9} seed {trial['seed']}: right {shown(before['right'])} -> "
         f"{shown(after['right'])}, rise {shown(rise)} of which by format "
-        f"{trial['rise_of']['format']:.3f}, {changes}, KL "
+        f"{trial['rise_of']['format']:.3f}, greedy {trial['greedy']['before']['value']:.3f} -> "
+        f"{trial['greedy']['after']['value']:.3f}, {changes}, KL "
         f"{trial['kl_reference_last']:.1f} nats, largest lag {trial['largest_lag']:.0f}, "
         f"{trial['seconds']:.0f} s, within bounds: {trial['within']}"
     )
