@@ -20,6 +20,7 @@ from grpo_trainable.tasks import (
     Task,
     as_messages,
     as_text,
+    eval_size,
     train_size,
 )
 from grpo_trainable.tasks.custom import CustomTask
@@ -61,7 +62,8 @@ class Prompts:
                 difficulty pools are, and the task does not say how many prompts it has; in one
                 line.
         """
-        self.train_size = train_size(task)  # None where the task does not say
+        # None where the task does not say.
+        self.train_size, self.eval_size = train_size(task), eval_size(task)
         if config.pools.enabled and self.train_size is None:
             raise ValueError(
                 "pools.enabled=true: the task does not say how many training prompts it has "

@@ -20,7 +20,10 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
+from tuning.advice import preset_notes
+from tuning.checks import PROMPTS
 from tuning.directories import WRITABLE_BY_OTHERS
+from tuning.first_prompt import first_prompt
 from tuning.memory import DoesNotFit
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
@@ -233,19 +236,22 @@ def print_trials(plan: Plan, form: str, *, fits: bool = True) -> None:
     whether the trials have room in this machine's memory; where not, an error follows."""
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
-        for note in notes(plan):
+        for note in remarks(plan):
             print(note, file=sys.stderr)
         return
     print(f"{plan.space.name}: {plan.space.question}")
     order = ", in the order in which they run" if len(plan.trials) > 1 else ""
     print(f"{plural(len(plan.trials), 'trial')}{order}:\n")
     print(preview(plan.trials))
+    if fits:
+        print("", *first_prompt(plan.trials[0]), sep="\n")
     told = [] if plan.memory is None else [plan.memory]
     print(*("", *told, *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")
     print(f"\n{in_short(plan.trials)}")
     if fits:
-        more = f"; {plural(len(told), 'note')} above" if (told := notes(plan)) else ""
+        told = len(remarks(plan))
+        more = f"; {plural(told, 'note')} above" if told else ""
         print(f"checked, no error, nothing was started{more}")
 
 
@@ -294,7 +300,14 @@ def notes(plan: Plan) -> list[str]:
             f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
             f"responses are --samples {seeds}"
         )
-    return [*lines, *plan.unchecked]
+    if plan.preset is not None:
+        lines += preset_notes(plan.preset.wants, plan.trials[0])
+    return [*lines, *plan.findings]
+
+
+def remarks(plan: Plan) -> list[str]:
+    """The notes without what is only a number to know."""
+    return [note for note in notes(plan) if not note.startswith(PROMPTS)]
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search_spaces.base import SearchSpace
@@ -18,6 +18,8 @@ class Preset:
     meaning: str  # a noun phrase
     settings: Mapping[str, Any]  # dotted keys
     paper: str | None = None  # the number on arXiv, or an address
+    # Keys that are left to the user, and what the preset means by them.
+    wants: Mapping[str, str] = field(default_factory=dict)
     differs: str = ""  # sentences on what is not the paper's
 
     @property

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports import transport_named
+from tuning.advice import task_notes
 from tuning.mutations import pbt_bounds
+
+if TYPE_CHECKING:
+    from grpo_trainable.prompts import Prompts
 
 # A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
 # chat template takes its time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
+PROMPTS = "prompts: "  # how the line with their numbers begins
 
 
-# Raises what is wrong with a trial; what was not looked at is a note.
-TrialCheck: TypeAlias = Callable[[GRPOConfig], str | None]
+# Raises what is wrong with a trial, and returns lines to be told.
+TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
@@ -51,24 +56,25 @@ def checks_of(
         yield from ((check, trial) for trial in first.values())
 
 
-def check_transport(trial: GRPOConfig) -> None:
+def check_transport(trial: GRPOConfig) -> Sequence[str]:
     """Refuses a transport that cannot be loaded or lacks something on this machine.
 
     Raises:
         PluginError: it is a user's and cannot be loaded.
     """
     if trial.transport == "auto":
-        return
+        return ()
     transport = transport_named(trial.transport)
     refused = transport.refuses_actors(**trial.resources.actors)
     wrong = refused or transport.missing_on_machine()
     if wrong is not None:
         raise UsageError(f"transport={trial.transport}: {wrong}")
+    return ()
 
 
-def check_inputs(trial: GRPOConfig) -> str | None:
-    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns a
-    note where not every prompt was looked at."""
+def check_inputs(trial: GRPOConfig) -> Sequence[str]:
+    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns how
+    many prompts there are, and notes where some are asked again or were not looked at."""
     from grpo_trainable.actors.env_processes import check_environment
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
@@ -97,12 +103,28 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
-    if seen == asked:
-        return None
-    return (
-        f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
-        f"model's context of {context:,} tokens"
-    )
+    notes = _numbers_of_prompts(prompts, trial.eval.prompts)
+    for own in trial.alone:
+        notes += task_notes(own)
+    if seen < asked:
+        notes.append(
+            f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with "
+            f"the model's context of {context:,} tokens"
+        )
+    return notes
+
+
+def _numbers_of_prompts(prompts: Prompts, evaluated: int) -> list[str]:
+    """What the task says of its numbers of prompts, and a note where some are evaluated twice."""
+    sizes = {"to train on": prompts.train_size, "held out": prompts.eval_size}
+    known = [f"{size:,} {what}" for what, size in sizes.items() if size is not None]
+    lines = [PROMPTS + ", ".join(known)] if known else []
+    if prompts.eval_size is not None and prompts.eval_size < evaluated:
+        lines.append(
+            f"note: eval.prompts={evaluated} asks some of the {prompts.eval_size:,} held-out "
+            "prompts more than once"
+        )
+    return lines
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:
@@ -114,7 +136,7 @@ def _teachers_context(trial: GRPOConfig) -> int | None:
     return check_teacher(trial)
 
 
-def check_code(trial: GRPOConfig) -> None:
+def check_code(trial: GRPOConfig) -> Sequence[str]:
     """Tries the user's own loss, advantage and engine, in a process of their own.
 
     Raises:
@@ -123,6 +145,7 @@ def check_code(trial: GRPOConfig) -> None:
     from grpo_trainable.actors.user_code import check_user_code
 
     check_user_code(trial)
+    return ()
 
 
 def _transport(trial: GRPOConfig) -> Hashable:

@@ -121,7 +121,7 @@ class Plan:
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
         # Path -> content of files that nodes of a cluster lack, once that is known.
         self.shipped: dict[str, bytes] = {}
-        self.unchecked: list[str] = []  # what the checks of trials did not look at
+        self.findings: list[str] = []  # what the checks of trials have to say
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
@@ -391,9 +391,8 @@ class Plan:
             self.check_memory(nodes, machine_bytes(), "this machine")
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
-                note = check(trial)
-            if note is not None and note not in self.unchecked:
-                self.unchecked.append(note)
+                found = check(trial)
+            self.findings += [line for line in found if line not in self.findings]
         if self.inputs is None:
             self._read_inputs()
 

@@ -146,7 +146,7 @@ class AnswerSettings(Settings):
     """How a question is put, and where its answer stands in the response."""
 
     template: str = choice_or_path(
-        ("short", "r1_zero", "question_only"),
+        ("short", "r1_zero", "boxed", "question_only"),
         "What a question becomes a prompt by; in a file of yours {question} stands for it.",
     )
     answer_in: str = choice(

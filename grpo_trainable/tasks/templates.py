@@ -19,8 +19,10 @@ R1_ZERO = (
 )
 # The same form of response, asked for in as few words as a small policy can be taught.
 SHORT = "User: {question}\nAssistant: <think>"
+# What Qwen's mathematical models are asked (arXiv 2409.12122).
+BOXED = f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
-TEMPLATES = {"short": SHORT, "r1_zero": R1_ZERO, "question_only": QUESTION}
+TEMPLATES = {"short": SHORT, "r1_zero": R1_ZERO, "boxed": BOXED, "question_only": QUESTION}
 
 
 def template_text(template: str) -> str:

@@ -1197,8 +1197,8 @@ def test_a_template_is_a_word_or_a_path(template, stored):
 def test_a_slip_in_the_name_of_a_template_is_no_path():
     data = make_absolute(nested(task__name="math", task__template="r1_zer"), "/base")
     assert error(data) == (
-        "task.template=r1_zer: must be one of short, r1_zero, question_only, or the path of a file "
-        "(./NAME where it has no ending); did you mean r1_zero?"
+        "task.template=r1_zer: must be one of short, r1_zero, boxed, question_only, or the path of "
+        "a file (./NAME where it has no ending); did you mean r1_zero?"
     )
 
 
