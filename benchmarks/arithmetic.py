@@ -118,8 +118,7 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
 
 
 def greedily(trained: TrainedPolicy | None) -> dict[str, Any]:
-    """The share of problems that a checkpoint's policy, or the shipped one, solves greedily, with its
-    interval."""
+    """The share of problems that a checkpoint's policy, or the shipped one, solves greedily."""
     return figures(trained, "greedy", seed=0)["pass@1"]  # without draws the seed does nothing
 
 
