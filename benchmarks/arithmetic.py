@@ -37,12 +37,12 @@ from grpo_trainable.tasks.answers import tagged_answer
 from reports.intervals import over_prompts, over_seeds
 
 ARMS = ("sync", "async_k1")
-PROBLEMS = 512  # problems an evaluation asks
+PROBLEMS = 512  # of an evaluation
 EXAMPLES = 10  # problems of which the result keeps a response before and after
 BOUNDS: dict[str, Any] = {
     "first": (0.25, 0.45),  # share of right answers
     "rise": 0.20,  # and the intervals before and after are apart
-    "length_change": 0.25,  # change of mean tokens, as a share of those before
+    "length_change": 0.25,  # of mean tokens, as a share of those before
     "seconds": 600,
 }
 STEP = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\b")
@@ -118,8 +118,7 @@ def summarise(directory: Path) -> tuple[dict[str, Any], list[float]]:
 
 
 def greedily(trained: TrainedPolicy | None) -> dict[str, Any]:
-    """The share of problems that a checkpoint or the shipped policy solves greedily, with its
-    interval."""
+    """The share of problems that a checkpoint's policy, or the shipped one, solves greedily."""
     return figures(trained, "greedy", seed=0)["pass@1"]  # without draws the seed does nothing
 
 

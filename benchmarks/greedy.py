@@ -40,8 +40,10 @@ def main() -> None:
 
 
 def figures(trained: TrainedPolicy | None, how: str, *, seed: int) -> dict[str, Any]:
-    """The figures of a checkpoint or the shipped policy on the held-out problems. `how`: a
-    key of `HOW`."""
+    """The figures of a checkpoint's policy, or of the shipped one, on the held-out problems.
+
+    `how`: a key of `HOW`.
+    """
     options = {"--task": "math", "--prompts": PROBLEMS, "--seed": seed, **HOW[how]}
     config = evaluation_config(trained, [], options, os.getcwd())
     policy = load_evaluated_policy(config, trained)

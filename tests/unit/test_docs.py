@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 
@@ -101,3 +102,14 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 def test_files_that_a_page_names_exist(page):
     named = set(PATHS.findall(page.read_text(encoding="utf-8")))
     assert [path for path in sorted(named) if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+def test_what_the_shipped_policy_solves_is_what_was_measured():
+    found = json.loads((ROOT / "benchmarks" / "results" / "greedy.json").read_text())
+    page = (DOCS / "policies.md").read_text(encoding="utf-8")
+    for how, name in (("greedy", "pass@1"), ("sampled", "pass@1"), ("sampled", "pass@8")):
+        own = found[how][name]
+        assert f"| {own['value']:.3f} ({own['low']:.3f}-{own['high']:.3f}) |" in page
+    assert (found["workload"]["policy"], found["workload"]["problems"]) == ("arithmetic", 512)
+    both = ", ".join(f"{found[how]['pass@1']['value']:.2f}" for how in ("greedy", "sampled"))
+    assert f"| {both}: part of that rise" in (DOCS / "results" / "index.md").read_text()
