@@ -18,6 +18,8 @@ from grpo_trainable.wording import plural
 from reports import changes
 from reports.answers import Answer
 from reports.document import document, figure
+from reports.every_pair import HEADER as PAIRS
+from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, shortened
 from reports.parts import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
@@ -39,6 +41,7 @@ def render_page(
     images: Mapping[str, bytes],
     damaged: Sequence[str],
     told: Sequence[str],
+    pairs: Sequence[ArmPair],
 ) -> str:
     """The whole HTML document. `images` by plot and theme: "speed_up-dark"."""
     name = experiment.directory.name
@@ -46,7 +49,7 @@ def render_page(
         _head(experiment, name, comparison),
         _missing(experiment, files, damaged),
         _table_section(comparison),
-        _told_section(told),
+        _told_section(told, pairs),
         _answer_section(asked),
         _changes_section(comparison),
         *(_plot_section(section, list(comparison.arms), images) for section in sections),
@@ -164,10 +167,18 @@ def _table_section(comparison: Comparison) -> str:
     )
 
 
-def _told_section(told: Sequence[str]) -> str:
+def _told_section(told: Sequence[str], pairs: Sequence[ArmPair]) -> str:
     if not told:
         return ""
-    return f'<section id="told">\n<h2>What can be told apart</h2>\n{html_list(told)}</section>'
+    every = ""
+    if len(pairs) > 1:  # a single pair is what the list above is about
+        every = (
+            "<details><summary>Every pair of arms</summary>\n"
+            f"{html_table(PAIRS, [pair.cells() for pair in pairs], figures=True)}\n</details>\n"
+        )
+    return (
+        f'<section id="told">\n<h2>What can be told apart</h2>\n{html_list(told)}{every}</section>'
+    )
 
 
 def _answer_section(found: Answer | None) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from grpo_trainable.command_line import program
 from reports import experiment_files
 from reports.answers import answer
+from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import render_page
 from reports.parts import read_files
@@ -74,8 +75,9 @@ def write_report_of(
     asked = answer(experiment, comparison, files)
     found = quantities(experiment, comparison, files)
     told = verdicts(found, comparison)
-    data = report_data(experiment, comparison, asked, found, told, damaged)
-    page = render_page(experiment, comparison, asked, files, shown, images, damaged, told)
+    pairs = every_pair(experiment, comparison, files)
+    data = report_data(experiment, comparison, asked, found, pairs, told, damaged)
+    page = render_page(experiment, comparison, asked, files, shown, images, damaged, told, pairs)
     try:
         _write_plots(directory, shown, images)
         _write_text(directory, "report.json", json.dumps(data, indent=1, allow_nan=False) + "\n")

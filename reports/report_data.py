@@ -10,6 +10,7 @@ from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.answers import Answer
 from reports.changes import LENGTH, Change
 from reports.contrasts import Contrast, doubts
+from reports.every_pair import ArmPair
 from reports.intervals import LEVEL
 from reports.own_files import OwnFile, own_files
 from reports.records import ExperimentRecord, TrialRecord
@@ -25,6 +26,7 @@ def report_data(
     comparison: Comparison,
     asked: Answer | None,
     found: Sequence[Quantity],
+    pairs: Sequence[ArmPair],
     told: Sequence[str],
     problems: Sequence[str],
 ) -> dict[str, Any]:
@@ -52,6 +54,14 @@ def report_data(
             for arm in comparison.arms
             if arm != comparison.baseline
         },
+        "every_pair": [
+            {
+                "arm": pair.arm,
+                "over": pair.over,
+                "figures": {own.key: _pair(own, pair.arm) for own in pair.quantities},
+            }
+            for pair in pairs
+        ],
         "told": list(told),
         "trials": [_trial(trial) for trial in experiment.trials],
         "own_files": {file.key: _own_file(file) for file in own_files(experiment)},

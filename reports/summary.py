@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_trainable.command_line import align
 from grpo_trainable.metrics import without_signal
@@ -274,10 +274,25 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
         for arm, own in records.items()
     }
     timed = [arm for arm in arms if any(trial.pace is not None for trial in arms[arm])]
+    alone = Comparison(
+        arms=arms,
+        baseline=None,
+        speed={},
+        cost={},
+        not_comparable={},
+        changes={arm: changes.of_arm(own) for arm, own in records.items()},
+    )
     baseline = BASELINE if BASELINE in timed else next(iter(timed), None)
+    return alone if baseline is None else relative_to(alone, records, baseline)
+
+
+def relative_to(
+    comparison: Comparison, records: Mapping[str, Sequence[TrialRecord]], baseline: str
+) -> Comparison:
+    """The same arms, in speed and cost relative to `baseline`. `records`: the trials by arm."""
     speed, cost, not_comparable = {}, {}, {}
-    for arm in arms:
-        if baseline is None or arm == baseline:
+    for arm in comparison.arms:
+        if arm == baseline:
             continue
         found = speed_up(records[arm], records[baseline])
         if isinstance(found, NotComparable):
@@ -287,13 +302,8 @@ def compare(trials: Sequence[TrialRecord]) -> Comparison:
             base, own = records[baseline][0].config, records[arm][0].config
             if own.uses_gpus == base.uses_gpus:  # GPU-hours and core-hours have no ratio
                 cost[arm] = found.times(base.devices / own.devices)
-    return Comparison(
-        arms=arms,
-        baseline=baseline,
-        speed=speed,
-        cost=cost,
-        not_comparable=not_comparable,
-        changes={arm: changes.of_arm(own) for arm, own in records.items()},
+    return replace(
+        comparison, baseline=baseline, speed=speed, cost=cost, not_comparable=not_comparable
     )
 
 

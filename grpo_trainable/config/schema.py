@@ -861,8 +861,8 @@ class ResourceSettings(Settings):
     learner_gpus: float = gpus(0.0, "GPUs of each learner.")
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with; the shipped policy trains slower on two "
-        "threads than on one.",
+        "CPUs that a colocated worker trains with; the shipped policy is so small that a second "
+        "thread gains it little.",
         minimum=0.01,
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")

@@ -16,6 +16,7 @@ from grpo_trainable.config import GRPOConfig
 from reports import records
 from reports.answers import answer
 from reports.changes import QUANTITIES
+from reports.every_pair import every_pair
 from reports.experiment import read_experiment
 from reports.pace import pace_of
 from reports.parts import read_files
@@ -37,7 +38,9 @@ def data_of(directory: Path) -> dict[str, Any]:
     comparison = compare(experiment.trials)
     found = quantities(experiment, comparison, files)
     asked = answer(experiment, comparison, files)
-    return report_data(experiment, comparison, asked, found, verdicts(found, comparison), [])
+    pairs = every_pair(experiment, comparison, files)
+    told = verdicts(found, comparison)
+    return report_data(experiment, comparison, asked, found, pairs, told, [])
 
 
 def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) -> Path:
@@ -199,6 +202,7 @@ NAMED = {
     "arms.ARM.changes": "QUANTITY",
     "pairs": "ARM",
     "pairs.ARM": "FIGURE",
+    "every_pair.figures": "FIGURE",
     "own_files": "SETTING",
 }
 
@@ -241,6 +245,18 @@ def test_every_key_of_report_json_is_documented_and_every_documented_key_is_ther
 
     assert len(documented) == len(set(documented))
     assert set(documented) == paths_of(data_of(own))
+
+
+def test_every_two_arms_are_compared(own):
+    for arm, reward in (("a", 0.5), ("b", 0.5), ("c", 0.5)):
+        write_arm(own, arm, reward)
+    data = data_of(own)
+
+    named = [(pair["arm"], pair["over"]) for pair in data["every_pair"]]
+    assert named == [("b", "a"), ("c", "a"), ("c", "b")]
+    for pair in data["every_pair"][:2]:  # the baseline is a
+        assert pair["figures"] == data["pairs"][pair["arm"]]
+    assert data["every_pair"][2]["figures"]["speed_up"]["value"] == pytest.approx(1.0)
 
 
 def test_every_column_of_the_table_is_documented():

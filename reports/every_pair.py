@@ -1,0 +1,51 @@
+"""Each two arms of an experiment compared: the pairs with the baseline are only some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grpo_trainable.wording import written
+from reports.parts import TrialFiles
+from reports.records import ExperimentRecord
+from reports.summary import Comparison, relative_to
+from reports.verdicts import Quantity, quantities
+
+HEADER = ("arm", "over", "speed-up", "at equal cost", "held-out reward")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmPair:
+    """An arm and one of those before it, in all quantities."""
+
+    arm: str
+    over: str
+    quantities: Sequence[Quantity]
+
+    def cells(self) -> tuple[str, ...]:
+        """A row of the table that `HEADER` heads."""
+        return (self.arm, self.over, *(_cell(own, self.arm) for own in self.quantities))
+
+
+def every_pair(
+    experiment: ExperimentRecord, comparison: Comparison, files: Mapping[str, TrialFiles]
+) -> list[ArmPair]:
+    """Every arm over each arm that stands before it in the comparison."""
+    arms = list(comparison.arms)
+    found = []
+    for place, over in enumerate(arms[:-1]):
+        own = relative_to(comparison, experiment.arms, over)
+        compared = quantities(experiment, own, files)
+        found += [ArmPair(arm=arm, over=over, quantities=compared) for arm in arms[place + 1 :]]
+    return found
+
+
+def _cell(quantity: Quantity, arm: str) -> str:
+    if arm in quantity.not_comparable:
+        return f"not comparable: {quantity.not_comparable[arm]}"
+    own = quantity.contrasts.get(arm)
+    if own is None:
+        return "-"
+    interval = own.shown_interval(quantity.form, " to ")
+    value = written(own.value, quantity.form)
+    return f"{value} ({interval})" if interval else value
