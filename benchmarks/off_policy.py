@@ -27,7 +27,7 @@ from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parts import TrialFiles, read_files
 from reports.records import ExperimentRecord
-from reports.summary import compare, median, show
+from reports.summary import Comparison, compare, median, show
 from reports.verdicts import quantities, verdicts
 
 SPACES = ("gradient_steps", "lag", "replay")
@@ -63,7 +63,10 @@ SHOWN = {
 
 
 def summarise(
-    experiment: ExperimentRecord, files: Mapping[str, TrialFiles], found: Answer
+    experiment: ExperimentRecord,
+    files: Mapping[str, TrialFiles],
+    found: Answer,
+    comparison: Comparison,
 ) -> dict[str, Any]:
     by_arm = experiment.complete_arms  # those of the answer
     step_kl = {
@@ -75,6 +78,12 @@ def summarise(
         "columns": {c.name: {"title": c.title, "form": c.form} for c in found.columns},
         "arms": {arm: dict(values) for arm, values in found.arms.items()},
         "said": list(found.said),
+        "told": verdicts(quantities(experiment, comparison, files), comparison),
+        # What moved besides the reward: (before, after) of each seed.
+        "changes": {
+            arm: {change.name: [change.before, change.after] for change in changes}
+            for arm, changes in comparison.changes.items()
+        },
         # (samples, reward) of each evaluation, for each seed.
         "held_out": {
             arm: [
@@ -306,10 +315,9 @@ def main() -> None:
         found = answer(experiment, comparison, files)
         if found is None:
             sys.exit(f"{args.storage / space}: fewer than two arms have begun")
-        result = summarise(experiment, files, found)
+        result = summarise(experiment, files, found, comparison)
         print(align([found.header, *found.rows()]))
-        told = verdicts(quantities(experiment, comparison, files), comparison)
-        print(*found.said, *told, sep="\n")
+        print(*result["said"], *result["told"], sep="\n")
         workload = {"space": space, **experiment.description}
         result = {**as_run(origin, args.storage, space), "workload": workload, **result}
         write(RESULTS / f"off_policy_{space}.json", result)

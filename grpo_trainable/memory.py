@@ -309,6 +309,11 @@ class _Trial:
         # The input of each layer, and one layer whose activations are computed again.
         return size.layers * size.hidden * self.body + layer + around
 
+    @property
+    def _trains_on_gpu(self) -> bool:
+        r = self.config.resources
+        return (r.worker_gpus if self.config.placement == "colocated" else r.learner_gpus) > 0
+
     def _activations_of_a_layer(self) -> Iterator[int]:
         """Counted over the tensors that autograd keeps; a test compares them with real ones."""
         d, f = self.size.hidden, self.size.inner
@@ -320,6 +325,7 @@ class _Trial:
         yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
         if self.body < FLOAT:
             yield FLOAT * d  # norms compute in float32
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # a CPU's attention does as well
         if self.size.normed_heads:
             yield (8 if self.body == FLOAT else 6) * (q + k)
         if self.lora and self.body < FLOAT:

@@ -134,6 +134,7 @@ def _missing(
         "other work on the machine was not measured",
         lambda trial: not trial.column("time/disturbed_fraction"),
     )
+    lacking("what others did on its GPUs was not measured", lambda t: t.config.uses_gpus)
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)
