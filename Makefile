@@ -109,9 +109,10 @@ bench-objectives: $(READY)
 bench-real-model: $(READY_VLLM) .venv-trl/.ready
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
 
-# A step here and in TRL, in turns: a quarter of an hour.
+# A step here and in TRL, in turns, and where our seconds go: twenty minutes.
 bench-peers: $(READY) .venv-trl/.ready
 	$(BIN)/python benchmarks/peers.py $(ARGS)
+	$(BIN)/python benchmarks/profiles.py
 
 # GRPO beside PPO of RLlib, at equal samples: most of an hour, nearly all of it PPO.
 bench-rllib: $(READY)

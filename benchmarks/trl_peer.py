@@ -1,9 +1,9 @@
 """Trains by TRL's GRPOTrainer what `real_model.py` trains here, as the JSON file JOB says.
 
 python benchmarks/trl_peer.py JOB, in an environment with trl. The prompts come in the order of the
-job, and the trainer's own tokenizer must make the same ids of them. Weights are float32 and
-computed under bfloat16 autocast, which is what TRL has in place of a bfloat16 body with float32
-master weights.
+job, and the trainer's own tokenizer must make the same ids of them. Weights are float32 and, where
+the CPU has instructions for bfloat16, computed under its autocast, which is what TRL has in place
+of a bfloat16 body with float32 master weights.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def arguments(job: dict[str, Any]) -> GRPOConfig:
         use_cpu=True,
         seed=job["seed"],
         model_init_kwargs={"dtype": "float32"},
-        bf16=True,
+        bf16=job["bf16"],
         gradient_checkpointing=True,
         max_steps=job["rounds"],
         per_device_train_batch_size=microbatch,

@@ -18,6 +18,7 @@ from grpo_trainable.models.hf_directory import one_line, read_shape, refuse_unus
 from grpo_trainable.models.packing import pack
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
+from grpo_trainable.models.wide_products import multiplies_bfloat16, widen_products
 
 PROBE_TOKENS = 16  # of the sequence on which a model is compared with its parts
 # How much larger hidden states are made for the second comparison: with random weights logits are
@@ -89,7 +90,7 @@ class HFPolicy(Policy):
         Raises:
             ValueError: the architecture cannot, or its packed states are others.
         """
-        from grpo_trainable.models.hf_attention import attend_by_rows  # loads torch's compiler
+        from grpo_trainable.models.hf_attention import replace_attention  # loads torch's compiler
 
         ids = self._probe().repeat(3, 1)
         ids[1:, PROBE_TOKENS // 2 :] = ids[1:, PROBE_TOKENS // 2 :].flip(1)
@@ -97,7 +98,7 @@ class HFPolicy(Policy):
         wanted[1, -3:] = False
         expected = self.states_at(ids, wanted)
         try:
-            attend_by_rows(self.model)
+            replace_attention(self.model)
             self._packs = True
             found = self.states_at(ids, wanted)
         except (TypeError, ValueError) as error:
@@ -196,6 +197,8 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
     except Exception as error:  # transformers and safetensors have no error of their own
         raise ValueError(f"{directory}: transformers cannot load it ({one_line(error)})") from error
     model, told = loaded
+    if dtype == "bfloat16":
+        _suit_to_cpu(model)
     # transformers would go on with random numbers in their place.
     lacking = sorted(told["missing_keys"])
     if lacking:
@@ -204,6 +207,16 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
         return HFPolicy(model, read_shape(directory), head_fp32=head_fp32)
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
+
+
+def _suit_to_cpu(model: transformers.PreTrainedModel) -> None:
+    """Has a CPU compute `model`, which is bfloat16, in its fastest way; a GPU has its own."""
+    if not multiplies_bfloat16():
+        widen_products(model.get_decoder())
+    if model.config._attn_implementation == "sdpa":
+        from grpo_trainable.models.hf_attention import replace_attention  # loads torch's compiler
+
+        replace_attention(model)
 
 
 def _parameters(module: torch.nn.Module) -> int:
