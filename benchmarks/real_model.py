@@ -38,6 +38,7 @@ from reports.evaluations.files import DATA, read_evaluation
 from reports.evaluations.record import EvaluationRecord
 
 ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on equally many cores
+APART = "sync"  # stands for the colocated arm with an engine that samples in no colocated worker
 TRL = "trl"
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 WORK = ROOT / "build" / "real_model"
@@ -151,8 +152,13 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def wanted(args: argparse.Namespace) -> list[str]:
     """The names of the trainings, in order."""
-    ours = [f"{engine} {arm}" for engine in args.engines for arm in args.arms]
+    ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in args.arms]
     return [*ours, *([] if args.without_trl else [TRL])]
+
+
+def arm_of(engine: str, arm: str) -> str:
+    refused = ENGINES[engine].refused_placements
+    return APART if "colocated" in refused and arm.startswith("colocated") else arm
 
 
 class Bench:

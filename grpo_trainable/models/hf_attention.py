@@ -71,8 +71,8 @@ def _rows_attention(
         return _one_query(query, key, value, mask, others["scaling"])
     if mask is not None and mask.dtype == dtype:
         mask = mask.float()
-    wide = (x.float() for x in (query, key, value))
-    return sdpa_attention_forward(module, *wide, mask, **others)[0].to(dtype)
+    wide = sdpa_attention_forward(module, query.float(), key.float(), value.float(), mask, **others)
+    return wide[0].to(dtype)
 
 
 def _is_plain(mask: Tensor | None, others: dict[str, Any]) -> bool:

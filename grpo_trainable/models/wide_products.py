@@ -7,7 +7,7 @@ once, is what the instructions compute: factors in bfloat16, sums in float32, on
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,10 @@ def widen_products(model: nn.Module) -> None:
             module.forward = partial(_linear, module)
 
 
-def _linear(module: nn.Linear, x: Tensor) -> Tensor:
-    if x.device.type != "cpu":
-        return F.linear(x, module.weight, module.bias)
-    return _WideLinear.apply(x, module.weight, module.bias)
+def _linear(module: nn.Linear, input: Tensor) -> Tensor:
+    if input.device.type != "cpu":
+        return F.linear(input, module.weight, module.bias)
+    return cast("Tensor", _WideLinear.apply(input, module.weight, module.bias))
 
 
 class _WideLinear(torch.autograd.Function):
