@@ -186,7 +186,7 @@ def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
 # ---- Reading -----------------------------------------------------------------------------------
 
 
-def read_checkpoint(directory: str | Path) -> TrialState:
+def read_checkpoint(directory: str | Place) -> TrialState:
     """The verified content of a checkpoint.
 
     Raises:
@@ -194,7 +194,7 @@ def read_checkpoint(directory: str | Path) -> TrialState:
     """
     from safetensors.torch import load
 
-    directory = Path(directory)
+    directory = Path(directory) if isinstance(directory, str) else directory
     contents = _verified(directory)
     state = _parse(directory / STATE, contents[STATE])
     with _named_errors(directory):
@@ -280,12 +280,31 @@ def numbered_checkpoints(directory: Directory) -> list[Directory]:
     return [cast(Directory, directory / name) for name in names]
 
 
-def no_checkpoint_in(directory: Path) -> CheckpointError:
+def checkpoints_named(directory: Directory) -> list[Directory]:
+    """The checkpoint that a path names: the directory itself, or all of a trial's, in order.
+
+    Raises:
+        CheckpointError: there is none, or a store cannot be asked, in one line.
+    """
+    try:
+        if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
+            return [directory]
+        found = numbered_checkpoints(directory)
+        if not found:
+            raise _no_checkpoint_in(directory)
+    except OSError as error:
+        from grpo_trainable.storage import reason  # pyarrow, which takes its time
+
+        raise CheckpointError(f"{directory}: {reason(error)}") from error
+    return found
+
+
+def _no_checkpoint_in(directory: Place) -> CheckpointError:
     """What is said of a directory that holds no checkpoint: where it is an experiment's, which
     trials there are."""
     if not directory.is_dir():
         return CheckpointError(f"{directory}: is no directory")
-    trials = [path.name for path in sorted(directory.glob("*/")) if numbered_checkpoints(path)]
+    trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
     if not trials:
         return CheckpointError(
             f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"

@@ -6,20 +6,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.atomic import new_directory, refuse_occupied
 from grpo_trainable.checkpointing import (
-    CHECKPOINT,
-    MANIFEST,
     CheckpointError,
     TrialState,
+    checkpoints_named,
     newest_whole,
-    no_checkpoint_in,
-    numbered_checkpoints,
     read_checkpoint,
 )
 from grpo_trainable.config import GRPOConfig
@@ -34,6 +31,7 @@ from grpo_trainable.models.transformer import TransformerLM
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf import HFPolicy
+    from grpo_trainable.storage import Place
 
 # What stands beside the weights of a Hugging Face model and is as it was.
 UNCHANGED = (
@@ -49,7 +47,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    source: Path  # the checkpoint or policy that was read
+    source: Place  # the checkpoint or policy that was read
     round: (
         int | None
     )  # rounds that the policy was trained for; None: a policy that is no checkpoint
@@ -58,7 +56,7 @@ class Exported:
     dtype: torch.dtype
 
 
-def export(source: Path, out: Path, dtype: torch.dtype | None = None) -> Exported:
+def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Exported:
     """Writes the policy in `source` to the new directory `out`, which appears when it is whole.
 
     `source`: a checkpoint, the directory of a trial (its newest whole checkpoint counts), or a
@@ -79,17 +77,18 @@ def export(source: Path, out: Path, dtype: torch.dtype | None = None) -> Exporte
         raise ExportError(str(error)) from error
 
 
-def _is_policy(source: Path) -> bool:
+def _is_policy(source: Place) -> TypeGuard[Path]:
+    if not isinstance(source, Path):
+        return False  # a store has experiments
     if is_hugging_face(source):
         raise ExportError(f"{source}: is a Hugging Face directory already")
     return (source / "policy.safetensors").is_file()
 
 
-def _checkpoint(source: Path) -> Path:
-    if (source / MANIFEST).is_file() or CHECKPOINT.fullmatch(source.name):
+def _checkpoint(source: Place) -> Place:
+    found = checkpoints_named(source)
+    if found == [source]:
         return source
-    if not numbered_checkpoints(source):
-        raise no_checkpoint_in(source)
     newest = newest_whole(source)
     if newest is None:
         raise ExportError(f"{source}: none of its checkpoints is whole")
@@ -97,7 +96,7 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _export_trained(
-    source: Path, trial: TrialState, out: Path, dtype: torch.dtype | None
+    source: Place, trial: TrialState, out: Path, dtype: torch.dtype | None
 ) -> Exported:
     config = GRPOConfig.from_dict(trial.state["config"])
     refuse_changed_policy(config, trial.state.get("inputs", {}))
@@ -115,7 +114,7 @@ def _export_trained(
     return _export_theirs(source, round_, out, policy, beside, dtype)
 
 
-def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
+def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
     """All weights of the model: what a checkpoint has, or the model with its adapters merged."""
     if config.model.lora_rank is None:
         return dict(trained)
@@ -125,7 +124,7 @@ def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Path) -> 
 
 
 def _export_ours(
-    source: Path,
+    source: Place,
     round_: int | None,
     out: Path,
     policy: TransformerLM,
@@ -139,7 +138,7 @@ def _export_ours(
 
 
 def _export_theirs(
-    source: Path,
+    source: Place,
     round_: int,
     out: Path,
     policy: HFPolicy,
@@ -164,7 +163,7 @@ def _export_theirs(
 
 
 def _told(
-    source: Path,
+    source: Place,
     round_: int | None,
     architecture: str,
     policy: torch.nn.Module,

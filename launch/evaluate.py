@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from grpo_trainable.evaluation.checkpoint import TrainedPolicy
     from grpo_trainable.evaluation.evaluator import Evaluator
     from grpo_trainable.evaluation.generation import Generation
+    from grpo_trainable.storage import Place
     from reports.evaluations.record import EvaluationRecord
 
 DESCRIPTION = """\
@@ -70,7 +71,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     policy.add_argument(
         "--checkpoint",
         metavar="DIR",
-        help="a checkpoint of a trial, or the trial's directory, whose last checkpoint is taken",
+        help="a checkpoint of a trial, or the trial's directory, whose last checkpoint is taken; "
+        "s3://BUCKET/PATH in an object store",
     )
     policy.add_argument(
         "--model",
@@ -207,7 +209,7 @@ def _plan(args: argparse.Namespace) -> _Plan:
 
     trained = None
     if args.checkpoint is not None:
-        trained = read_trained_policy(_directory("--checkpoint", args.checkpoint))
+        trained = read_trained_policy(_place("--checkpoint", args.checkpoint))
     options = {
         "--model": args.model,
         "--task": args.task,
@@ -226,6 +228,16 @@ def _plan(args: argparse.Namespace) -> _Plan:
         against = read_evaluation(_directory("--against", args.against))
     out = _directory("--out", args.out or time.strftime("evaluation-%Y%m%d-%H%M%S"))
     return _Plan(config=config, trained=trained, out=out, against=against)
+
+
+def _place(option: str, text: str) -> Place:
+    """A directory of this machine or of an object store."""
+    from tuning.directories import directory_named
+
+    try:
+        return directory_named(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from None
 
 
 def _directory(option: str, text: str) -> Path:

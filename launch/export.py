@@ -10,12 +10,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError
 from grpo_trainable.exporting import Exported, ExportError, export
+from tuning.directories import directory_named
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage import Place
 
 DESCRIPTION = """\
 Write the policy of a checkpoint to the directory OUT as transformers and vLLM load it:
@@ -41,12 +46,19 @@ def _main(argv: Sequence[str] | None) -> None:
     dtype = None if args.dtype is None else getattr(torch, args.dtype)
     out = Path(args.out).expanduser()
     try:
-        done = export(Path(args.checkpoint).expanduser(), out, dtype)
+        done = export(_source(args.checkpoint), out, dtype)
     except ExportError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
         raise UsageError(f"{error.filename or out}: {error.strerror or error}") from None
     print(_summary(done, out))
+
+
+def _source(text: str) -> Place:
+    try:
+        return directory_named(text)
+    except ValueError as error:
+        raise UsageError(f"{text}: {error}") from None
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -59,8 +71,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
-        help="a checkpoint, the directory of a trial (its newest whole checkpoint), or a policy "
-        "that pretrain.py wrote",
+        help="a checkpoint, the directory of a trial (its newest whole checkpoint), either of them "
+        "in an object store (s3://BUCKET/PATH), or a policy that pretrain.py wrote",
     )
     parser.add_argument("out", metavar="OUT", help="the directory to write, new or empty")
     parser.add_argument(

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from grpo_trainable.checkpointing import (
-    CHECKPOINT,
-    MANIFEST,
-    CheckpointError,
-    no_checkpoint_in,
-    numbered_checkpoints,
-    read_checkpoint,
-)
+from grpo_trainable.checkpointing import CheckpointError, checkpoints_named, read_checkpoint
 from grpo_trainable.config import ConfigError, GRPOConfig
+
+if TYPE_CHECKING:
+    from grpo_trainable.storage import Place
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedPolicy:
     """The policy of a trial as it stood at a checkpoint, and how the trial was set."""
 
-    directory: Path
+    directory: Place
     config: GRPOConfig  # the trial's
     inputs: Mapping[str, str]  # SHA-256 by config key of the files that the trial read
     tensors: Mapping[str, Tensor]
@@ -31,13 +27,15 @@ class TrainedPolicy:
     round: int  # rounds trained
 
 
-def read_trained_policy(directory: Path) -> TrainedPolicy:
+def read_trained_policy(directory: Place) -> TrainedPolicy:
     """The policy of the checkpoint in `directory`; of the last one where it is a trial's directory.
+
+    The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
 
     Raises:
         CheckpointError: there is none, or it is damaged, foreign or of a newer format; one line.
     """
-    directory = find_checkpoint(directory)
+    directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)
     try:
         return TrainedPolicy(
@@ -52,19 +50,3 @@ def read_trained_policy(directory: Path) -> TrainedPolicy:
         raise CheckpointError(
             f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
         ) from None
-
-
-def find_checkpoint(directory: Path) -> Path:
-    """The checkpoint that a path names: the directory itself, or the last one of a trial's.
-
-    The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
-
-    Raises:
-        CheckpointError: there is none, in one line.
-    """
-    if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
-        return directory
-    checkpoints = numbered_checkpoints(directory)
-    if not checkpoints:
-        raise no_checkpoint_in(directory)
-    return checkpoints[-1]

@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 import torch
 from policies import Mailbox, write_quick_policy
+from pyarrow.fs import LocalFileSystem
 
 from grpo_trainable.actors.generator import Generator
-from grpo_trainable.checkpointing import MANIFEST, CheckpointError, TrialState, write_checkpoint
+from grpo_trainable.checkpointing import (
+    MANIFEST,
+    CheckpointError,
+    TrialState,
+    checkpoints_named,
+    write_checkpoint,
+)
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.evaluation.checkpoint import find_checkpoint, read_trained_policy
+from grpo_trainable.evaluation.checkpoint import read_trained_policy
 from grpo_trainable.evaluation.evaluator import Evaluator, with_all_prompts
 from grpo_trainable.evaluation.generation import Generation
 from grpo_trainable.evaluation.machine import PARAMETERS_PER_THREAD, sampling_threads
@@ -28,6 +35,7 @@ from grpo_trainable.models.store import build_policy
 from grpo_trainable.pipeline.evaluation import held_out_chunks
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import LiveWeights
+from grpo_trainable.storage import StoredPath
 from grpo_trainable.tasks import eval_size
 
 
@@ -218,10 +226,30 @@ def test_the_directory_of_a_trial_stands_for_its_last_checkpoint(policy, tmp_pat
     for number in (1, 2):
         checkpoint(tmp_path / f"checkpoint_00000{number}", own)
     (tmp_path / "result.json").touch()
-    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint_000002"
+    assert checkpoints_named(tmp_path)[-1] == tmp_path / "checkpoint_000002"
+    assert checkpoints_named(tmp_path / "checkpoint_000001") == [tmp_path / "checkpoint_000001"]
     (tmp_path / "checkpoint_000002" / MANIFEST).unlink()
     with pytest.raises(CheckpointError, match=r"checkpoint_000002/manifest\.json"):
         read_trained_policy(tmp_path)
+
+
+def test_a_policy_is_read_from_a_store_as_from_a_directory(policy, tmp_path):
+    trial = tmp_path / "experiment" / "trial"
+    checkpoint(trial / "checkpoint_000001", config(policy))
+    stored = StoredPath(LocalFileSystem(), str(trial), "file")
+    here, there = read_trained_policy(trial), read_trained_policy(stored)
+    assert str(there.directory) == f"file://{here.directory}"
+    assert (there.config, there.version, there.round) == (here.config, here.version, here.round)
+    for name, tensor in here.tensors.items():
+        assert torch.equal(there.tensors[name], tensor)
+
+    assert export(stored, tmp_path / "exported").parameters > 0
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    above = StoredPath(LocalFileSystem(), str(trial.parent), "file")
+    with pytest.raises(CheckpointError, match=rf"is an experiment; .*: file://{trial}$"):
+        read_trained_policy(above)
+    with pytest.raises(ExportError, match="nowhere: is no directory"):
+        export(above / "nowhere", tmp_path / "other")
 
 
 def test_a_directory_without_a_checkpoint_is_told_so(tmp_path):

@@ -25,10 +25,13 @@ from callbacks.checkpoints import CheckpointFallback
 from callbacks.mirror import Mirror
 from grpo_trainable.checkpointing import (
     MANIFEST,
+    CheckpointError,
     TrialState,
     checkpoint_round,
+    checkpoints_named,
     newest_whole,
     part_file,
+    read_checkpoint,
     remove_older,
     write_checkpoint,
 )
@@ -114,6 +117,43 @@ def test_a_store_says_in_one_line_why_nothing_can_be_kept_there(
 
 
 # ---- Checkpoints -------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> None:
+    trial = stored_path("s3://bucket/runs/trial")
+    brought(checkpoint(tmp_path / "one", 3), trial / "checkpoint_000000")
+    (named,) = checkpoints_named(trial)
+    assert torch.equal(read_checkpoint(named).policy["a"], torch.full((64,), 3.0))
+    with pytest.raises(CheckpointError, match=r"one of its trials: s3://bucket/runs/trial$"):
+        checkpoints_named(stored_path("s3://bucket/runs"))
+
+
+@pytest.mark.parametrize("words", [["evaluate.py", "--checkpoint"], ["export.py"]])
+@pytest.mark.parametrize(
+    ("where", "key", "told"),
+    [
+        ("s3://nobody/trial", "a-key", "s3://nobody/trial: is no directory"),
+        ("s3://bucket/trial", "another", "s3://bucket/trial: ACCESS_DENIED"),
+        ("s3://key:secret@bucket/trial", "a-key", "credentials and endpoint belong into the"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_had_from_a_store_is_one_line(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: list[str],
+    where: str,
+    key: str,
+    told: str,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    script, *option = words
+    out = [] if option else [str(tmp_path / "out")]
+    argv = [sys.executable, str(ROOT / "launch" / script), *option, where, *out]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert told in line
 
 
 def test_the_newest_whole_checkpoint_is_found_and_older_ones_are_removed(
