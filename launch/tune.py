@@ -20,8 +20,8 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
+from tuning.checks import Missing
 from tuning.directories import WRITABLE_BY_OTHERS
-from tuning.memory import DoesNotFit
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
 from tuning.preview import preview
@@ -72,8 +72,8 @@ def _main(argv: Sequence[str]) -> int:
     plan = plan_of(args)
     try:
         plan.check()
-    except DoesNotFit:
-        if args.dry_run is not None:  # it may be meant for a larger machine
+    except Missing:
+        if args.dry_run is not None:  # it may be meant for another machine
             print_trials(plan, args.dry_run)
         raise
     if args.dry_run is not None:

@@ -26,6 +26,7 @@ COURSE_KEYWORD = Preset(
 COURSE_MATH = Preset(
     name="course_math",
     meaning="the course's settings for MATH with Qwen2.5-Math-1.5B",
+    needs=("task.train_file", "task.eval_file"),
     settings={
         "model.path": "Qwen/Qwen2.5-Math-1.5B",
         "model.dtype": "bfloat16",

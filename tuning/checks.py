@@ -17,6 +17,11 @@ MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
 
 
+class Missing(UsageError):
+    """Something that valid trials need is missing: memory, a file, a model of the hub. A dry run
+    shows the trials before it says so."""
+
+
 # Raises what is wrong with a trial; what was not looked at is a note.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], str | None]
 
@@ -73,10 +78,13 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.directory import check_policy
+    from grpo_trainable.models.hf_directory import NotOnTheHub
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
         shape, tokenizer = check_policy(trial.model)
+    except NotOnTheHub as error:
+        raise Missing(f"model.path={error}") from None
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
