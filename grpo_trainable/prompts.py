@@ -133,9 +133,10 @@ class Prompts:
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         return self._example(stream, example).ground_truth
 
-    def told(self, stream: str, example: int) -> tuple[str, str | None]:
-        """The text of a prompt, and its task where a trial has several."""
-        return self.text(stream, example), self.label(stream, example)
+    def told(self, stream: str, example: int) -> tuple[str, str | None, JSONValue]:
+        """The text of a prompt, its task where a trial has several, and its true answer."""
+        label, truth = self.label(stream, example), self.ground_truth(stream, example)
+        return self.text(stream, example), label, truth
 
     def label(self, stream: str, example: int) -> str | None:
         """The task of a mix that an example is of; None without a mix."""

@@ -24,7 +24,7 @@ from tuning.checks import Missing
 from tuning.directories import WRITABLE_BY_OTHERS
 from tuning.nodes import Nodes, at_once
 from tuning.plan import Options, Plan
-from tuning.preview import preview
+from tuning.preview import example_lines, preview
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
@@ -78,6 +78,8 @@ def _main(argv: Sequence[str]) -> int:
         raise
     if args.dry_run is not None:
         print_trials(plan, args.dry_run)
+        if args.dry_run == "table":
+            print(*example_lines(plan.trials[0]), sep="\n")
         return OK
     plan.prepare_directory()
     return run(plan)
@@ -276,7 +278,7 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What the user may not have meant, or could not know."""
+    """What the user may not have meant, or could not know: arms, samples, prompts."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * trial.responses_per_round for trial in plan.trials}) > 1:
         lines.append(
@@ -289,7 +291,7 @@ def notes(plan: Plan) -> list[str]:
             f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
             f"responses are --samples {seeds}"
         )
-    return [*lines, *plan.unchecked]
+    return [*lines, *plan.told]
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:

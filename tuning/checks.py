@@ -10,6 +10,7 @@ from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
+from tuning.notes import about_prompts
 
 # A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
 # chat template takes its time.
@@ -22,8 +23,8 @@ class Missing(UsageError):
     shows the trials before it says so."""
 
 
-# Raises what is wrong with a trial; what was not looked at is a note.
-TrialCheck: TypeAlias = Callable[[GRPOConfig], str | None]
+# Raises what is wrong with a trial. What a user may want to know besides are lines.
+TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
 def check_population(trials: Sequence[GRPOConfig], fixed: Mapping[str, object]) -> None:
@@ -56,24 +57,25 @@ def checks_of(
         yield from ((check, trial) for trial in first.values())
 
 
-def check_transport(trial: GRPOConfig) -> None:
+def check_transport(trial: GRPOConfig) -> Sequence[str]:
     """Refuses a transport that cannot be loaded or lacks something on this machine.
 
     Raises:
         PluginError: it is a user's and cannot be loaded.
     """
     if trial.transport == "auto":
-        return
+        return ()
     transport, r = transport_named(trial.transport), trial.resources
     refused = transport.refuses_gpus(r.generator_gpus, r.learner_gpus, r.num_generators)
     wrong = refused or transport.missing_on_machine()
     if wrong is not None:
         raise UsageError(f"transport={trial.transport}: {wrong}")
+    return ()
 
 
-def check_inputs(trial: GRPOConfig) -> str | None:
-    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns a
-    note where not every prompt was looked at."""
+def check_inputs(trial: GRPOConfig) -> Sequence[str]:
+    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns what
+    is to be known about its prompts, and a note where not every one was looked at."""
     from grpo_trainable.actors.env_processes import check_environment
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
@@ -90,7 +92,8 @@ def check_inputs(trial: GRPOConfig) -> str | None:
     try:
         chosen_engine(trial)
         context = min(shape.context_length, _teachers_context(trial) or shape.context_length)
-        prompts = Prompts(trial, build_task(trial), tokenizer)
+        task = build_task(trial)
+        prompts = Prompts(trial, task, tokenizer)
         if trial.env.plays:
             check_environment(trial.env)
         for own in trial.alone:
@@ -102,15 +105,16 @@ def check_inputs(trial: GRPOConfig) -> str | None:
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
             seen += prompts.check_lengths(stream, most, context, until)
+        told = list(about_prompts(trial, task, prompts))
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
-    if seen == asked:
-        return None
-    return (
-        f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with the "
-        f"model's context of {context:,} tokens"
-    )
+    if seen < asked:
+        told.append(
+            f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with "
+            f"the model's context of {context:,} tokens"
+        )
+    return told
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:
@@ -122,7 +126,7 @@ def _teachers_context(trial: GRPOConfig) -> int | None:
     return check_teacher(trial)
 
 
-def check_code(trial: GRPOConfig) -> None:
+def check_code(trial: GRPOConfig) -> Sequence[str]:
     """Tries the user's own loss, advantage and engine, in a process of their own.
 
     Raises:
@@ -131,6 +135,7 @@ def check_code(trial: GRPOConfig) -> None:
     from grpo_trainable.actors.user_code import check_user_code
 
     check_user_code(trial)
+    return ()
 
 
 def _transport(trial: GRPOConfig) -> Hashable:

@@ -121,7 +121,7 @@ class Plan:
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
         # Path -> content of files that nodes of a cluster lack, once that is known.
         self.shipped: dict[str, bytes] = {}
-        self.unchecked: list[str] = []  # what the checks of trials did not look at
+        self.told: list[str] = []  # what the checks of trials found besides mistakes
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
@@ -395,9 +395,8 @@ class Plan:
             self._check_preset(self.preset)
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
-                note = check(trial)
-            if note is not None and note not in self.unchecked:
-                self.unchecked.append(note)
+                told = check(trial)
+            self.told += [line for line in told if line not in self.told]
         if self.inputs is None:
             self._read_inputs()
 

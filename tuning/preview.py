@@ -11,6 +11,7 @@ from grpo_trainable.config import GRPOConfig, defaults_with, flatten
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
+MOST_CHARACTERS = 1200  # of a prompt, or of a true answer, that are shown
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
@@ -22,6 +23,29 @@ def preview(trials: Sequence[GRPOConfig]) -> str:
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
     defaults = [defaults_with(trial.task.name) for trial in trials]
     return "\n".join([align([columns, *rows]), *_in_common(shared, defaults)])
+
+
+def example_lines(trial: GRPOConfig) -> Iterator[str]:
+    """Yields the first training prompt of a trial as its model reads it, behind a bar, and its true
+    answer. The trial's inputs were checked."""
+    from grpo_trainable.models.directory import policy_tokenizer
+    from grpo_trainable.prompts import Prompts, build_task
+
+    prompts = Prompts(trial, build_task(trial), policy_tokenizer(trial.model))
+    text, _, truth = prompts.told("train", 0)
+    yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
+    yield from (f"  | {line}" for line in in_short(text).split("\n"))
+    what = "what its environment is told" if trial.env.plays else "its true answer"
+    yield f"{what}: {in_short(truth if isinstance(truth, str) else json.dumps(truth))}"
+
+
+def in_short(text: str) -> str:
+    """The text; a long one without its middle, of which the length is told."""
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]} [… {left_out:,} characters …] {text[-half:]}"
 
 
 def shown(value: Any) -> str:
