@@ -387,3 +387,10 @@ def test_problems_that_are_trained_on_and_held_out_are_counted(tmp_path):
     ]
     apart = replace(settings, eval_file=gsm8k(tmp_path / "apart.jsonl", ["2"], start=50))
     assert MathTask(apart, 0).notes() == []
+
+
+def test_the_page_shows_every_template_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "math.md").read_text()
+    for name in ("r1_zero", "short"):
+        assert f"```text\n{TEMPLATES[name]}\n```" in page
+    assert TEMPLATES["question_only"] == "{question}"
