@@ -36,11 +36,12 @@ def about_prompts(trial: GRPOConfig, task: Task | MixTask, prompts: Prompts) -> 
 def _sizes(task: Task, asked: int, total: int, of: str) -> Iterator[str]:
     """Yields how many prompts a task has on either side, as far as it says, and whether an
     evaluation that asks for so many, of `total` prompts, repeats some."""
-    sides = {"to train on": train_size(task), "held out": eval_size(task)}
-    told = [f"{size:,} {side}" for side, size in sides.items() if size is not None]
-    if told:
-        yield f"prompts{of}: {', '.join(told)}"
-    held_out = sides["held out"]
+    to_train_on = train_size(task)
+    if to_train_on is None:  # such a task makes its prompts, and may take long to count them
+        return
+    held_out = eval_size(task)
+    known = "" if held_out is None else f", {held_out:,} held out"
+    yield f"prompts{of}: {to_train_on:,} to train on{known}"
     if held_out is not None and asked > held_out:
         yield (
             f"note: eval.prompts={total} asks for {asked:,} held-out prompts{of}, and there are "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
-from grpo_trainable.tasks.answers import answer_form, boxed_answer
+from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
@@ -99,6 +99,7 @@ class MathTask:
         self._template = template_text(settings.template)
         self._reward = MathReward(settings)
         self.stop = answer_form(settings).stop
+        self._form_note = form_note(settings)
         self._files = files = problem_files(settings)
         self._train, self._heldout = split_files(
             files.get("train_file"),
@@ -122,9 +123,10 @@ class MathTask:
         return self._heldout.size
 
     def notes(self) -> list[str]:
-        """What of the files may not be meant: solutions in the place of answers, and problems that
-        are both trained on and held out."""
+        """What may not be meant: a template that does not ask for an answer, solutions in the place
+        of answers, and problems that are both trained on and held out."""
         found = [unmarked_answers(key, path) for key, path in self._files.items()]
+        found.insert(0, self._form_note)
         train = {as_text(problem.prompt) for problem in self._train.rows}
         held_out = [as_text(problem.prompt) for problem in self._heldout.rows]
         both = sum(question in train for question in held_out)

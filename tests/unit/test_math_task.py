@@ -21,7 +21,7 @@ from grpo_trainable.tasks import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from grpo_trainable.tasks.answers import boxed_answer, tagged_answer
+from grpo_trainable.tasks.answers import boxed_answer, form_note, tagged_answer
 from grpo_trainable.tasks.math import parse_problem, unmarked_answers
 from grpo_trainable.tasks.math_reward import library_spelling
 from grpo_trainable.tasks.templates import R1_ZERO, TEMPLATES
@@ -394,3 +394,26 @@ def test_the_page_shows_every_template_as_it_is():
     for name in ("r1_zero", "short"):
         assert f"```text\n{TEMPLATES[name]}\n```" in page
     assert TEMPLATES["question_only"] == "{question}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"template": "r1_zero"}, None),
+        ({"template": "short"}, None),
+        ({"template": "question_only"}, r"\boxed{}"),
+        ({"template": "question_only", "answer_in": "tags"}, "</think> <answer>…</answer>"),
+        ({"template": "r1_zero", "answer_in": "boxed"}, r"\boxed{}"),
+    ],
+)
+def test_a_template_that_does_not_ask_for_an_answer_is_told(settings, wanted, tmp_path):
+    note = form_note(TaskSettings(name="math", **settings))
+    if wanted is None:
+        assert note is None
+        return
+    template = settings["template"]
+    assert note is not None
+    assert note.startswith(f"note: task.template={template} does not ask for {wanted}, where ")
+    mine = tmp_path / "mine.txt"
+    mine.write_text(r"{question} Put it in \boxed{}.")
+    assert form_note(TaskSettings(name="math", template=str(mine))) is None
