@@ -24,7 +24,10 @@ _RESPONSE = {
     "task": pa.string(),  # task of the prompt, where the trial mixes several
     "prompt": pa.string(),
     "response": pa.string(),
+    "ground_truth": pa.string(),  # the true answer, as JSON
     "reward": pa.float32(),
+    "format_reward": pa.float32(),  # of a task that tells the two apart, such as mathematics
+    "answer_reward": pa.float32(),
     "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
     "tokens": pa.int32(),  # tokens that were sampled
     "turns": pa.string(),  # an episode as JSON: action, its reward, observation; else null

@@ -19,7 +19,10 @@ from grpo_trainable.metrics import ActorSpan
 from grpo_trainable.versions import VersionChange
 
 if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
+    from torch import Tensor
+
     from grpo_trainable.rollout import RolloutGroup
+    from grpo_trainable.tasks import JSONValue
 
 DETAILS = "details"
 
@@ -43,8 +46,9 @@ class RoundDetails:
         return f"details of round {self.round}: see callbacks.grpo_callbacks"
 
 
-# Example -> the text of the prompt, and the task of a mix that it is of, None without a mix.
-Prompt = Callable[[int], tuple[str, str | None]]
+# Example -> the text of the prompt; the task of a mix that it is of, None without a mix; and its
+# true answer.
+Prompt = Callable[[int], "tuple[str, str | None, JSONValue]"]
 Decode = Callable[[list[int]], str]
 
 
@@ -91,12 +95,17 @@ def rollout_columns(
 
 def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
     """Columns that every response has, sampled for training or for an evaluation."""
-    names = ("cursor", "response_index", "task", "prompt", "response", "reward", "finished",
-             "tokens", "turns")  # fmt: skip
+    names = ("cursor", "response_index", "task", "prompt", "response", "ground_truth", "reward",
+             "format_reward", "answer_reward", "finished", "tokens", "turns")  # fmt: skip
     columns: Columns = {name: [] for name in names}
     for group in groups:
-        text, task = prompt(group.example)
+        text, task, truth = prompt(group.example)
+        answer = json.dumps(truth)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
+        formats, answers = (
+            _listed(group.format_rewards, group),
+            _listed(group.answer_rewards, group),
+        )
         sampled = group.response_mask.sum(dim=1).tolist()
         for g, ids in enumerate(group.responses()):
             columns["cursor"].append(group.prompt_index)
@@ -104,11 +113,19 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
             columns["task"].append(task)
             columns["prompt"].append(text)
             columns["response"].append(decode(ids))
+            columns["ground_truth"].append(answer)
             columns["reward"].append(rewards[g])
+            columns["format_reward"].append(formats[g])
+            columns["answer_reward"].append(answers[g])
             columns["finished"].append(finished[g])
             columns["tokens"].append(sampled[g])
             columns["turns"].append(_turns(group, g, ids, decode))
     return columns
+
+
+def _listed(values: Tensor | None, group: RolloutGroup) -> list[float | None]:
+    """A value for each response of a group; None where an older checkpoint has none."""
+    return [None] * len(group.response_ids) if values is None else values.tolist()
 
 
 def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str | None:

@@ -20,7 +20,6 @@ from grpo_trainable.tasks import (
     Task,
     as_messages,
     as_text,
-    eval_size,
     train_size,
 )
 from grpo_trainable.tasks.custom import CustomTask
@@ -62,8 +61,7 @@ class Prompts:
                 difficulty pools are, and the task does not say how many prompts it has; in one
                 line.
         """
-        # None where the task does not say.
-        self.train_size, self.eval_size = train_size(task), eval_size(task)
+        self.train_size = train_size(task)  # None where the task does not say
         if config.pools.enabled and self.train_size is None:
             raise ValueError(
                 "pools.enabled=true: the task does not say how many training prompts it has "
@@ -135,9 +133,10 @@ class Prompts:
     def ground_truth(self, stream: str, example: int) -> JSONValue:
         return self._example(stream, example).ground_truth
 
-    def told(self, stream: str, example: int) -> tuple[str, str | None]:
-        """The text of a prompt, and its task where a trial has several."""
-        return self.text(stream, example), self.label(stream, example)
+    def told(self, stream: str, example: int) -> tuple[str, str | None, JSONValue]:
+        """The text of a prompt, its task where a trial has several, and its true answer."""
+        label, truth = self.label(stream, example), self.ground_truth(stream, example)
+        return self.text(stream, example), label, truth
 
     def label(self, stream: str, example: int) -> str | None:
         """The task of a mix that an example is of; None without a mix."""

@@ -112,6 +112,10 @@ class RolloutGroup:
     #                                            the learner makes the pass of the reference
     # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
     reward_parts: Tensor | None = None
+    # (G,) float32, the parts of the reward that every task tells; None until the scorer has filled
+    # them in.
+    format_rewards: Tensor | None = None
+    answer_rewards: Tensor | None = None
     # (G, R) float32, what the state before a token is worth, from completions that were sampled
     # there; NaN where none were; None where nobody asks for it.
     state_values: Tensor | None = None

@@ -20,14 +20,12 @@ from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
-from tuning.advice import preset_notes
-from tuning.checks import PROMPTS
+from tuning.checks import Missing
 from tuning.directories import WRITABLE_BY_OTHERS
-from tuning.first_prompt import first_prompt
-from tuning.memory import DoesNotFit
 from tuning.nodes import Nodes, at_once
+from tuning.notes import NUMBERS
 from tuning.plan import Options, Plan
-from tuning.preview import in_short, preview
+from tuning.preview import example_lines, in_short, preview
 
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
@@ -75,9 +73,9 @@ def _main(argv: Sequence[str]) -> int:
     plan = plan_of(args)
     try:
         plan.check()
-    except DoesNotFit:
-        if args.dry_run is not None:  # it may be meant for a larger machine
-            print_trials(plan, args.dry_run, fits=False)
+    except Missing:
+        if args.dry_run is not None:  # it may be meant for another machine
+            print_trials(plan, args.dry_run, complete=False)
         raise
     if args.dry_run is not None:
         print_trials(plan, args.dry_run)
@@ -231,9 +229,9 @@ def print_presets() -> None:
         print(f"{preset.name:<{width}}  {preset.meaning}{paper}")
 
 
-def print_trials(plan: Plan, form: str, *, fits: bool = True) -> None:
-    """`form`: table, or json for programs, which find nothing else on standard output. `fits`:
-    whether the trials have room in this machine's memory; where not, an error follows."""
+def print_trials(plan: Plan, form: str, *, complete: bool = True) -> None:
+    """`form`: table, or json for programs, which find nothing else on standard output. `complete`:
+    whether nothing that the trials need is missing; where something is, an error follows."""
     if form == "json":
         print(*(json.dumps(trial.to_dict()) for trial in plan.trials), sep="\n")
         for note in remarks(plan):
@@ -243,15 +241,15 @@ def print_trials(plan: Plan, form: str, *, fits: bool = True) -> None:
     order = ", in the order in which they run" if len(plan.trials) > 1 else ""
     print(f"{plural(len(plan.trials), 'trial')}{order}:\n")
     print(preview(plan.trials))
-    if fits:
-        print("", *first_prompt(plan.trials[0]), sep="\n")
+    if complete:
+        print(*example_lines(plan.trials[0]), sep="\n")
     told = [] if plan.memory is None else [plan.memory]
     print(*("", *told, *notes(plan)), sep="\n")
     print("--dry-run json prints each trial's whole config")
     print(f"\n{in_short(plan.trials)}")
-    if fits:
-        told = len(remarks(plan))
-        more = f"; {plural(told, 'note')} above" if told else ""
+    if complete:
+        count = len(remarks(plan))
+        more = f"; {plural(count, 'note')} above" if count else ""
         print(f"checked, no error, nothing was started{more}")
 
 
@@ -287,7 +285,7 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What the user may not have meant, or could not know."""
+    """What the user may not have meant, or could not know: arms, samples, prompts."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
     if len({trial.rounds * trial.responses_per_round for trial in plan.trials}) > 1:
         lines.append(
@@ -300,14 +298,12 @@ def notes(plan: Plan) -> list[str]:
             f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
             f"responses are --samples {seeds}"
         )
-    if plan.preset is not None:
-        lines += preset_notes(plan.preset.wants, plan.trials[0])
-    return [*lines, *plan.findings]
+    return [*lines, *plan.told]
 
 
 def remarks(plan: Plan) -> list[str]:
-    """The notes without what is only a number to know."""
-    return [note for note in notes(plan) if not note.startswith(PROMPTS)]
+    """The notes without those that are only numbers to know."""
+    return [note for note in notes(plan) if not note.startswith(NUMBERS)]
 
 
 def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:

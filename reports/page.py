@@ -277,10 +277,11 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
             content = f'<p class="absent">Nothing to compare: {why}.</p>'
         else:
             content = "\n".join(
-                f'<article><h4>Prompt</h4><pre>{shortened(pair.prompt)}</pre><div class="pair">'
-                f"<div><h4>Round 0 · reward {pair.before_reward:.2f}</h4>"
+                f"<article><h4>Prompt</h4><pre>{shortened(pair.prompt)}</pre>"
+                f'{_truth(pair.truth)}<div class="pair">'
+                f"<div><h4>Round 0 · {pair.before_scores}</h4>"
                 f"<pre>{shortened(pair.before)}</pre></div>"
-                f"<div><h4>Round {examples.round} · reward {pair.after_reward:.2f}</h4>"
+                f"<div><h4>Round {examples.round} · {pair.after_scores}</h4>"
                 f"<pre>{shortened(pair.after)}</pre></div></div></article>"
                 for pair in examples.pairs
             )
@@ -293,6 +294,10 @@ def _examples_section(experiment: ExperimentRecord, files: Mapping[str, TrialFil
         + "\n".join(blocks)
         + "\n</section>"
     )
+
+
+def _truth(truth: str | None) -> str:
+    return "" if truth is None else f"<h4>True answer</h4><pre>{shortened(truth)}</pre>"
 
 
 # ---- Machine and files -----------------------------------------------------------------------

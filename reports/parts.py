@@ -24,7 +24,7 @@ EXAMPLES = 4  # held-out prompts whose responses are shown
 MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is no time
 
 # What parts of older versions lack, and what only some trials have.
-OPTIONAL = frozenset({"turns"})
+OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
 
 # The columns that are read of each kind of part; the parts have more.
 SCHEMAS = {
@@ -38,7 +38,10 @@ SCHEMAS = {
             "response_index": pa.int32(),
             "prompt": pa.string(),
             "response": pa.string(),
+            "ground_truth": pa.string(),
             "reward": pa.float32(),
+            "format_reward": pa.float32(),
+            "answer_reward": pa.float32(),
             "finished": pa.bool_(),
             "tokens": pa.int32(),
             "turns": pa.string(),
@@ -97,10 +100,11 @@ class Example:
     """One held-out prompt, answered before training and by the latest policy."""
 
     prompt: str
+    truth: str | None  # the true answer as people read it; None where it was not kept
     before: str
-    before_reward: float
+    before_scores: str
     after: str
-    after_reward: float
+    after_scores: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +225,11 @@ def _examples(rows: Sequence[Mapping[str, Any]], number: int) -> Examples:
         pairs=[
             Example(
                 prompt=before[cursor]["prompt"],
+                truth=truth_text(before[cursor]),
                 before=response_text(before[cursor]),
-                before_reward=before[cursor]["reward"],
+                before_scores=scores_text(before[cursor]),
                 after=response_text(after[cursor]),
-                after_reward=after[cursor]["reward"],
+                after_scores=scores_text(after[cursor]),
             )
             for cursor in sorted(before.keys() & after.keys())[:number]
         ],
@@ -244,6 +249,24 @@ def response_text(row: Mapping[str, Any]) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):  # a file that is not ours
         lines = []
     return "\n".join(lines) if lines else row["response"]
+
+
+def truth_text(row: Mapping[str, Any]) -> str | None:
+    """The true answer of a row: a text as it is, anything else as JSON; None where there is
+    none."""
+    stored = row["ground_truth"]
+    try:
+        truth = json.loads(stored or "null")
+    except (ValueError, RecursionError):  # a file that is not ours
+        return stored
+    return truth if truth is None or isinstance(truth, str) else stored
+
+
+def scores_text(row: Mapping[str, Any]) -> str:
+    """`reward 0.50`, and the format and the answer reward where a row has them."""
+    parts = {name: row[f"{name}_reward"] for name in ("format", "answer")}
+    told = [f"{name} {value:.2f}" for name, value in parts.items() if value is not None]
+    return ", ".join([f"reward {row['reward']:.2f}", *told])
 
 
 def _turn_lines(turn: Mapping[str, Any]) -> Iterator[str]:

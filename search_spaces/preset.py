@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_trainable.config import GRPOConfig
 from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, SPEED
 
@@ -18,9 +19,16 @@ class Preset:
     meaning: str  # a noun phrase
     settings: Mapping[str, Any]  # dotted keys
     paper: str | None = None  # the number on arXiv, or an address
-    # Keys that are left to the user, and what the preset means by them.
-    wants: Mapping[str, str] = field(default_factory=dict)
-    differs: str = ""  # sentences on what is not the paper's
+    differs: str = ""  # where the settings are not the paper's, in sentences
+    # Keys of files: without one of them its task is not what the preset is for.
+    needs: tuple[str, ...] = ()
+
+    def lacks(self, trial: GRPOConfig) -> str | None:
+        """The key that a trial should set and does not; None where it lacks none, or is of another
+        task than the preset."""
+        if not self.needs or trial.task.name != self.settings["task.name"]:
+            return None
+        return self.needs[0] if all(trial[key] is None for key in self.needs) else None
 
     @property
     def address(self) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from grpo_trainable.config import ConfigError
 from grpo_trainable.wording import did_you_mean
-from search_spaces import SPACES
 from search_spaces.algorithms import ALGORITHMS
 from search_spaces.preset import Preset
 
@@ -27,7 +26,7 @@ COURSE_KEYWORD = Preset(
 COURSE_MATH = Preset(
     name="course_math",
     meaning="the course's settings for MATH with Qwen2.5-Math-1.5B",
-    wants={"task.train_file": "MATH"},
+    needs=("task.train_file", "task.eval_file"),
     settings={
         "model.path": "Qwen/Qwen2.5-Math-1.5B",
         "model.dtype": "bfloat16",
@@ -64,7 +63,5 @@ def find_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    if name in SPACES:
-        raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
     hint = did_you_mean(name, PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

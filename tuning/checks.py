@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.transports import transport_named
-from tuning.advice import task_notes
 from tuning.mutations import pbt_bounds
-
-if TYPE_CHECKING:
-    from grpo_trainable.prompts import Prompts
+from tuning.notes import about_prompts
 
 # A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
 # chat template takes its time.
 MAX_PROMPTS = 4096
 MAX_LENGTHS_S = 10.0
-PROMPTS = "prompts: "  # how the line with their numbers begins
 
 
-# Raises what is wrong with a trial, and returns lines to be told.
+class Missing(UsageError):
+    """Something that valid trials need is missing: memory, a file, a model of the hub. A dry run
+    shows the trials before it says so."""
+
+
+# Raises what is wrong with a trial. What a user may want to know besides are lines.
 TrialCheck: TypeAlias = Callable[[GRPOConfig], Sequence[str]]
 
 
@@ -73,22 +74,26 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 
 
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
-    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns how
-    many prompts there are, and notes where some are asked again or were not looked at."""
+    """Reads what a trial will read: model, tokenizer, task files and reward function. Returns what
+    is to be known about its prompts, and a note where not every one was looked at."""
     from grpo_trainable.actors.env_processes import check_environment
     from grpo_trainable.actors.scorer import check_reward, reward_apart
     from grpo_trainable.engines.choice import chosen_engine
     from grpo_trainable.models.directory import check_policy
+    from grpo_trainable.models.hf_directory import NotOnTheHub
     from grpo_trainable.prompts import Prompts, build_task
 
     try:
         shape, tokenizer = check_policy(trial.model)
+    except NotOnTheHub as error:
+        raise Missing(f"model.path={error}") from None
     except ValueError as error:
         raise UsageError(f"model.path={error}") from None
     try:
         chosen_engine(trial)
         context = min(shape.context_length, _teachers_context(trial) or shape.context_length)
-        prompts = Prompts(trial, build_task(trial), tokenizer)
+        task = build_task(trial)
+        prompts = Prompts(trial, task, tokenizer)
         if trial.env.plays:
             check_environment(trial.env)
         for own in trial.alone:
@@ -100,31 +105,16 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         for stream, count in of_streams.items():
             most = min(count, MAX_PROMPTS)
             seen += prompts.check_lengths(stream, most, context, until)
+        told = list(about_prompts(trial, task, prompts))
     except ValueError as error:
         raise UsageError(str(error)) from None
     asked = sum(of_streams.values())
-    notes = _numbers_of_prompts(prompts, trial.eval.prompts)
-    for own in trial.alone:
-        notes += task_notes(own)
     if seen < asked:
-        notes.append(
+        told.append(
             f"note: of the {asked:,} prompts that a trial asks for, {seen:,} were compared with "
             f"the model's context of {context:,} tokens"
         )
-    return notes
-
-
-def _numbers_of_prompts(prompts: Prompts, evaluated: int) -> list[str]:
-    """What the task says of its numbers of prompts, and a note where some are evaluated twice."""
-    sizes = {"to train on": prompts.train_size, "held out": prompts.eval_size}
-    known = [f"{size:,} {what}" for what, size in sizes.items() if size is not None]
-    lines = [PROMPTS + ", ".join(known)] if known else []
-    if prompts.eval_size is not None and prompts.eval_size < evaluated:
-        lines.append(
-            f"note: eval.prompts={evaluated} asks some of the {prompts.eval_size:,} held-out "
-            "prompts more than once"
-        )
-    return lines
+    return told
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, ModelSettings
+from tuning.checks import Missing
 
 if TYPE_CHECKING:
     from grpo_trainable.memory import Estimate
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-class DoesNotFit(UsageError):
+class DoesNotFit(Missing):
     """A trial takes more memory than there is."""
 
 

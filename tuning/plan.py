@@ -36,7 +36,7 @@ from search_spaces.base import SearchSpace, in_blocks
 from search_spaces.find import absolute, directory_of, find_space, source_file
 from search_spaces.preset import Preset
 from search_spaces.presets import find_preset
-from tuning.checks import check_population, checks_of
+from tuning.checks import Missing, check_population, checks_of
 from tuning.directories import directory_named, refusal, refuse_state_of_others, write_file
 from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike
 from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
@@ -121,7 +121,7 @@ class Plan:
         self.own_files: dict[str, str] | None = None  # key -> path, known once they were read here
         # Path -> content of files that nodes of a cluster lack, once that is known.
         self.shipped: dict[str, bytes] = {}
-        self.findings: list[str] = []  # what the checks of trials have to say
+        self.told: list[str] = []  # what the checks of trials found besides mistakes
         self.memory: str | None = None  # what the largest trial takes, once that was compared
 
     @property
@@ -352,7 +352,8 @@ class Plan:
             key = re.match(r"[\w.]*", str(error))
             if key is None or key[0] not in self.space.arms[trial.arm].keys() - self.fixed.keys():
                 raise
-            raise UsageError(f"{error} (arm {trial.arm} of {self.space.name})") from None
+            kind = Missing if isinstance(error, Missing) else UsageError
+            raise kind(f"{error} (arm {trial.arm} of {self.space.name})") from None
 
     @property
     def files_of_trials(self) -> dict[str, str]:
@@ -370,6 +371,7 @@ class Plan:
                 that a trial reads is missing or has changed, or a trial needs more than this
                 machine has.
             PluginError: an object of the user's cannot be used.
+            Missing: one of these that valid trials need is missing.
         """
         if not self.resuming and self.directory.exists():
             raise UsageError(
@@ -389,12 +391,28 @@ class Plan:
             nodes = this_machine(self.trials)
             check_resources(self.trials, nodes, "this machine")
             self.check_memory(nodes, machine_bytes(), "this machine")
+        if self.preset is not None and not self.resuming:
+            self._check_preset(self.preset)
         for check, trial in checks_of(self.trials, here=here):
             with self._naming_arm(trial):
-                found = check(trial)
-            self.findings += [line for line in found if line not in self.findings]
+                told = check(trial)
+            self.told += [line for line in told if line not in self.told]
         if self.inputs is None:
             self._read_inputs()
+
+    def _check_preset(self, preset: Preset) -> None:
+        """Looks for the files that a preset needs besides its settings.
+
+        Raises:
+            Missing: one is not set, in one line.
+        """
+        for trial in self.trials:
+            key = preset.lacks(trial)
+            if key is not None:
+                raise Missing(
+                    f"--preset {preset.name}: {key} is not set, and the problems that ship are not "
+                    f"what it is for; set {key}=FILE, with --set"
+                )
 
     def check_memory(self, nodes: Nodes, available: int, where: str) -> None:
         """Compares what the trials take with the `available` bytes and the GPUs of this machine.

@@ -12,6 +12,7 @@ from grpo_trainable.wording import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
+MOST_CHARACTERS = 1200  # of a prompt, or of a true answer, that are shown
 
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
@@ -42,6 +43,29 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
     of = f" ({' × '.join(counts)})" if len(counts) > 1 else ""
     differ = f", which differ in {', '.join(keys)}" if keys else ""
     return f"{plural(len(trials), 'trial')}{of}{differ}"
+
+
+def example_lines(trial: GRPOConfig) -> Iterator[str]:
+    """Yields the first training prompt of a trial as its model reads it, behind a bar, and its true
+    answer. The trial's inputs were checked."""
+    from grpo_trainable.models.directory import policy_tokenizer
+    from grpo_trainable.prompts import Prompts, build_task
+
+    prompts = Prompts(trial, build_task(trial), policy_tokenizer(trial.model))
+    text, _, truth = prompts.told("train", 0)
+    yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
+    yield from (f"  | {line}" for line in shortened(text).split("\n"))
+    what = "what its environment is told" if trial.env.plays else "its true answer"
+    yield f"{what}: {shortened(truth if isinstance(truth, str) else json.dumps(truth))}"
+
+
+def shortened(text: str) -> str:
+    """The text; a long one without its middle, of which the length is told."""
+    left_out = len(text) - MOST_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]} [… {left_out:,} characters …] {text[-half:]}"
 
 
 def shown(value: Any) -> str:

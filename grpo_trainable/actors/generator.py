@@ -318,7 +318,9 @@ def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -
             beside = [score.reward for score in valid[len(group.response_ids) :]]
             group = replace(group, state_values=state_values(group, completed, beside))
         valid = valid[: len(group.response_ids)]
-        rewards = torch.tensor([score.reward for score in valid], dtype=torch.float32)
+        told = [(score.reward, score.format_reward, score.answer_reward) for score in valid]
+        rewards, formats, answers = torch.tensor(told, dtype=torch.float32).T.contiguous()
+        group = replace(group, format_rewards=formats, answer_rewards=answers)
         scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
         scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
         scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))

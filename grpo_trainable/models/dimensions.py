@@ -6,14 +6,13 @@ D hidden size, F width of the MLP, V vocabulary, r rank of LoRA.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.models.hf_directory import SHARDS, weight_files
+from grpo_trainable.models.hf_directory import weight_shapes
 from grpo_trainable.models.lora_targets import ALL_LINEAR, names_in
 
 # What configs of different architectures call the same thing.
@@ -146,19 +145,6 @@ def stored_parameters(directory: Path) -> int:
     are read.
 
     Raises:
-        ValueError: a file is missing, or is none of safetensors.
+        ValueError: a file is missing, torn, or is none of safetensors.
     """
-    return sum(_stored_in(directory / name) for name in weight_files(directory) if name != SHARDS)
-
-
-def _stored_in(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if length > path.stat().st_size:
-                raise ValueError("its header is longer than the file")
-            header = json.loads(file.read(length))
-        tensors = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-        return sum(math.prod(shape) for shape in tensors)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+    return sum(math.prod(shape) for shape in weight_shapes(directory).values())

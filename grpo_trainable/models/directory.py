@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from grpo_trainable.models import hf_directory
 from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
+from grpo_trainable.models.lora_targets import refuse_unknown_targets
 from grpo_trainable.models.model_config import (
     PRESETS,
     ModelConfig,
@@ -100,8 +101,13 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
         check_weights(directory, config)
         return policy_shape(model), tokenizer
     hf_directory.refuse_unusable(directory)
+    shapes = hf_directory.weight_shapes(directory)
     if model.lora_rank is not None:
         hf_directory.refuse_missing_library(str(directory), "peft")
+        try:
+            refuse_unknown_targets(model.lora_targets, shapes)
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from None
     return policy_shape(model), hf_directory.read_tokenizer(directory)
 
 

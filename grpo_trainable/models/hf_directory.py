@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from grpo_trainable.models.safetensors_header import tensor_shapes
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer, read_backend
 
@@ -29,16 +30,27 @@ CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_le
 # ---- Where it is -----------------------------------------------------------------------------
 
 
+class NotOnTheHub(ValueError):
+    """A model that has a name of the hub cannot be had from there, in one line."""
+
+
 def local_directory(path: str) -> Path:
     """The directory that `path` names: itself, or a download of the model with this hub id.
 
     A download that is there already is used as it is.
 
     Raises:
-        ValueError: it names neither, or the hub cannot be reached, in one line.
+        NotOnTheHub: it is no directory, and the hub cannot be reached or has no such model, in one
+            line.
+        ValueError: it can be neither, in one line.
     """
-    if Path(path).is_dir() or not HUB_ID.fullmatch(path):
+    if Path(path).is_dir():
         return Path(path)
+    if not HUB_ID.fullmatch(path):
+        raise ValueError(
+            f"{path}: no such directory; valid: the directory of a policy of this package or of a "
+            "Hugging Face causal language model, or a name on the hub (organisation/name)"
+        )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ValueError(f"{path}: no such directory; a model on the Hugging Face hub: {INSTALL}")
     from huggingface_hub import snapshot_download
@@ -58,7 +70,7 @@ def local_directory(path: str) -> Path:
     try:
         return Path(snapshot_download(path, **wanted))
     except Exception as error:  # a network fails in many ways
-        raise ValueError(
+        raise NotOnTheHub(
             f"{path}: no such directory, and not to be had from the Hugging Face hub "
             f"({one_line(error)})"
         ) from error
@@ -99,6 +111,18 @@ def weight_files(directory: Path) -> list[str]:
     if not names:
         raise ValueError(f"{directory / SHARDS}: lists no files")
     return names
+
+
+def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of the stored tensors by their names: only headers are read.
+
+    Raises:
+        ValueError: a file is missing, torn, or is none of safetensors, in one line.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in weight_files(directory):
+        shapes |= tensor_shapes(directory / name)
+    return shapes
 
 
 def _why_no_weights(directory: Path) -> str:

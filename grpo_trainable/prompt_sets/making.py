@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from grpo_trainable.atomic import replacing
 from grpo_trainable.prompt_sets.keyword import Item, plain_prompt, prompt_in
+from grpo_trainable.wording import plural
 
 ASKED, WRITTEN = "asked.json", "written.jsonl"
 TRAIN, EVAL, TABLE = "train.jsonl", "eval.jsonl", "prompts.parquet"
@@ -126,12 +127,18 @@ class PromptSet:
             before = None
         if not isinstance(before, dict):
             raise ValueError(f"{file}: is damaged; choose a new directory")
-        for key in sorted(before.keys() | asked.keys()):
-            if before.get(key) != asked.get(key):
-                raise ValueError(
-                    f"{self._directory}: was begun with {key} {json.dumps(before.get(key))[:80]}, "
-                    f"not {json.dumps(asked.get(key))[:80]}; choose a new directory, or ask as then"
-                )
+        differing = [
+            f"{key} was {then} and is {now}"
+            for key in sorted(before.keys() | asked.keys())
+            if before.get(key) != asked.get(key)
+            for then, now in [_told_apart(before.get(key), asked.get(key))]
+        ]
+        if differing:
+            raise ValueError(
+                f"{self._directory}: a set that was asked for in another way: "
+                f"{'; '.join(differing)}. A set is neither changed nor enlarged: give the command "
+                "as then to go on with it, or choose a new directory"
+            )
 
     def _read(self) -> dict[int, str | None]:
         """What is written already. The last line of a killed process may be torn: it is cut off."""
@@ -168,6 +175,18 @@ class PromptSet:
         )
         with replacing(self._directory / TABLE, durable=True) as file:
             pq.write_table(pa.Table.from_pylist(list(rows), schema), file)
+
+
+def _told_apart(then: Any, now: Any) -> tuple[str, str]:
+    """Two values that differ, in short: of lists that differ in length, how many items they have;
+    of others their first difference."""
+    if not (isinstance(then, list) and isinstance(now, list)):
+        return json.dumps(then), json.dumps(now)
+    if len(then) != len(now):
+        return f"for {plural(len(then), 'prompt')}", f"for {plural(len(now), 'prompt')}"
+    pairs = enumerate(zip(then, now, strict=True), start=1)
+    number, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+    return f"{json.dumps(old)} for prompt {number}", json.dumps(new)
 
 
 def _written(writer: Writer, items: Sequence[Item], attempts: int) -> dict[int, str]:

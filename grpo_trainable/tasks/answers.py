@@ -85,6 +85,26 @@ TAGS = AnswerForm(tagged_answer, stop=(ANSWER_CLOSES,))
 BOXED = AnswerForm(boxed_answer, stop=())
 
 
+def form_note(settings: TaskSettings) -> str | None:
+    """A note where the template of a task's settings does not ask for the form in which answers are
+    looked for.
+
+    Raises:
+        ValueError: the file of the template cannot be read.
+    """
+    text = template_text(settings.template)
+    if answer_form(settings) is TAGS:
+        asks, wanted = asks_for_tags(text), f"{ANSWER_OPENS}…{ANSWER_CLOSES}"
+    else:
+        asks, wanted = "boxed" in text, r"\boxed{}"
+    if asks:
+        return None
+    return (
+        f"note: task.template={settings.template} does not ask for {wanted}, where answers are "
+        "looked for: a model that does not write it by itself earns nothing (docs/howto/math.md)"
+    )
+
+
 def answer_form(settings: TaskSettings) -> AnswerForm:
     """The form of the answers that a task's settings ask for.
 

@@ -135,3 +135,10 @@ def eval_size(task: object) -> int | None:
     """How many held-out examples a task has before they come round again, as its attribute of this
     name says; None where it has none or does not say."""
     return getattr(task, "eval_size", None)
+
+
+def notes_of(task: object) -> Sequence[str]:
+    """What a user may not have meant with the files of a task, a line each, as its method `notes`
+    says; nothing where it has none."""
+    notes = getattr(task, "notes", None)
+    return () if notes is None else notes()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
-from grpo_trainable.tasks.answers import answer_form, boxed_answer
+from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
-from grpo_trainable.tasks.prompt_files import split_files
+from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split_files
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
 # The problems that ship: calculations in words, whose answers are whole numbers.
@@ -20,6 +20,9 @@ SHIPPED_PROBLEMS = {
     "train_file": str(ARITHMETIC / "train.jsonl"),
     "eval_file": str(ARITHMETIC / "heldout.jsonl"),
 }
+
+
+MARK = "####"  # what GSM8K has before the answer of a solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
@@ -53,8 +56,32 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
     return Example(question.strip(), truth)
 
 
+def unmarked_answers(key: str, path: str) -> str | None:
+    """A note where most lines of a file have #### before their answers and others have none, so
+    that a whole solution is taken for the true answer; `task.key` is its name in the config."""
+    marked, unmarked = 0, []
+    for number, line in numbered_lines(key, path):
+        try:
+            answer = json_object(line).get("answer")
+        except ValueError:  # the line is skipped, and named where the file is read
+            continue
+        if not isinstance(answer, str):
+            continue
+        if MARK in answer:
+            marked += 1
+        elif boxed_answer(answer) is None:
+            unmarked.append(number)
+    if not unmarked or marked <= len(unmarked):
+        return None
+    return (
+        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer, which "
+        f"{marked:,} lines have and {len(unmarked):,} have not: its whole text is taken for the "
+        "true answer"
+    )
+
+
 def _final_answer(worked: str) -> str | None:
-    _, marked, after = worked.rpartition("####")
+    _, marked, after = worked.rpartition(MARK)
     return after.strip() if marked else boxed_answer(worked)
 
 
@@ -72,7 +99,8 @@ class MathTask:
         self._template = template_text(settings.template)
         self._reward = MathReward(settings)
         self.stop = answer_form(settings).stop
-        files = problem_files(settings)
+        self._form_note = form_note(settings)
+        self._files = files = problem_files(settings)
         self._train, self._heldout = split_files(
             files.get("train_file"),
             files.get("eval_file"),
@@ -93,6 +121,22 @@ class MathTask:
     def eval_size(self) -> int:
         """How many held-out problems there are before they come round again."""
         return self._heldout.size
+
+    def notes(self) -> list[str]:
+        """What may not be meant: a template that does not ask for an answer, solutions in the place
+        of answers, and problems that are both trained on and held out."""
+        found = [unmarked_answers(key, path) for key, path in self._files.items()]
+        found.insert(0, self._form_note)
+        train = {as_text(problem.prompt) for problem in self._train.rows}
+        held_out = [as_text(problem.prompt) for problem in self._heldout.rows]
+        both = sum(question in train for question in held_out)
+        if both:
+            found.append(
+                f"note: {both:,} of the {len(held_out):,} held-out problems of "
+                f"task.eval_file={self._files['eval_file']} are trained on too: they are in "
+                f"task.train_file={self._files['train_file']}"
+            )
+        return [note for note in found if note is not None]
 
     def eval_examples(self, count: int) -> list[Example]:
         """`count` held-out problems, the same for every seed; beyond all of them they come round

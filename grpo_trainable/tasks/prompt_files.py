@@ -44,7 +44,7 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
         if not line.strip():
             continue
         try:
-            examples.append(parse(_json_object(line)))
+            examples.append(parse(json_object(line)))
         except ValueError as error:
             mistakes.append(f"line {number}: {error}")
             if strict:
@@ -58,7 +58,8 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
     return examples
 
 
-def _json_object(line: bytes) -> Mapping[str, Any]:
+def json_object(line: bytes) -> Mapping[str, Any]:
+    """The object that a line of a JSONL file holds; ValueError says what is wrong with it."""
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError:

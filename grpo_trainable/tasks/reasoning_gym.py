@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import one_line
-from grpo_trainable.tasks.answers import answer_form
+from grpo_trainable.tasks.answers import answer_form, form_note
 from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.order import permutation
@@ -161,6 +161,11 @@ class ReasoningGymTask:
         self._reward = ReasoningGymReward(settings)
         self._problems = self._reward.problems
         self.stop = answer_form(settings).stop
+        self._form_note = form_note(settings)
+
+    def notes(self) -> list[str]:
+        """What may not be meant: a template that does not ask for an answer."""
+        return [] if self._form_note is None else [self._form_note]
 
     def train_example(self, prompt_index: int) -> Example:
         """Training problem `prompt_index`; each pass over the data set has its own order."""

@@ -49,6 +49,11 @@ def torn(directory: Path) -> None:
     file.write_bytes(file.read_bytes()[:40])
 
 
+def cut_short(directory: Path) -> None:
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
 def larger_tokenizer(directory: Path) -> None:
     words = [f"word{i}" for i in range(60)]
     content = json.loads((directory / "tokenizer.json").read_text())
@@ -73,6 +78,7 @@ def larger_tokenizer(directory: Path) -> None:
         (remote_code, ["code of the model's own (auto_map), which is never run"]),
         (unknown, ['no architecture model_type="nonesuch"']),
         (torn, ["model.safetensors", "not a readable safetensors file"]),
+        (cut_short, ["model.safetensors: has ", "bytes and should have", "download it again"]),
         (larger_tokenizer, ["the tokenizer has", "tokens, the model only 320"]),
     ],
 )
@@ -84,6 +90,14 @@ def test_a_spoilt_model_is_one_line(command, model, tmp_path, spoil, words):  # 
 
     found = command(*SPACE, "--set", "model.path=spoilt")
     refused(found, f"model.path={tmp_path}/spoilt", *words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_a_layer_that_the_model_does_not_have_is_one_line(command, model):  # noqa: F811
+    adapters = ("--set", "model.lora_rank=2", "--set", "model.lora_targets=q_prj")
+    found = command(*SPACE, "--set", f"model.path={model}", *adapters)
+    refused(found, f"model.path={model}: model.lora_targets: no layer is called", "q_proj")
 
 
 def prompts(file: Path, *rows: dict[str, Any]) -> None:

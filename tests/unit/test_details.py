@@ -26,6 +26,8 @@ GROUPS = [
         response_mask=torch.tensor([[True, False, True], [True, True, False]]),
         behaviour_log_probs=torch.tensor([[-1.0, 0.0, -0.5], [-2.0, -0.25, 0.0]]),
         finished=torch.tensor([False, True]),
+        format_rewards=torch.tensor([1.0, 1.0]),
+        answer_rewards=torch.tensor([0.75, 0.25]),
         # The hole's values are nobody's.
         token_versions=torch.tensor([[8, 0, 6], [8, 8, 0]], dtype=torch.int32),
         token_rounds=torch.tensor([[4, 0, 3], [4, 4, 0]], dtype=torch.int32),
@@ -38,7 +40,7 @@ def test_columns_have_one_entry_a_response_in_order():
     columns = rollout_columns(
         GROUPS,
         learner_round=5,
-        prompt=lambda cursor: (f"prompt {cursor}", "math" if cursor == 5 else "keyword"),
+        prompt=lambda cursor: (f"prompt {cursor}", "math" if cursor == 5 else "keyword", "½"),
         decode=lambda ids: "-".join(map(str, ids)),
         advantages=np.array([1.0, -1.0, 0.0, 0.0], dtype=np.float32),
         policy_log_probs=np.array([-1.5, -2.5, 0.0, 0.0], dtype=np.float32),
@@ -51,7 +53,10 @@ def test_columns_have_one_entry_a_response_in_order():
         "task": ["keyword", "keyword", "math", "math"],
         "prompt": ["prompt 4", "prompt 4", "prompt 5", "prompt 5"],
         "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
+        "ground_truth": ['"\\u00bd"'] * 4,
         "reward": [1.0, 0.0, 0.5, 0.5],
+        "format_reward": [1.0, 1.0, None, None],
+        "answer_reward": [0.75, 0.25, None, None],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],
         "turns": [None] * 4,
@@ -108,7 +113,7 @@ def test_steps_have_the_version_and_the_kl_before_them():
 
 
 def test_no_groups_give_empty_columns():
-    columns = response_columns([], lambda cursor: ("", None), lambda ids: "")
+    columns = response_columns([], lambda cursor: ("", None, None), lambda ids: "")
     assert set(columns) >= {"prompt", "response", "reward"}
     assert all(values == [] for values in columns.values())
 
@@ -131,7 +136,7 @@ def test_an_episode_turn_by_turn():
         turn_rewards=torch.tensor([[0.0, nan, 0.5, nan, nan], [nan, nan, 1.0, nan, nan]]),
     )
     columns = response_columns(
-        [group], lambda example: (str(example), None), lambda ids: "-".join(map(str, ids))
+        [group], lambda example: (str(example), None, 1), lambda ids: "-".join(map(str, ids))
     )
     assert [json.loads(turns) for turns in columns["turns"]] == [
         [

@@ -215,7 +215,7 @@ def test_a_teacher_with_other_tokens_is_refused(policy_path, tmp_path: Path):
 
 
 def test_a_teacher_that_is_not_there_is_refused_by_name(policy_path, tmp_path: Path):
-    with pytest.raises(ValueError, match=rf"^loss\.teacher={tmp_path}/none: no policy here"):
+    with pytest.raises(ValueError, match=rf"^loss\.teacher={tmp_path}/none: no such directory"):
         check_teacher(config_of(policy_path, teacher=f"{tmp_path}/none"))
 
 
@@ -258,5 +258,5 @@ def test_the_memory_of_a_trial_includes_its_teacher(policy_path, teacher_path):
     assert need.estimate is not None
     (bytes_,) = [part.bytes for part in need.estimate.parts if part.what == "teacher"]
     assert bytes_ == 4 * parameters
-    with pytest.raises(UsageError, match=r"^loss\.teacher=/none: no policy here"):
+    with pytest.raises(UsageError, match=r"^loss\.teacher=/none: no such directory"):
         need_of(config_of(policy_path, teacher="/none"))

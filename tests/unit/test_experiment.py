@@ -20,6 +20,7 @@ from experiments import (
 )
 
 from reports.experiment import ExperimentError, read_experiment
+from reports.page import _examples_section
 from reports.parts import read_files
 from reports.summary import compare, table
 
@@ -297,7 +298,32 @@ def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experimen
     assert [pair.prompt for pair in examples.pairs] == [f"prompt {c}" for c in (1, 2, 3, 4)]
     assert [pair.before for pair in examples.pairs] == [f"before {c}" for c in (1, 2, 3, 4)]
     assert {pair.after for pair in examples.pairs} == {"after 4"}
-    assert {(p.before_reward, p.after_reward) for p in examples.pairs} == {(0.25, 1.0)}
+    assert {(p.before_scores, p.after_scores) for p in examples.pairs} == {
+        ("reward 0.25", "reward 1.00")
+    }
+    assert {p.truth for p in examples.pairs} == {None}  # of a version that did not keep it
+
+
+def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    parts = {"format_reward": 1.0, "answer_reward": 0.0}
+    for n in (0, 2):
+        rows = [
+            {**evaluation(n, 0, "x", 0.0), "ground_truth": '"\\\\frac{1}{2} <b>"', **parts},
+            {**evaluation(n, 1, "y", 0.5), "ground_truth": '["fox", 1]', **parts},
+            {**evaluation(n, 2, "z", 0.5), "ground_truth": "null", **parts},
+        ]
+        write_part(trial, "evaluations", max(n, 1), rows)
+    record = read_experiment(experiment)
+    files = read_files(only_trial(experiment))
+
+    truths = [pair.truth for pair in files.examples.pairs]
+    assert truths == ["\\frac{1}{2} <b>", '["fox", 1]', None]
+    assert files.examples.pairs[1].after_scores == "reward 0.50, format 1.00, answer 0.00"
+    page = _examples_section(record, {only_trial(experiment).name: files})
+    assert "<h4>True answer</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
+    assert page.count("True answer") == 2
+    assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
 
 
 def test_version_changes_are_in_order_from_the_first(experiment):

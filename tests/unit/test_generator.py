@@ -87,6 +87,11 @@ def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
     means = [float(group.rewards.mean()) for group in unit.groups]
     assert unit.answer_rewards == pytest.approx(means)
     assert len(unit.format_rewards) == 3
+    for group in unit.groups:
+        assert group.answer_rewards is not None
+        assert group.format_rewards is not None
+        assert group.answer_rewards.equal(group.rewards)
+        assert group.format_rewards.shape == group.rewards.shape
     assert (unit.unscored, unit.reward_errors) == ([], 0)
 
 

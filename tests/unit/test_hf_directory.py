@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hf_models import CONTEXT_LENGTH, VOCAB_SIZE, tokenizer, write_json_files
+from safetensors.numpy import save_file
 from tokenizers.processors import TemplateProcessing
 
 from grpo_trainable.config import GRPOConfig
@@ -249,12 +251,73 @@ def test_a_missing_library_is_named_with_the_line_that_installs_it(tmp_path: Pat
 @needs_transformers
 def test_the_launcher_checks_a_model_without_its_weights(tmp_path: Path):
     directory = write_json_files(tmp_path)
-    (directory / "model.safetensors").touch()
+    write_weights(directory)
     model = GRPOConfig.from_dict({"model": {"path": str(directory)}}).model
     shape, read = check_policy(model)
     assert (shape.vocab_size, read.end_ids) == (VOCAB_SIZE, (EOS,))
     assert policy_files(model) == {name: directory / name for name in model_files(directory)}
     assert list(policy_files(model)) == ["config.json", "tokenizer.json", "model.safetensors"]
+
+
+def write_weights(directory: Path) -> Path:
+    """Zeros under the names that a Llama of one layer has."""
+    body = "model.layers.0"
+    shapes = {
+        "model.embed_tokens": (VOCAB_SIZE, 8),
+        f"{body}.self_attn.q_proj": (8, 8),
+        f"{body}.self_attn.v_proj": (4, 8),
+        f"{body}.mlp.up_proj": (16, 8),
+        f"{body}.input_layernorm": (8,),
+        "lm_head": (VOCAB_SIZE, 8),
+    }
+    file = directory / "model.safetensors"
+    tensors = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(tensors, file)
+    return file
+
+
+@needs_transformers
+@pytest.mark.parametrize("change", [-1, 3])
+def test_a_file_of_weights_that_is_not_whole_is_refused(tmp_path: Path, change: int):
+    file = write_weights(write_json_files(tmp_path))
+    model = GRPOConfig.from_dict({"model": {"path": str(tmp_path)}}).model
+    check_policy(model)
+    content = file.read_bytes()
+    file.write_bytes(content[:change] if change < 0 else content + b"abc")
+    held, whole = len(content) + change, len(content)
+    said = f"model.safetensors: has {held:,} bytes and should have {whole:,}"
+    with pytest.raises(ValueError, match=said) as error:
+        check_policy(model)
+    one_line(error)
+
+
+@needs_transformers
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ("q_proj, self_attn.v_proj", None),
+        ("all-linear", None),
+        ("q_prj", "no layer is called 'q_prj'; valid: all-linear, or some of q_proj, up_proj, "),
+        ("q_proj,attn.v_proj", "no layer is called 'attn.v_proj'"),
+        ("lm_head", "lm_head is no linear layer of the body"),
+        ("embed_tokens", "embed_tokens is no linear layer of the body"),
+        ("input_layernorm", "input_layernorm is no linear layer of the body"),
+        ("self_attn", "no layer is called 'self_attn'"),
+    ],
+)
+def test_lora_targets_are_looked_for_among_the_stored_weights(
+    tmp_path: Path, targets: str, said: str | None
+):
+    write_weights(write_json_files(tmp_path))
+    settings = {"path": str(tmp_path), "lora_rank": 2, "lora_targets": targets}
+    model = GRPOConfig.from_dict({"model": settings}).model
+    if said is None:
+        check_policy(model)
+        return
+    with pytest.raises(ValueError, match=said) as error:
+        check_policy(model)
+    assert one_line(error).startswith(f"{tmp_path}: model.lora_targets: ")
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"lora_rank": 4}])
@@ -274,7 +337,9 @@ def test_a_directory_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert local_directory("org/name") == Path("org/name")
-    assert local_directory(str(tmp_path / "missing")) == tmp_path / "missing"
+    with pytest.raises(ValueError, match="missing: no such directory; valid: ") as error:
+        local_directory(str(tmp_path / "missing"))
+    one_line(error)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ from grpo_trainable.tasks import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from grpo_trainable.tasks.answers import boxed_answer, tagged_answer
-from grpo_trainable.tasks.math import parse_problem
+from grpo_trainable.tasks.answers import boxed_answer, form_note, tagged_answer
+from grpo_trainable.tasks.math import parse_problem, unmarked_answers
 from grpo_trainable.tasks.math_reward import library_spelling
 from grpo_trainable.tasks.templates import R1_ZERO, TEMPLATES
 from grpo_trainable.tasks.votes import canonical
@@ -357,3 +358,62 @@ def test_without_a_file_the_problems_that_ship_are_asked():
     assert len(set(held_out)) == 768
     assert not set(asked) & set(held_out)
     assert all(prompt.endswith("<think>") for prompt in asked)
+
+
+def gsm8k(path: Path, answers: list[str], start: int = 0) -> str:
+    rows = [{"question": f"{start + i}?", "answer": text} for i, text in enumerate(answers)]
+    return write_jsonl(path, rows)
+
+
+def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
+    marked = ["1 + 1 = 2.\n#### 2"] * 4
+    odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
+    assert unmarked_answers("train_file", odd) == (
+        f"note: task.train_file={odd}: line 5 has no #### before its answer, which 4 lines have "
+        "and 2 have not: its whole text is taken for the true answer"
+    )
+    assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
+    # Bare answers, with a few that are worked out, are another layout.
+    assert unmarked_answers("train_file", gsm8k(tmp_path / "bare.jsonl", ["2", "#### 2"])) is None
+
+
+def test_problems_that_are_trained_on_and_held_out_are_counted(tmp_path):
+    train = gsm8k(tmp_path / "train.jsonl", ["2"] * 10)
+    held_out = gsm8k(tmp_path / "eval.jsonl", ["2"] * 4, start=7)
+    settings = TaskSettings(name="math", train_file=train, eval_file=held_out, equality="exact")
+    assert MathTask(settings, 0).notes() == [
+        f"note: 3 of the 4 held-out problems of task.eval_file={held_out} are trained on too: they "
+        f"are in task.train_file={train}"
+    ]
+    apart = replace(settings, eval_file=gsm8k(tmp_path / "apart.jsonl", ["2"], start=50))
+    assert MathTask(apart, 0).notes() == []
+
+
+def test_the_page_shows_every_template_as_it_is():
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "math.md").read_text()
+    for name in ("r1_zero", "short"):
+        assert f"```text\n{TEMPLATES[name]}\n```" in page
+    assert TEMPLATES["question_only"] == "{question}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"template": "r1_zero"}, None),
+        ({"template": "short"}, None),
+        ({"template": "question_only"}, r"\boxed{}"),
+        ({"template": "question_only", "answer_in": "tags"}, "</think> <answer>…</answer>"),
+        ({"template": "r1_zero", "answer_in": "boxed"}, r"\boxed{}"),
+    ],
+)
+def test_a_template_that_does_not_ask_for_an_answer_is_told(settings, wanted, tmp_path):
+    note = form_note(TaskSettings(name="math", **settings))
+    if wanted is None:
+        assert note is None
+        return
+    template = settings["template"]
+    assert note is not None
+    assert note.startswith(f"note: task.template={template} does not ask for {wanted}, where ")
+    mine = tmp_path / "mine.txt"
+    mine.write_text(r"{question} Put it in \boxed{}.")
+    assert form_note(TaskSettings(name="math", template=str(mine))) is None

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from grpo_trainable.config import GRPOConfig, flatten
-from tuning.preview import WIDTH, in_short, preview, shown, wrapped
+from tuning.preview import (
+    MOST_CHARACTERS,
+    WIDTH,
+    example_lines,
+    in_short,
+    preview,
+    shown,
+    wrapped,
+)
 
 
 def trials(*settings: dict) -> list[GRPOConfig]:
@@ -67,3 +75,26 @@ def test_the_defaults_of_a_task_are_defaults():
     assert "optim.betas=[0.9,0.99]" in chosen
     for setting in ("model.preset=arithmetic", "rollout.temperature=1.0", "optim.weight_decay=0.0"):
         assert setting in defaults
+
+
+def test_a_prompt_is_shown_as_the_model_reads_it_with_its_true_answer(tmp_path):
+    file = tmp_path / "sums.jsonl"
+    file.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    (tmp_path / "mine.txt").write_text("Sum:\n{question}\n\n")
+    task = {"name": "math", "train_file": str(file), "eval_file": str(file)}
+    task |= {"equality": "exact", "template": str(tmp_path / "mine.txt")}
+    (trial,) = trials({"task": task})
+    assert list(example_lines(trial)) == [
+        "\nthe first prompt of arm arm0, as the model reads it:",
+        "  | Sum:",
+        "  | 1 + 1?",
+        "  | ",  # the last line break is visible
+        "its true answer: 2",
+    ]
+
+
+def test_of_a_long_prompt_both_ends_are_shown():
+    assert in_short("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
+    text = "a" * MOST_CHARACTERS + "b" * MOST_CHARACTERS
+    half = MOST_CHARACTERS // 2
+    assert in_short(text) == f"{'a' * half} [… {MOST_CHARACTERS:,} characters …] {'b' * half}"

@@ -286,7 +286,13 @@ def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsy
     with endpoint() as server:
         assert made(server.url, tmp_path / "set") == 0
         assert made(server.url, tmp_path / "set", "--seed", "1") == 2
-        assert "was begun with keywords" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "seed was 0 and is 1" in said
+        assert "keywords was [" in said  # another seed has another order
+        assert made(server.url, tmp_path / "set", "--prompts", "90", "--attempts", "2") == 2
+        said = capsys.readouterr().err
+        assert "attempts was 4 and is 2; keywords was for 60 prompts and is for 90 prompts" in said
+        assert "neither changed nor enlarged: give the command as then" in said
         (tmp_path / "full").mkdir()
         (tmp_path / "full/notes.txt").write_text("mine")
         assert made(server.url, tmp_path / "full") == 2

@@ -15,7 +15,9 @@ import pytest
 import ray
 
 from grpo_trainable.config import CHECKS, GRPOConfig
+from grpo_trainable.models import directory as directory_module
 from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.models.hf_directory import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
@@ -70,7 +72,10 @@ SPACE = ("--space", "async_vs_sync")
         ([*SPACE, "--set", "transport=nixl"], ["transport=nixl"]),
         ([*SPACE, "--set", "arm=asynck1"], ["did you mean async_k1?"]),
         ([*SPACE, "--set", "resources.worker_cpus=4096"], ["4096.1 CPUs", "resources.worker_cpus"]),
-        ([*SPACE, "--set", "model.path=nowhere"], ["model.path=", "nowhere", "no policy here"]),
+        (
+            [*SPACE, "--set", "model.path=nowhere"],
+            ["model.path=", "nowhere", "no such directory; valid: the directory of"],
+        ),
         ([*SPACE, "--set", "task.keywords_file=nowhere"], ["task.keywords_file=", "nowhere"]),
         ([*SPACE, "--set", "task.reward=nowhere:f"], ["task.reward=nowhere:f", "nowhere"]),
         ([*SPACE, "--set", "engine=nowhere:E"], ["engine=nowhere:E: cannot be imported"]),
@@ -519,7 +524,7 @@ def test_a_preset_alone_is_one_trial_of_its_settings(command):
     assert (status, trial["arm"], trial["rounds"], trial["optim"]["lr"]) == (0, "sync", 100, 5e-4)
     assert trial["rollout"]["group_size"] == 4
     assert trial["loss"]["advantage_eps"] == 1e-8
-    assert error == ""
+    assert error.startswith("prompts: ")  # standard output is for programs
 
 
 def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
@@ -553,6 +558,34 @@ def test_a_dry_run_ends_with_what_it_found(command):
     unequal = ("--space", "async_vs_sync", "--iterations", "4", "--dry-run")
     _, out, _ = command(*unequal)
     assert out.splitlines()[-1] == "checked, no error, nothing was started; 1 note above"
+
+
+def test_a_preset_for_a_file_shows_its_trial_and_asks_for_the_file(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan_module, "machine_bytes", lambda: 64_000_000_000)
+    preset = ("--preset", "course_math")
+
+    refused(command(*preset), "--preset course_math: task.train_file is not set")
+    status, out, error = command(*preset, "--dry-run")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "memory of a trial: about 48.4 GB of 64.0 GB" in out
+    # Another task needs no such file.
+    _, _, error = command(*preset, "--set", "task.name=keyword", "--set", "model.path=none")
+    assert "task.train_file" not in error
+
+
+def test_a_dry_run_tells_the_memory_of_a_model_that_cannot_be_had(command, monkeypatch, tmp_path):
+    def offline(path: str) -> Path:
+        raise NotOnTheHub(f"{path}: no such directory, and not to be had")
+
+    monkeypatch.setattr(plan_module, "machine_bytes", lambda: 64_000_000_000)
+    monkeypatch.setattr(directory_module, "local_directory", offline)
+    (tmp_path / "math.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    given = ("--preset", "course_math", "--set", "task.train_file=math.jsonl")
+
+    refused(command(*given), "model.path=Qwen/Qwen2.5-Math-1.5B: no such directory")
+    status, out, error = command(*given, "--dry-run")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "memory of a trial: about 48." in out
 
 
 def test_a_dry_run_tells_the_memory_that_a_trial_takes(command):
@@ -710,7 +743,7 @@ def test_paths_of_a_task_of_ones_own_in_an_arm_mean_the_directory_of_the_space(c
     own = '{"task.name": "mine.py:Mine", "task.words": "words.txt"}'
     arms.write_text(ARMS.replace('{"task.keywords_file": "words.txt"}', own))
     status, out, error = command("--space", "spaces/my_arms.py", "--dry-run", "json")
-    assert (status, error) == (0, "")
+    assert (status, error.count("\n")) == (0, 1)  # the numbers of prompts
     (task,) = [json.loads(line)["task"] for line in out.splitlines() if "Mine" in line]
     assert task["name"] == f"{arms.parent}/mine.py:Mine"
     assert task["words"] == f"{arms.parent}/words.txt"
