@@ -94,7 +94,7 @@ def test_a_prompt_is_shown_as_the_model_reads_it_with_its_true_answer(tmp_path):
 
 
 def test_of_a_long_prompt_both_ends_are_shown():
-    assert in_short("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
+    assert shortened("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
     text = "a" * MOST_CHARACTERS + "b" * MOST_CHARACTERS
     half = MOST_CHARACTERS // 2
-    assert in_short(text) == f"{'a' * half} [… {MOST_CHARACTERS:,} characters …] {'b' * half}"
+    assert shortened(text) == f"{'a' * half} [… {MOST_CHARACTERS:,} characters …] {'b' * half}"
