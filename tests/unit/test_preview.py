@@ -9,6 +9,7 @@ from tuning.preview import (
     example_lines,
     in_short,
     preview,
+    shortened,
     shown,
     wrapped,
 )
