@@ -23,7 +23,7 @@ from typing import Any
 
 from measure import parser_of, provenance, run_benchmark, write
 from resampling import verdict
-from trials import run_trial
+from trial_runs import run_trial
 
 import search_spaces
 from grpo_trainable.config import GRPOConfig

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from greedy import figures
 from measure import parser_of, provenance, run_benchmark, write
-from trials import finished_trial, overhead, rows_of
+from trial_runs import finished_trial, overhead, rows_of
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.evaluation.checkpoint import TrainedPolicy, read_trained_policy

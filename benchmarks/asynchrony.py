@@ -2,29 +2,41 @@
 
 Every workload runs `async_k1` (generator and learner with one thread each), `sync` (the same two
 actors at lag 0) and `colocated_k1` with one or two threads for sampling and for training, one after
-the other, `--repeats` times over. In the balanced workloads, `tiny` and `small`, both sides of the
-asynchronous run are about equally busy; `default` is the default workload as it is; `one_prompt`
-has a single prompt a round.
+the other in an order drawn from the seed, `--repeats` times over. In the balanced workloads, `tiny`
+and `small`, both sides of the asynchronous run are about equally busy; `default` is the default
+workload as it is; `one_prompt` has a single prompt a round.
 
-Wall-clock runs from the start of round 1 to the end of the last, Tune's gaps included, evaluation
-and checkpoints subtracted. Stages are means over the same rounds but for the last, in which an
-asynchronous run has nothing left to sample. Reported: the speed-up over each other arm of the same
-repeat, and how much of the bound that its own stages set it the asynchronous run reaches, which is
-max(generator, learner) / wall-clock, where the generator's part is rollout + reward and the
-learner's optimize + reference + sync.
+Wall-clock is a mean over the rounds, Tune's gaps included, evaluation and checkpoints subtracted,
+without those that other work on the machine disturbed; a run in which these are more than half is
+done again. Stages are means over the same rounds but for the last, in which an asynchronous run has
+nothing left to sample. Reported: the speed-up over each other arm of the same repeat, its
+geometric mean over the repeats with Student's interval, and how much of the bound that its own
+stages set it the asynchronous run reaches, which is max(generator, learner) / wall-clock, where the
+generator's part is rollout + reward and the learner's optimize + reference + sync.
 
 `async, reference in generator` is the same asynchronous run with `resources.reference=generator`,
 where the workload measures a KL; its `reference` adds up both sides.
+
+The JSON is written after every run, and the same command goes on with what it has unless product or
+options have changed since.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 from measure import parser_of, provenance, run_benchmark, write
-from trials import overhead, run_trial
+from trial_runs import TrialFailed, overhead, run_trial
+
+from grpo_trainable.noise import DISTURBED_ABOVE
+from reports.intervals import over_seeds
 
 GENERATOR = ("rollout", "reward")
 LEARNER = ("optimize", "reference", "sync")
@@ -74,46 +86,87 @@ def options(workload: str, settings: Sequence[str]) -> list[str]:
     return words
 
 
+TRIES = 3  # of a run that other work on the machine disturbs
+
+
 def main() -> None:
+    args = parse_arguments()
+    origin = {**provenance(args), "asked": asked(args)}
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    goes_on = all(kept.get(key) == origin[key] for key in ("product", "asked"))
+    results: dict[str, Any] = kept["workload"] if goes_on else {}
+    for workload in args.workloads:
+        rounds, settings = WORKLOADS[workload]
+        print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")
+        labels = [label for label in args.arms if label != MOVED or NO_KL not in settings]
+        empty = {label: [] for label in labels}
+        result = results.setdefault(
+            workload, {"rounds": rounds, "settings": settings, "runs": empty}
+        )
+        for repeat in range(args.repeats):
+            for label in drawn_order(labels, workload, args.seed + repeat):
+                if len(result["runs"][label]) > repeat:
+                    continue  # an earlier command has done it
+                result["runs"][label].append(undisturbed(workload, label, args.seed + repeat))
+                print(f"  repeat {repeat} {show(label, result['runs'][label][-1])}", flush=True)
+                write(args.out, {**origin, "workload": results}, quiet=True)
+        result.update(compared(result["runs"]))
+        write(args.out, {**origin, "workload": results}, quiet=True)
+        print(conclusion(result), flush=True)
+    print(f"\nwritten to {args.out}")
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = parser_of(__doc__, "asynchrony.json", counts={"repeats": (3, "of every run, in turn")})
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     args = parser.parse_args()
     if ASYNC not in args.arms:
         parser.error(f"--arms: must have {ASYNC}")
-    results: dict[str, Any] = {}
-    for workload in args.workloads:
-        rounds, settings = WORKLOADS[workload]
-        print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")
-        labels = [label for label in args.arms if label != MOVED or NO_KL not in settings]
-        runs: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
-        for repeat in range(args.repeats):
-            for label in labels:
-                arm, resources = ARMS[label]
-                rows = run_trial(arm, seed=args.seed + repeat, options=options(workload, resources))
-                runs[label].append(summarise(rows))
-                print(f"  repeat {repeat} {show(label, runs[label][-1])}", flush=True)
-        results[workload] = {
-            "rounds": rounds,
-            "settings": settings,
-            "runs": runs,
-            **compared(runs),
-        }
-        print(conclusion(results[workload]), flush=True)
-    write(args.out, {**provenance(args), "workload": results})
+    return args
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Seconds a round; the share of `time/other_s` is a median over the rounds."""
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What runs must agree in to stand in one file; workloads and repeats may be added."""
+    return {"seed": args.seed, "arms": {label: list(ARMS[label][1]) for label in args.arms}}
+
+
+def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
+    """The arms in the order of a repeat, so that drift of the machine falls on none of them."""
+    return Random(f"{workload} {seed}").sample(labels, len(labels))
+
+
+def undisturbed(workload: str, label: str, seed: int) -> dict[str, float]:
+    """The figures of a run, done again where other work disturbed more than half of its rounds."""
+    arm, resources = ARMS[label]
+    for _ in range(TRIES):
+        found = summarise(run_trial(arm, seed=seed, options=options(workload, resources)))
+        if found is not None:
+            return found
+        print(f"  {label}: disturbed by other work, once more", flush=True)
+    raise TrialFailed(f"{workload}, {label}: disturbed {TRIES} times; is the machine in use?")
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Seconds a round; the share of `time/other_s` is a median over the rounds. None where most of
+    the rounds were disturbed."""
+    ends = [0.0, *(row["time/wall_clock_s"] for row in rows)]
+    seconds = [end - begin for begin, end in pairwise(ends)]
+    clean = [row["time/disturbed_fraction"] <= DISTURBED_ABOVE for row in rows]
+    if 2 * sum(clean) < len(rows):
+        return None
+    whole = [row for row, is_clean in zip(rows[:-1], clean, strict=False) if is_clean]
     stages = {
-        stage: statistics.mean(row[f"time/{stage}_s"] for row in rows[:-1])
+        stage: statistics.mean(row[f"time/{stage}_s"] for row in whole)
         for stage in (*GENERATOR, *LEARNER)
     }
     return {
-        **{f"{stage}_s": seconds for stage, seconds in stages.items()},
+        **{f"{stage}_s": value for stage, value in stages.items()},
         "generator_s": sum(stages[stage] for stage in GENERATOR),
         "learner_s": sum(stages[stage] for stage in LEARNER),
-        "wall_clock_s": rows[-1]["time/wall_clock_s"] / len(rows),
+        "wall_clock_s": statistics.mean(s for s, ok in zip(seconds, clean, strict=True) if ok),
+        "disturbed_rounds": len(rows) - sum(clean),
+        "disturbed_fraction": statistics.mean(row["time/disturbed_fraction"] for row in rows),
         **overhead(rows),
     }
 
@@ -124,23 +177,33 @@ def share_of_bound(run: dict[str, float]) -> float:
 
 
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Medians over the repeats; a speed-up is between runs of the same repeat."""
+    """Geometric means over the repeats; a speed-up is between runs of the same repeat."""
     wall = {arm: [run["wall_clock_s"] for run in results] for arm, results in runs.items()}
     speed_ups = {
         arm: [slow / fast for slow, fast in zip(wall[arm], wall[ASYNC], strict=True)]
         for arm in wall
         if arm != ASYNC
     }
-    medians = {arm: statistics.median(values) for arm, values in speed_ups.items()}
-    rivals = [arm for arm in medians if arm.startswith("colocated")]
+    means = {arm: geometric_mean(values) for arm, values in speed_ups.items()}
+    rivals = [arm for arm in means if arm.startswith("colocated")]
     of_bound = [share_of_bound(run) for run in runs[ASYNC]]
     return {
         "share_of_bound": of_bound,
         "share_of_bound_median": statistics.median(of_bound),
         "speed_ups": speed_ups,
-        "speed_up_medians": medians,
-        "best_colocated": min(rivals, key=lambda arm: medians[arm], default=None),
+        "speed_up_means": means,
+        "best_colocated": min(rivals, key=lambda arm: means[arm]["value"], default=None),
     }
+
+
+def geometric_mean(ratios: Sequence[float]) -> dict[str, float | None]:
+    """The mean of the logarithms with Student's interval, which one repeat does not have."""
+    logs = [math.log(ratio) for ratio in ratios]
+    if len(logs) < 2:
+        return {"value": ratios[0], "low": None, "high": None}
+    estimate, _ = over_seeds(logs)
+    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {name: math.exp(end) for name, end in ends.items()}
 
 
 def show(label: str, run: dict[str, float]) -> str:
@@ -152,10 +215,10 @@ def show(label: str, run: dict[str, float]) -> str:
 
 def conclusion(result: dict[str, Any]) -> str:
     lines = [f"  async reaches {result['share_of_bound_median']:.1%} of the bound of its stages"]
-    for arm, middle in result["speed_up_medians"].items():
-        values = result["speed_ups"][arm]
+    for arm, mean in result["speed_up_means"].items():
         best = ", the best colocated" if arm == result["best_colocated"] else ""
-        lines.append(f"  {middle:.2f} x {arm} ({min(values):.2f}-{max(values):.2f}){best}")
+        between = "" if mean["low"] is None else f" ({mean['low']:.2f}-{mean['high']:.2f})"
+        lines.append(f"  {mean['value']:.2f} x {arm}{between}{best}")
     return "\n".join(lines)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import parser_of, provenance, run_benchmark, write
-from trials import finished_trial
+from trial_runs import finished_trial
 
 EVERY = (1, 10)
 

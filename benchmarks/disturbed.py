@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
-from trials import rows_of
+from trial_runs import rows_of
 
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.experiment import read_experiment

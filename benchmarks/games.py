@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from measure import parser_of, provenance, run_benchmark, write
-from trials import finished_trial, overhead, rows_of
+from trial_runs import finished_trial, overhead, rows_of
 
 ARM = "async_k1"
 EPISODES = {"prompts": 128, "samples": 4}  # size of an evaluation

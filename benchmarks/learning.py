@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from measure import parser_of, provenance, run_benchmark, write
-from trials import finished_trial, overhead, rows_of
+from trial_runs import finished_trial, overhead, rows_of
 
 from grpo_trainable.pretraining.stories import count_sentences
 

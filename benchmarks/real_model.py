@@ -28,7 +28,7 @@ from typing import Any
 
 from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, write
 from memory import Peaks, peaks_of
-from trials import finished_trial, overhead, rows_of
+from trial_runs import finished_trial, overhead, rows_of
 
 from grpo_trainable.command_line import UsageError, number
 from grpo_trainable.engines import ENGINES

@@ -34,7 +34,7 @@ from typing import Any
 
 from asynchrony import ARMS, MOVED, WORKLOADS, options
 from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
-from trials import finished_trial, rows_of
+from trial_runs import finished_trial, rows_of
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.calibration import Times, simulated_wall_clock, times_of
@@ -211,8 +211,8 @@ def reference_in_the_generator(measured: dict[str, Any]) -> list[dict[str, Any]]
         }
         gain = rounds["learner"] / rounds["generator"]
         measured_gain = None
-        if MOVED in found["speed_up_medians"]:
-            measured_gain = 1.0 / found["speed_up_medians"][MOVED]
+        if MOVED in found["speed_ups"]:
+            measured_gain = 1.0 / statistics.median(found["speed_ups"][MOVED])
         results.append(
             {
                 "workload": workload,

@@ -16,7 +16,7 @@ import statistics
 from typing import Any
 
 from measure import parser_of, provenance, run_benchmark, write
-from trials import TrialFailed, run_trial
+from trial_runs import TrialFailed, run_trial
 
 STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, settings
     "k=8": ("colocated_k1", ["k=8", "k_mode=same_batch", "rounds=8", "eval.every=7"]),

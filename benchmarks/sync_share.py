@@ -14,7 +14,7 @@ from typing import Any
 
 from asynchrony import WORKLOADS, options
 from measure import parser_of, provenance, run_benchmark, write
-from trials import run_trial
+from trial_runs import run_trial
 
 ARMS = ("sync", "async_k1")
 BOUNDS = {"default": 0.02, "small": 0.01}  # largest share of a round with `auto`
