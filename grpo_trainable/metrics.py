@@ -67,7 +67,7 @@ NAMES = frozenset(
         *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
         *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
         *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
-        "response/reference_nll_nats",
+        *("response/interrupted_fraction", "response/reference_nll_nats"),
         *(f"kl/{other}_nats" for other in KL_TO),
         *(f"kl/{other}_k3_nats" for other in KL_TO),
         *("kl/sampler_mismatch_nats", "kl/teacher_nats"),

@@ -46,7 +46,7 @@ from grpo_trainable.pipeline.report import (
     time_metrics,
     update_metrics,
 )
-from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
+from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
 from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
 from grpo_trainable.pipeline.standstill import Standstill
 from grpo_trainable.replay_buffer import ReplayBuffer
@@ -187,7 +187,10 @@ class Pipeline:
             return {}
         oldest_version = min(group.oldest_version for group in groups)
         gap = float(self._version - oldest_version)
-        return {**rollout_metrics(groups, round_), "version/gap_max": gap}
+        row = {**rollout_metrics(groups, round_), "version/gap_max": gap}
+        if self.config.rollout.overlong == "interrupt":
+            row["response/interrupted_fraction"] = interrupted_fraction(groups)
+        return row
 
     def _drifted(self, updated: Updated) -> bool:
         """Whether the policy is so far from the reference that the trial ends."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.rollout import RolloutGroup, extents
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
@@ -30,6 +30,14 @@ def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[
         "buffer/uses_mean": sum(group.uses for group in groups) / len(groups),
         **_turns(groups),
     }
+
+
+def interrupted_fraction(groups: Sequence[RolloutGroup]) -> float:
+    """The share of responses that were fed a text in the middle: a hole in what they sampled. None
+    of them is an episode."""
+    masks = [group.response_mask for group in groups]
+    holes = torch.cat([extents(mask) > mask.sum(dim=1) for mask in masks])
+    return float(holes.float().mean())
 
 
 def _turns(groups: Sequence[RolloutGroup]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_trainable.metrics import BY_TASK, NAMES, ActorSpan, rllib_metrics, stage_seconds
-from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
+from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.stages import WORK
 from grpo_trainable.timers import Span
@@ -55,6 +55,19 @@ def test_rollout_metrics_by_hand() -> None:
     )
     assert all(type(value) is float for value in row.values())
     assert row.keys() <= NAMES
+
+
+def test_a_response_with_a_hole_was_interrupted() -> None:
+    masks = (
+        [[True, True, True], [True, False, True]],  # the second was fed a token
+        [[True, False, False], [True, True, False]],  # these have ended, which is no hole
+    )
+    groups = [
+        replace(one_token_group(i, rewards=(1.0, 0.0), uses=1), response_mask=torch.tensor(mask))
+        for i, mask in enumerate(masks)
+    ]
+    assert interrupted_fraction(groups) == 1 / 4
+    assert "response/interrupted_fraction" in NAMES
 
 
 def test_turns_of_episodes_are_the_actions_that_were_answered() -> None:
