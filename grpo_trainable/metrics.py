@@ -41,7 +41,8 @@ CRITIC = (
 # Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
 SOMETIMES = frozenset(
     {
-        *("kl/sampler_mismatch_nats", "kl/teacher_nats", "response/turns_mean"),
+        *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
+        *("response/turns_mean", "response/interrupted_fraction"),
         *POOL_METRICS,
         *CRITIC,
     }
