@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from grpo_trainable.config import ConfigError
 from grpo_trainable.wording import did_you_mean
+from search_spaces import SPACES
 from search_spaces.algorithms import ALGORITHMS
 from search_spaces.preset import Preset
 
@@ -63,5 +64,7 @@ def find_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
+    if name in SPACES:
+        raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
     hint = did_you_mean(name, PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

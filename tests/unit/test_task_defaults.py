@@ -46,9 +46,9 @@ def test_a_given_value_goes_before_the_default_of_the_task():
     assert config.rollout.temperature == 1.0
 
 
-def test_a_directory_goes_before_the_preset_of_the_task():
-    config = GRPOConfig.from_dict({**MATH, "model": {"path": "/p"}})
-    assert str(policy_directory(config.model)) == "/p"
+def test_a_directory_goes_before_the_preset_of_the_task(tmp_path):
+    config = GRPOConfig.from_dict({**MATH, "model": {"path": str(tmp_path)}})
+    assert policy_directory(config.model) == tmp_path
     with pytest.raises(ConfigError, match=r"model\.preset=small: not read with model.path=/p"):
         GRPOConfig.from_dict({**MATH, "model": {"path": "/p", "preset": "small"}})
 
