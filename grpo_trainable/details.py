@@ -112,7 +112,7 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
             columns["response_index"].append(g)
             columns["task"].append(task)
             columns["prompt"].append(text)
-            columns["response"].append(decode(ids))
+            columns["response"].append(_said(group, g, ids, decode))
             columns["ground_truth"].append(answer)
             columns["reward"].append(rewards[g])
             columns["format_reward"].append(formats[g])
@@ -128,11 +128,19 @@ def _listed(values: Tensor | None, group: RolloutGroup) -> list[float | None]:
     return [None] * len(group.response_ids) if values is None else values.tolist()
 
 
+def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:
+    """The text of a response; of actions that are numbers, these between -1 and 1."""
+    if group.actions is None:
+        return decode(ids)
+    actions = group.actions[response, : len(ids)].tanh().tolist()
+    return " ".join(",".join(f"{number:.2f}" for number in action) for action in actions)
+
+
 def _turns(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str | None:
     """The turns of a response with tokens `ids` as JSON: what the policy wrote, what that earned
     (null where the action was cut off), and what it read then. None where it was not played."""
-    if group.turn_rewards is None:
-        return None
+    if group.turn_rewards is None or group.observations is not None:
+        return None  # an episode of control has hundreds, which the response names
     turns: list[dict[str, Any]] = []
     for actions, span, reward in _spans(group, response, ids):
         if actions:

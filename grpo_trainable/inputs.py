@@ -100,6 +100,7 @@ TASK_FILES = {
     "reasoning_gym": _template_file,
     "guess": _no_files,
     "calculator": _no_files,
+    "control": _no_files,
 }
 
 

@@ -83,6 +83,8 @@ def policy_dimensions(model: PolicySettings) -> Dimensions | None:
     Raises:
         ValueError: the directory cannot be used, in one line that begins with it.
     """
+    if model.env is not None:
+        return None
     if model.path in KNOWN:
         return dimensions_of(KNOWN[model.path])
     directory = policy_directory(model)

@@ -122,6 +122,10 @@ class RolloutGroup:
     # (G, R) float32, of an episode: what an action earned, at its last token; NaN at all others;
     # None where responses are not played.
     turn_rewards: Tensor | None = None
+    # What a control policy saw before each action, (G, R, …), and its actions of numbers before
+    # they are squeezed, (G, R, A) float32; discrete ones are the response_ids. None for text.
+    observations: Tensor | None = None
+    actions: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
     example_index: int | None = None  # see `Request`
 
@@ -192,6 +196,8 @@ class TrainBatch:
     response_mask: Tensor  # (B, S) bool
     behaviour_log_probs: Tensor  # (B, S) float32, 0 off the mask
     advantages: Tensor  # (B, S) float32, 0 off the mask
+    observations: Tensor | None = None  # (B, S, …), what is seen before `target_ids`; None for text
+    actions: Tensor | None = None  # (B, S, A), in place of `target_ids` where they are numbers
 
     @property
     def num_rows(self) -> int:
@@ -208,6 +214,7 @@ class TrainBatch:
             response_mask=mask[:, :length],
             behaviour_log_probs=self.behaviour_log_probs[index, :length],
             advantages=self.advantages[index, :length],
+            **{name: values[index, :length] for name, values in self._of_control()},
         )
 
     def to(self, device: torch.device) -> TrainBatch:
@@ -217,7 +224,13 @@ class TrainBatch:
             response_mask=self.response_mask.to(device),
             behaviour_log_probs=self.behaviour_log_probs.to(device),
             advantages=self.advantages.to(device),
+            **{name: values.to(device) for name, values in self._of_control()},
         )
+
+    def _of_control(self) -> list[tuple[str, Tensor]]:
+        """What only a control policy's rows have, by name."""
+        named = (("observations", self.observations), ("actions", self.actions))
+        return [(name, values) for name, values in named if values is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,15 +298,26 @@ def collate(
         response_mask=response_mask,
         behaviour_log_probs=behaviour_log_probs,
         advantages=row_advantages,
+        observations=_as_known_rows(groups, [group.observations for group in groups]),
+        actions=_as_known_rows(groups, [group.actions for group in groups]),
     )
 
 
+def _as_known_rows(
+    groups: Sequence[RolloutGroup], values: Sequence[Tensor | None]
+) -> Tensor | None:
+    """As `as_rows`; None where the groups have none."""
+    known = [value for value in values if value is not None]
+    return as_rows(groups, known) if known else None
+
+
 def as_rows(groups: Sequence[RolloutGroup], values: Sequence[Tensor]) -> Tensor:
-    """`values`, (G, R) for each group, where `collate` puts the tokens: (B, S), 0 elsewhere."""
+    """`values`, (G, R, …) for each group, where `collate` puts the tokens: (B, S, …), 0
+    elsewhere."""
     import torch
 
     places = _places(groups)
-    rows = torch.zeros(_shape(places), dtype=values[0].dtype)
+    rows = torch.zeros((*_shape(places), *values[0].shape[2:]), dtype=values[0].dtype)
     for b, place in enumerate(places):
         rows[b, place.here] = values[place.group][place.response, : place.length]
     return rows

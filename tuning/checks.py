@@ -83,12 +83,13 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     from grpo_trainable.models.hf_directory import NotOnTheHub
     from grpo_trainable.prompts import Prompts, build_task
 
+    key = "model.path" if trial.model.env is None else "model.env"
     try:
         shape, tokenizer = check_policy(trial.model)
     except NotOnTheHub as error:
-        raise Missing(f"model.path={error}") from None
+        raise Missing(f"{key}={error}") from None
     except ValueError as error:
-        raise UsageError(f"model.path={error}") from None
+        raise UsageError(f"{key}={error}") from None
     try:
         chosen_engine(trial)
         context = min(shape.context_length, _teachers_context(trial) or shape.context_length)

@@ -72,7 +72,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
 
     known = [(need.trial, need.estimate) for need in needs if need.estimate is not None]
     if len(known) < len(needs):
-        return "memory of a trial: not estimated, the model's config.json names its sizes otherwise"
+        return "memory of a trial: not estimated, the sizes of its policy are not known"
     trial, largest = max(known, key=lambda item: item[1].host_bytes)
     takes = largest.host_bytes
     if takes * together > available:

@@ -48,11 +48,17 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
 def example_lines(trial: GRPOConfig) -> Iterator[str]:
     """Yields the first training prompt of a trial as its model reads it, behind a bar, and its true
     answer. The trial's inputs were checked."""
+    from grpo_trainable.control import spaces_of
     from grpo_trainable.models.directory import policy_tokenizer
     from grpo_trainable.prompts import Prompts, build_task
 
     prompts = Prompts(trial, build_task(trial), policy_tokenizer(trial.model))
     text, _, truth = prompts.told("train", 0)
+    if trial.model.env is not None:
+        group, spaces = trial.rollout.group_size, spaces_of(trial.model.env)
+        yield f"\nthe policy sees {spaces.seen} and does {spaces.done} in {trial.model.env}"
+        yield f"a group is {group} episodes that begin alike; the first from {text}"
+        return
     yield f"\nthe first prompt of arm {trial.arm}, as the model reads it:"
     yield from (f"  | {line}" for line in shortened(text).split("\n"))
     what = "what its environment is told" if trial.env.plays else "its true answer"

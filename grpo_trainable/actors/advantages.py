@@ -19,6 +19,7 @@ from grpo_trainable.algo import (
     discounted_returns,
     explained_variance,
     gae,
+    group_to_go,
     masked_row_mean,
     vine,
     whitened_tokens,
@@ -71,6 +72,8 @@ def advantage_estimator(config: GRPOConfig, values: Values) -> Estimator:
             return partial(_by_critic, config, values)
         case "vine":
             return partial(_by_completions, config)
+        case "group_to_go":
+            return partial(_by_step, config)
     function = advantage_function(config.loss.advantage, config.rollout.group_size)
     return partial(_by_response, config, function)
 
@@ -109,6 +112,21 @@ def _by_completions(config: GRPOConfig, groups: Groups, kl_coefficient: float) -
         assert group.state_values is not None, "the generator has valued no states"
         advantages.append(vine(group.rewards, group.state_values, group.response_mask))
     return Estimated(advantages=_whitened(config, advantages, masks))
+
+
+def _by_step(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
+    loss = config.loss
+    return Estimated(
+        advantages=[
+            group_to_go(
+                token_rewards(config, group, kl_coefficient),
+                group.response_mask,
+                gamma=loss.gamma,
+                eps=loss.advantage_eps,
+            )
+            for group in groups
+        ]
+    )
 
 
 def _whitened(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from grpo_trainable.actors.log_probs import ScoredBatch
+from grpo_trainable.actors.log_probs import ScoredBatch, states_of
 from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.actors.optimizer import StepTaken
 from grpo_trainable.actors.ranks import ALONE, Ranks
@@ -15,9 +15,8 @@ from grpo_trainable.algo import aggregate, value_loss
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import CriticStep
 from grpo_trainable.models.parameters import copy_parameters
-from grpo_trainable.models.policy import Policy
-from grpo_trainable.models.scoring import response_states
-from grpo_trainable.models.store import build_trained_policy
+from grpo_trainable.models.policy import NamedWeights
+from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.models.value_head import ValueHead, trained_body
 from grpo_trainable.rollout import TrainBatch
 
@@ -29,15 +28,15 @@ class Critic:
     begins as the policy does."""
 
     def __init__(
-        self, config: GRPOConfig, policy: Policy, device: torch.device, ranks: Ranks = ALONE
+        self, config: GRPOConfig, policy: NamedWeights, device: torch.device, ranks: Ranks = ALONE
     ) -> None:
         """`ranks`: those that share its passes; each of them has it whole."""
         self._config = config
         self._ranks = ranks
         self._policy = policy
-        self._own: Policy | None = None
+        self._own: NamedWeights | None = None
         if config.critic.body == "own":
-            self._own = build_trained_policy(config.model, config.seed)[0].to(device)
+            self._own = build_any_trained_policy(config.model, config.seed)[0].to(device)
         self._head = ValueHead(policy.head_weight.shape[1]).to(device)
         self.parameters = self._trained()
 
@@ -66,7 +65,7 @@ class Critic:
     def states(self, batch: TrainBatch) -> Tensor:
         """The hidden states (T, D) that the head is put on."""
         body = self._policy if self._own is None else self._own
-        return response_states(body, batch.input_ids, batch.response_mask)
+        return states_of(body, batch)
 
     def of_states(self, states: Tensor, batch: TrainBatch) -> Tensor:
         """Values (B, S) from `states` of the batch."""

@@ -18,7 +18,7 @@ from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import make_scorer
 from grpo_trainable.actors.state_values import Completer, state_values
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.engines.base import EngineSetup, PlayingEngine, build_engine
+from grpo_trainable.engines.base import EarningEngine, EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.checks import check_load, check_played, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.messages import Completions, Deposited, Loaded, Sampled, Scored
@@ -86,6 +86,8 @@ class Generator:
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._player = self._scorer = None
+        if isinstance(self.engine, EarningEngine):
+            return
         if config.env.plays:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
         else:
@@ -186,7 +188,10 @@ class Generator:
         reward function may count its calls, or cost something.
         """
         with self._context.call():
-            groups = self._sample(requests, advance)
+            if isinstance(self.engine, EarningEngine):
+                groups, _ = self._earn(self.engine, requests, advance)
+            else:
+                groups = self._sample(requests, advance)
             if self._reference is not None:
                 self._reference.annotate(groups)
             self._context.clock.synchronize()
@@ -209,12 +214,33 @@ class Generator:
         self, requests: Sequence[Request]
     ) -> tuple[list[RolloutGroup], list[Scores] | None]:
         """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        if isinstance(self.engine, EarningEngine):
+            return self._earn(self.engine, requests, self.between_tokens)
         if self._player is None:
             return self._sample(requests, self.between_tokens), None
         assert isinstance(self.engine, PlayingEngine), "checked with the config"
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]
+        return _of_examples(requests, groups), scores
+
+    def _earn(
+        self,
+        engine: EarningEngine,
+        requests: Sequence[Request],
+        between_tokens: Callable[[], None],
+    ) -> tuple[list[RolloutGroup], list[Scores]]:
+        """Groups of episodes, each with its example, and a score for each episode."""
+        groups, scores = engine.earn(requests, between_tokens)
+        densities = any(group.actions is not None for group in groups)
+        check_played(
+            self._engine_name,
+            self.engine,
+            requests,
+            groups,
+            self._vocab_size,
+            densities=densities,
+        )
         return _of_examples(requests, groups), scores
 
     def _sample(
@@ -243,7 +269,8 @@ class Generator:
         return steps_done()
 
     def close(self) -> None:
-        for own in (self._scorer, self._player):
+        engine = self.engine if isinstance(self.engine, EarningEngine) else None
+        for own in (self._scorer, self._player, engine):
             if own is not None:
                 own.close()
         self._receiver.close()

@@ -14,7 +14,7 @@ from grpo_trainable.actors.advantages import critic_figures
 from grpo_trainable.actors.gradient_steps import GradientSteps
 from grpo_trainable.actors.kl_monitor import KLMonitor
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
-from grpo_trainable.actors.minibatches import largest_microbatch, step_rows
+from grpo_trainable.actors.minibatches import largest_microbatch, step_rows, with_spaces
 from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import steps_done
 from grpo_trainable.actors.ranks import ALONE, Ranks
@@ -33,7 +33,8 @@ from grpo_trainable.messages import (
     ResponseFigures,
     Updated,
 )
-from grpo_trainable.models.store import build_trained_policy
+from grpo_trainable.models.control_policy import ControlPolicy
+from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.rollout import LiveWeights, RolloutGroup
 from grpo_trainable.stops import end_ids
 from grpo_trainable.timers import StageClock, now
@@ -99,7 +100,7 @@ class Learner:
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
-        model, tokenizer = build_trained_policy(config.model, config.seed)
+        model, tokenizer = build_any_trained_policy(config.model, config.seed)
         device, ranks = self._context.device, self._ranks
         policy = model.to(device)
         self._end_ids = end_ids(config, tokenizer)
@@ -140,6 +141,8 @@ class Learner:
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
+            if isinstance(self.policy, ControlPolicy):
+                micro = with_spaces(micro, self.policy.spaces)
             micro = micro.to(self._context.device)
             # Every rank needs a microbatch of a pass that they share: where they hold a policy
             # between them, one without any would be waited for.

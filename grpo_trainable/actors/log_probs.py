@@ -11,9 +11,10 @@ from torch import Tensor
 from grpo_trainable.actors.minibatches import microbatches
 from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.control_policy import ControlPolicy
+from grpo_trainable.models.policy import NamedWeights, Policy
 from grpo_trainable.models.scoring import response_states, state_log_probs
-from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.store import build_any_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
 from grpo_trainable.stops import end_ids
@@ -28,13 +29,17 @@ class LogProbs:
         self._ranks = ranks
         self._end_ids = end_ids
 
-    def with_entropy(self, model: Policy, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+    def with_entropy(self, model: NamedWeights, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropy, (B, S) each, in nats; 0 off the mask."""
-        states = response_states(model, batch.input_ids, batch.response_mask)
-        return self.of_states(model, states, batch)
+        return self.of_states(model, states_of(model, batch), batch)
 
-    def of_states(self, model: Policy, states: Tensor, batch: TrainBatch) -> tuple[Tensor, Tensor]:
-        """The same from the `response_states` of the batch, (T, D)."""
+    def of_states(
+        self, model: NamedWeights, states: Tensor, batch: TrainBatch
+    ) -> tuple[Tensor, Tensor]:
+        """The same from the `states_of` the batch, (T, D)."""
+        if isinstance(model, ControlPolicy):
+            return self._of_actions(model, states, batch)
+        assert isinstance(model, Policy), "there is no other kind"
         return state_log_probs(
             model,
             states,
@@ -45,8 +50,18 @@ class LogProbs:
             end_ids=self._end_ids,
         )
 
+    def _of_actions(
+        self, model: ControlPolicy, states: Tensor, batch: TrainBatch
+    ) -> tuple[Tensor, Tensor]:
+        mask = batch.response_mask
+        taken = batch.target_ids if batch.actions is None else batch.actions
+        found = model.log_probs(states, taken[mask], self._config.rollout.temperature)
+        rows = torch.zeros_like(batch.behaviour_log_probs)
+        log_probs, entropy = (rows.masked_scatter(mask, values) for values in found)
+        return log_probs, entropy
+
     @torch.no_grad()
-    def without_gradient(self, model: Policy, batch: TrainBatch) -> Tensor:
+    def without_gradient(self, model: NamedWeights, batch: TrainBatch) -> Tensor:
         """(B, S) in nats, computed in the microbatches of a gradient step."""
         log_probs = torch.zeros_like(batch.behaviour_log_probs)
         for rows in microbatches(batch, self._config, self._ranks):
@@ -54,6 +69,15 @@ class LogProbs:
             found, _ = self.with_entropy(model, micro)
             log_probs[rows, : found.shape[1]] = found.to(log_probs.dtype)
         return self._ranks.sum_(log_probs)
+
+
+def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
+    """Hidden states (T, D) of the positions that predict what was sampled, row by row."""
+    if isinstance(model, ControlPolicy):
+        assert batch.observations is not None, "an episode of control has them"
+        return model.hidden(batch.observations[batch.response_mask])
+    assert isinstance(model, Policy), "there is no other kind"
+    return response_states(model, batch.input_ids, batch.response_mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +129,13 @@ class Reference:
         config: GRPOConfig,
         tokenizer: Tokenizer,
         device: torch.device,
-        policy: Policy | None = None,
+        policy: NamedWeights | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
         """`policy`: on the device; None: the one that the config starts from is built. `ranks`:
         those that hold it and share its passes."""
         if policy is None:
-            policy = build_policy(config.model, config.seed)[0].to(device)
+            policy = build_any_policy(config.model, config.seed)[0].to(device)
         self.model = ranks.divide(policy.requires_grad_(False))
         self._device = device
         self._pad_id = tokenizer.pad_id

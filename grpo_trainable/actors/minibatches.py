@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import count, islice
 
 import numpy as np
@@ -13,6 +14,7 @@ from grpo_trainable.actors.dealing import deal
 from grpo_trainable.actors.progress import advance
 from grpo_trainable.actors.ranks import ALONE, Ranks
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.control import Spaces
 from grpo_trainable.rollout import TrainBatch
 
 
@@ -96,6 +98,17 @@ def largest_microbatch(
         response_mask=mask,
         behaviour_log_probs=zeros,
         advantages=zeros,
+    )
+
+
+def with_spaces(batch: TrainBatch, spaces: Spaces) -> TrainBatch:
+    """A made-up batch as the rows of a control policy, which sees nothing and does nothing."""
+    shape, numbers = batch.input_ids.shape, spaces.action_numbers
+    return replace(
+        batch,
+        target_ids=torch.zeros_like(batch.target_ids),
+        observations=torch.zeros(*shape, *spaces.observation),
+        actions=torch.zeros(*shape, numbers) if numbers else None,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.policy import NamedWeights
 
 # Gradients are summed in messages of at most this size, which a second copy of is made meanwhile.
 MESSAGE_BYTES = 32 << 20
@@ -54,11 +54,11 @@ class Ranks(Protocol):
         """Replaces gradients by their sums over the ranks. Collective."""
         ...
 
-    def divide(self, policy: Policy) -> Policy:
+    def divide(self, policy: NamedWeights) -> NamedWeights:
         """The policy, as the ranks hold it between them. Collective."""
         ...
 
-    def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         """The policy's `weights`, as `gathered` yields tensors, stored as the policy was before it
         was divided."""
         ...
@@ -129,10 +129,10 @@ class Replicas(Member):
             for view, total in zip(views, flat.split(sizes), strict=True):
                 view.copy_(total.view_as(view))
 
-    def divide(self, policy: Policy) -> Policy:
+    def divide(self, policy: NamedWeights) -> NamedWeights:
         return policy
 
-    def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         if self.rank == 0:  # merging adapters would make a second copy on every rank
             yield from policy.weights().items()
 

@@ -51,9 +51,23 @@ def _rewards(config: GRPOConfig, group: RolloutGroup) -> Tensor:
     )
 
 
+def _earned(config: GRPOConfig, group: RolloutGroup) -> Tensor:
+    """(G, R): what each action adds to the reward of its episode, at its last token; nothing where
+    responses are not played, or the reward is made of parts."""
+    if group.turn_rewards is None or config.task.part_weights:
+        return torch.zeros(group.response_mask.shape)
+    ended = ~group.turn_rewards.isnan()
+    discount = 1.0 if config.model.env is not None else config.env.discount
+    turn = ended.cumsum(dim=1) - 1
+    return torch.where(ended, discount**turn * group.turn_rewards, 0.0)
+
+
 def token_rewards(config: GRPOConfig, group: RolloutGroup, kl_coefficient: float) -> Tensor:
-    """The same for each token, (G, R): each answers for its own KL, the last for all else."""
-    rewards = at_the_end(shaped_rewards(config, group, 0.0), group.response_mask)
+    """The same for each token, (G, R): each answers for its own KL, the last of an action for what
+    that earned, and the last of a response for all else."""
+    rewards, mask = shaped_rewards(config, group, 0.0), group.response_mask
+    earned = _earned(config, group)
+    rewards = at_the_end(rewards - earned.sum(dim=1), mask) + earned
     if kl_coefficient > 0:
         assert group.reference_log_probs is not None, "the round begins with the reference's pass"
         rewards = rewards - kl_coefficient * k1(

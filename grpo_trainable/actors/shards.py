@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from grpo_trainable.actors.process_group import ProcessGroup
 from grpo_trainable.actors.ranks import Member
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.policy import NamedWeights
 
 
 class Shards(Member):
@@ -30,7 +30,7 @@ class Shards(Member):
         super().__init__(group)
         self._device = group.device
         self._mesh = init_device_mesh(group.device.type, (group.size,))
-        self._divided: WeakSet[Policy] = WeakSet()
+        self._divided: WeakSet[NamedWeights] = WeakSet()
         # How a parameter lay in memory before it was divided, which takes none stored by column.
         self._strides = WeakTensorKeyDictionary()
 
@@ -39,7 +39,7 @@ class Shards(Member):
 
     # ---- Policies ----------------------------------------------------------------------------
 
-    def divide(self, policy: Policy) -> Policy:
+    def divide(self, policy: NamedWeights) -> NamedWeights:
         strides = {name: p.stride() for name, p in policy.named_parameters()}
         for parameter in policy.parameters():
             parameter.data = parameter.data.contiguous()
@@ -66,7 +66,7 @@ class Shards(Member):
 
     # ---- Tensors -----------------------------------------------------------------------------
 
-    def weights(self, policy: Policy) -> Iterator[tuple[str, Tensor]]:
+    def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
         parameters = policy.weights()
         for name, whole in self.gathered(parameters):
             stride = self._strides[parameters[name]]

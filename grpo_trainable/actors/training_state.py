@@ -16,7 +16,7 @@ from grpo_trainable.checkpointing import LearnerFiles, write_learner_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.models.parameters import copy_parameters
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.policy import NamedWeights
 
 
 class TrainingState:
@@ -25,7 +25,7 @@ class TrainingState:
     def __init__(
         self,
         config: GRPOConfig,
-        policy: Policy,
+        policy: NamedWeights,
         device: torch.device,
         reference_checksum: str,
         ranks: Ranks = ALONE,

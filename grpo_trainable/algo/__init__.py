@@ -42,6 +42,7 @@ from grpo_trainable.algo.token_advantages import (
     at_the_end,
     discounted_returns,
     gae,
+    group_to_go,
     vine,
     whitened_tokens,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "discounted_returns",
     "explained_variance",
     "gae",
+    "group_to_go",
     "grpo_microbatch_train_step",
     "importance_weight",
     "k1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from grpo_trainable.config.schema import GAMES, MIX, fresh_wanted
+from grpo_trainable.config.schema import CONTROL, GAMES, MIX, fresh_wanted
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.transports import TRANSPORTS
@@ -34,6 +34,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _replay,
         _task,
         _environment,
+        _control,
         _mix,
     ):
         yield from ((key, reason) for applies, key, reason in rules(config) if applies)
@@ -154,7 +155,10 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
 PARTS = ("format", "answer")
 
 # Advantages that compare the responses of a group.
-_COMPARE_A_GROUP = ("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl")
+_COMPARE_A_GROUP = (
+    *("group_std", "group_mean", "rloo", "group_mean_batch_std", "maxrl"),
+    "group_to_go",
+)
 
 
 def compares_a_group(advantage: str) -> bool:
@@ -205,7 +209,7 @@ _OF_RESPONSES = ("gspo", "gmpo", "topr")
 
 def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
     advantage, loss = config.loss.advantage, config.loss.type
-    of_tokens = advantage in ("gae", "vine")
+    of_tokens = advantage in ("gae", "vine", "group_to_go")
     vine = advantage == "vine"
     unvalued = "loss.advantage=vine values states by the task's reward alone"
 
@@ -479,6 +483,42 @@ def _environment(config: GRPOConfig) -> Iterator[Rule]:
         env.plays and enough_s > config.resources.deadline_s,
         "resources.deadline_s",
         f"must be >= {enough_s:g}, twice env.step_deadline_s={env.step_deadline_s:g}",
+    )
+
+
+def _control(config: GRPOConfig) -> Iterator[Rule]:
+    acts, engine = config.task.name == CONTROL, config.engine
+    advantage, overlong = config.loss.advantage, config.rollout.overlong
+
+    yield (
+        acts and config.model.env is None,
+        "model.env",
+        f"task.name={CONTROL} needs the environment to act in, such as CartPole-v1",
+    )
+    yield (
+        acts and engine not in ("auto", CONTROL),
+        "engine",
+        f"samples no actions; task.name={CONTROL} needs engine=auto or {CONTROL}",
+    )
+    yield (
+        not acts and engine == CONTROL,
+        "engine",
+        f"acts in environments; needs task.name={CONTROL}",
+    )
+    yield (
+        acts and advantage == "vine",
+        "loss.advantage",
+        f"must not be vine with task.name={CONTROL}: an environment cannot be put back",
+    )
+    yield (
+        not acts and advantage == "group_to_go",
+        "loss.advantage",
+        f"group_to_go compares episodes step by step; needs task.name={CONTROL}",
+    )
+    yield (
+        acts and overlong == "interrupt",
+        "rollout.overlong",
+        f"must not be interrupt with task.name={CONTROL}, which has no text",
     )
 
 

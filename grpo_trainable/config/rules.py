@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grpo_trainable.config.mix import Entry, mix_of
-from grpo_trainable.config.schema import CHECKS, TASK_SETTINGS, scored_apart
+from grpo_trainable.config.schema import CHECKS, CONTROL, TASK_SETTINGS, scored_apart
 from grpo_trainable.config.values import checks_of
 from grpo_trainable.plugins import is_reference
 
@@ -74,20 +74,31 @@ _SCORED_APART = Condition(
     holds=scored_apart,
 )
 _NOT_PLAYED = _is("env.name", "off")
+_OF_TEXT = Condition(
+    keys=("task.name",),
+    needs="a task other than control, which has no text",
+    holds=lambda name: name != CONTROL,
+)
 _PLAYED = Condition(
     keys=("env.name",), needs="an env.name other than off", holds=lambda name: name != "off"
 )
-# An environment may fail, as what is scored apart may.
-_MAY_FAIL = Condition(
+# An environment of text has processes of its own, as what is scored apart has.
+_APART = Condition(
     keys=("env.name", *_SCORED_APART.keys),
     needs=f"env.name, {_SCORED_APART.needs}",
     holds=lambda name, *scoring: name != "off" or scored_apart(*scoring),
+)
+# All of these may fail, and so may an environment of control.
+_MAY_FAIL = Condition(
+    keys=_APART.keys,
+    needs=f"env.name, task.name={CONTROL}, {_SCORED_APART.needs}",
+    holds=lambda *settings: settings[2] == CONTROL or _APART.holds(*settings),
 )
 _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _GAE = _is("loss.advantage", "gae")
 _VINE = _is("loss.advantage", "vine")
-_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
+_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl", "group_to_go")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
     keys=("model.chat_template",),
@@ -137,6 +148,11 @@ def _mixed(scoring: tuple[Any, ...]) -> Iterable[Entry]:
     return mix_of(scoring[-1]).values()
 
 
+_TEXT_ALONE = (
+    *("model.path", "model.chat_template", "model.gradient_checkpointing", "model.packing"),
+    *("model.sampler_dtype", "rollout.stop", "loss.teacher", "env.name"),
+)
+
 # Key -> the conditions that must all hold for it to be read.
 READ_WITH: dict[str, tuple[Condition, ...]] = {
     # Nothing is under way at lag 0 when new weights come.
@@ -146,7 +162,9 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "buffer.max_age": (_REPLAY,),
     "buffer.fresh_fraction": (_REPLAY, _is("buffer_sampling", "mixed")),
     "transport_dtype": (_is("model.dtype", "float32"),),
-    "model.preset": (_none_given("model.path"),),
+    "model.preset": (_none_given("model.path"), _OF_TEXT),
+    "model.env": (_is("task.name", CONTROL),),
+    **dict.fromkeys(_TEXT_ALONE, (_OF_TEXT,)),
     "model.system": (_CHAT,),
     "model.dtype": (_MODEL_OF_YOURS,),
     "model.head_fp32": (_is("model.dtype", "bfloat16"),),
@@ -154,7 +172,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "model.lora_alpha": (_LORA,),
     "model.lora_targets": (_LORA,),
     **_task_settings(),
-    "task.reward": (_NOT_PLAYED,),
+    "task.reward": (_NOT_PLAYED, _OF_TEXT),
     # A reward that is computed in the generator neither hangs nor fails.
     "task.reward_deadline_s": (_SCORED_APART, _NOT_PLAYED),
     "task.max_error_rate": (_MAY_FAIL,),
@@ -176,8 +194,8 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
             keys=("task.length_penalty",), needs="task.length_penalty > 0", holds=lambda v: v > 0
         ),
     ),
-    "rollout.slots": (_NOT_PLAYED,),
-    "rollout.min_new_tokens": (_NOT_PLAYED,),
+    "rollout.slots": (_NOT_PLAYED, _OF_TEXT),
+    "rollout.min_new_tokens": (_NOT_PLAYED, _OF_TEXT),
     **{
         f"env.{name}": (_PLAYED,)
         for name in ("max_turns", "discount", "step_deadline_s", "episode_deadline_s", "patience_s")
@@ -193,7 +211,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
         f"pools.{name}": (_POOLS,)
         for name in ("easy", "mid", "hard", "easy_above", "hard_below", "memory")
     },
-    "loss.gamma": (_GAE,),
+    "loss.gamma": (_is("loss.advantage", "gae", "group_to_go"),),
     "loss.gae_lambda": (_GAE,),
     "loss.whiten": (_is("loss.advantage", "gae", "vine"),),
     "critic.body": (_GAE,),
@@ -247,7 +265,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     "resources.learner_gpus": (_DISAGGREGATED,),
     "resources.worker_cpus": (_COLOCATED,),
     "resources.reward_workers": (_SCORED_APART, _NOT_PLAYED),
-    "resources.reward_cpus": (_MAY_FAIL,),
+    "resources.reward_cpus": (_APART,),
     "resources.worker_gpus": (_COLOCATED,),
 }
 
@@ -264,15 +282,12 @@ ALWAYS_READ = frozenset(
     (
         *("arm", "placement", "rounds", "k", "k_mode", "lag", "seed"),
         *("buffer_capacity", "engine", "transport"),
-        *("model.path", "model.chat_template", "model.gradient_checkpointing"),
-        "model.packing",
-        "model.sampler_dtype",
-        *("task.name", "task.reward_weights", "task.length_penalty", "env.name"),
+        *("task.name", "task.reward_weights", "task.length_penalty"),
         *("rollout.prompts", "rollout.unit_prompts", "rollout.group_size"),
-        *("rollout.max_new_tokens", "rollout.stop"),
+        "rollout.max_new_tokens",
         *("rollout.temperature", "rollout.zero_advantage", "rollout.overlong"),
         "pools.enabled",
-        *("loss.type", "loss.advantage", "loss.aggregation", "loss.teacher"),
+        *("loss.type", "loss.advantage", "loss.aggregation"),
         *("loss.kl_coef", "loss.kl_monitor", "loss.importance_cap"),
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
         *("optim.microbatch_tokens", "optim.schedule", "optim.max_skipped_steps"),

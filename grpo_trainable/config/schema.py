@@ -23,6 +23,7 @@ from grpo_trainable.config.values import (
     flag,
     gpus,
     integer,
+    name_or_reference,
     number,
     pair,
     path,
@@ -55,6 +56,11 @@ class ModelSettings(Settings):
         None,
         "The directory of the policy to start from, as launch/pretrain.py writes it, or of a "
         "Hugging Face causal language model; or the name of one on the hub.",
+    )
+    env: str | None = name_or_reference(
+        None,
+        "The environment of Gymnasium in which a small network acts in place of a language model.",
+        what="name that Gymnasium knows",
     )
     chat_template: str = choice_or_path(
         ("off", "on"),
@@ -211,6 +217,13 @@ class GameSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControlSettings(Settings):
+    """The settings of the control task, which has none: `model.env` names the environment."""
+
+    SECTION: ClassVar[str] = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixSettings(Settings):
     """The settings of a mix of tasks."""
 
@@ -222,6 +235,7 @@ class MixSettings(Settings):
     )
 
 
+CONTROL = "control"  # the name of the task of a policy that acts in `model.env`
 MIX = "mix"  # the name of a trial's task where it has several
 
 # The settings of each built-in task, besides those that every task has.
@@ -231,6 +245,7 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
     "reasoning_gym": ReasoningGymSettings,
     "guess": GameSettings,
     "calculator": GameSettings,
+    CONTROL: ControlSettings,
     MIX: MixSettings,
 }
 
@@ -529,11 +544,12 @@ class LossSettings(Settings):
     advantage: str = choice_or_reference(
         (
             *("group_std", "none", "group_mean", "rloo", "batch"),
-            *("group_mean_batch_std", "maxrl", "zero", "gae", "vine"),
+            *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
         ),
         "How rewards become advantages, or a function of your own; none: the reward itself; zero: "
         "not at all, so that only a teacher counts; gae: of tokens, by a critic; vine: of tokens, "
-        "by completions of the response.",
+        "by completions of the response; group_to_go: of steps, by what the episodes of the group "
+        "earn from there on.",
         what="function",
     )
     advantage_eps: float = number(

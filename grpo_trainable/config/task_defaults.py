@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.config.mix import mix_of
-from grpo_trainable.config.schema import CHECKS, GAMES, MIX
+from grpo_trainable.config.schema import CHECKS, CONTROL, GAMES, MIX
 
 # Task -> dotted key of a section -> default. docs/defaults.md says why.
 TASK_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,20 @@ TASK_DEFAULTS: dict[str, dict[str, Any]] = {
         "rollout.temperature": 1.0,
         "optim.lr": 1e-4,
         "eval.temperature": 1.0,
+    },
+    CONTROL: {
+        "model.env": "CartPole-v1",
+        "rollout.group_size": 8,
+        "rollout.prompts": 8,
+        "rollout.max_new_tokens": 500,
+        "rollout.temperature": 1.0,
+        "loss.advantage": "group_to_go",
+        "loss.aggregation": "token_mean",
+        "optim.lr": 3e-3,
+        "optim.microbatch": 64,
+        "eval.prompts": 20,
+        "eval.samples": 1,
+        "eval.temperature": 0.0,
     },
     **{
         game: {

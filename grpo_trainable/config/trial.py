@@ -15,6 +15,7 @@ from grpo_trainable.config.plain import flatten, unknown_key
 from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
 from grpo_trainable.config.schema import (
     CHECKS,
+    CONTROL,
     DEFAULTS,
     MIX,
     CommonTaskSettings,
@@ -154,6 +155,8 @@ class GRPOConfig(TrialSettings):
             )
         if settings["name"] == MIX:
             raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
+        if settings["name"] == CONTROL:
+            raise ConfigError(f"task.mix, {label}: {CONTROL} has no text, so it cannot be mixed")
         try:
             own = replace(self, task=_section("task", settings))
             unread = {name for name in _OF_SCORING if unmet(f"task.{name}", own)}

@@ -169,6 +169,20 @@ def reference(default: str | None, meaning: str = "", *, what: str = "name") -> 
     return _text(default, meaning, expected, is_reference, "reference", refers_to="object")
 
 
+def name_or_reference(default: str | None, meaning: str = "", *, what: str = "name") -> Any:
+    """A name that something else knows, or a Python object of the user's."""
+    expected = f"a {what}, or module:name or file.py:name"
+    valid = re.compile(r"[\w./:-]+").fullmatch
+    return _text(
+        default,
+        meaning,
+        expected,
+        lambda t: bool(valid(t)),
+        "text or reference",
+        refers_to="object",
+    )
+
+
 def path(default: str | None, meaning: str = "") -> Any:
     """The path of a file or a directory; a relative one means the directory of the command."""
     return _text(

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-PolicyKind = Literal["ours", "hugging_face"]
+PolicyKind = Literal["ours", "hugging_face", "control"]
 
-# What `model.path` names, in words.
+# What a trial starts from, in words.
 POLICY_KINDS: dict[PolicyKind, str] = {
     "ours": "a policy of this package",
     "hugging_face": "a Hugging Face model",
+    "control": "a network that acts in an environment",
 }
+_OF_TEXT: tuple[PolicyKind, ...] = ("ours", "hugging_face")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class EngineRecord:
 
     name: str
     build: str  # `module:name`, called with an `EngineSetup`, returns an `Engine`
-    samples: tuple[PolicyKind, ...] = tuple(POLICY_KINDS)
+    samples: tuple[PolicyKind, ...] = _OF_TEXT
     # Asked again, by any process on this machine, it samples the same tokens with the same
     # log-probs, bit for bit. Without that a resumed run is not the one that never stopped.
     same_bits: bool = False
@@ -101,11 +103,24 @@ ENGINES: dict[str, EngineRecord] = {
             libraries=("vllm", "transformers"),
             install="pip install -e '.[vllm]' (Python >= 3.11)",
         ),
+        EngineRecord(
+            name="control",
+            build="grpo_trainable.engines.control_engine:build_control_engine",
+            samples=("control",),
+            same_bits=True,
+            log_prob_error=1e-4,
+            libraries=("gymnasium",),
+            install="pip install -e '.[control]'",
+        ),
     )
 }
 
 # The engine that `auto` stands for.
-BY_POLICY: dict[PolicyKind, str] = {"ours": "torch", "hugging_face": "hf"}
+BY_POLICY: dict[PolicyKind, str] = {
+    "ours": "torch",
+    "hugging_face": "hf",
+    "control": "control",
+}
 
 
 def engine_record(name: str) -> EngineRecord:

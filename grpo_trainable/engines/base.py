@@ -13,6 +13,7 @@ from grpo_trainable.engines.choice import chosen_engine
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.plugins import load, one_line
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.tasks import RewardError, Score
 
 
 class EngineError(RuntimeError):
@@ -118,6 +119,23 @@ class PlayingEngine(Protocol):
         `max_new_tokens` counts sampled and fed tokens. `finished` says what the observation that
         ended the response says. Token t of a response, sampled or fed, has draw t.
         """
+        ...
+
+
+@runtime_checkable
+class EarningEngine(Protocol):
+    """An engine whose responses are rewarded while they are sampled, by what they act in."""
+
+    def earn(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
+        """As `Engine.generate`, with a score for each response; `finished` says whether the
+        environment has ended it. What the policy saw is in `observations`, what it did in
+        `response_ids` or `actions`, and what each action earned in `turn_rewards`."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it acts in."""
         ...
 
 

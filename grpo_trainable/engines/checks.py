@@ -65,20 +65,22 @@ def check_played(
     requests: Sequence[Request],
     groups: Sequence[RolloutGroup],
     vocab_size: int,
+    *,
+    densities: bool = False,
 ) -> None:
-    """Checks what an engine has played (`PlayingEngine`), as far as it can be told without the
-    environments.
+    """Checks what an engine has played (`PlayingEngine`, `EarningEngine`), as far as it can be told
+    without the environments. `densities`: log-probs are those of numbers, and may be above 0.
 
     Raises:
         EngineError: as `check_groups`.
     """
     for request, group in zip(requests, groups, strict=True):
-        for wrong in _mistakes_in_play(engine, request, group, vocab_size):
+        for wrong in _mistakes_in_play(engine, request, group, vocab_size, densities):
             raise EngineError(f"engine={name}: prompt {request.prompt_index}: {wrong}")
 
 
 def _mistakes_in_play(
-    engine: Engine, request: Request, group: RolloutGroup, vocab_size: int
+    engine: Engine, request: Request, group: RolloutGroup, vocab_size: int, densities: bool
 ) -> Iterator[str]:
     yield from _wrong_shapes(request, group)
     if group.prompt_ids.tolist() != list(request.prompt_ids):
@@ -87,7 +89,7 @@ def _mistakes_in_play(
         yield "a response does not begin with a token that was sampled"
     if int(group.extents.max()) > request.limits.max_new_tokens:
         yield f"a response exceeds the limit of {request.limits.max_new_tokens} tokens"
-    yield from _wrong_tokens(engine, group, vocab_size)
+    yield from _wrong_tokens(engine, group, vocab_size, densities)
 
 
 def check_groups(
@@ -161,11 +163,13 @@ def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:
         yield f"a response of {int(lengths.min())} tokens is shorter than the least, {least}"
 
 
-def _wrong_tokens(engine: Engine, group: RolloutGroup, vocab_size: int) -> Iterator[str]:
+def _wrong_tokens(
+    engine: Engine, group: RolloutGroup, vocab_size: int, densities: bool = False
+) -> Iterator[str]:
     mask, log_probs = group.response_mask, group.behaviour_log_probs
     if not bool(torch.isfinite(log_probs[mask]).all()):
         yield "behaviour_log_probs are missing (NaN or infinite) for some tokens"
-    if float(log_probs[mask].max()) > ROUNDED_UP:
+    if not densities and float(log_probs[mask].max()) > ROUNDED_UP:
         yield f"a log-prob of {float(log_probs[mask].max()):g} is above 0"
     if bool(log_probs[~mask].any()):
         yield "behaviour_log_probs must be 0 where response_mask is false"

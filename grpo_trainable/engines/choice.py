@@ -14,6 +14,7 @@ from grpo_trainable.engines import (
     engine_record,
 )
 from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
+from grpo_trainable.models.shape import PolicySettings
 
 
 def chosen_engine(config: GRPOConfig) -> EngineRecord:
@@ -23,14 +24,14 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         ValueError: the engine does not sample such a policy or lacks a library, or the policy
             cannot be had from the hub; in one line.
     """
-    kind = policy_kind(config.model.path)
+    kind = policy_kind(config.model)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
     if kind not in record.samples:
         others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
         valid = ", ".join(("auto", *others))
         raise ValueError(
-            f"engine={config.engine}: samples {_named(record)}, and "
-            f"model.path={config.model.path or 'none'} is {POLICY_KINDS[kind]}; valid: {valid}"
+            f"engine={config.engine}: samples {_named(record)}, and {_start(config)} is "
+            f"{POLICY_KINDS[kind]}; valid: {valid}"
         )
     if config.env.plays and not record.plays:
         raise ValueError(
@@ -62,11 +63,20 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
     return replace(record, log_prob_error=None, compared=True) if narrows else record
 
 
-def policy_kind(path: str | None) -> PolicyKind:
-    """What the directory or hub id `path` holds; none is the shipped policy."""
+def policy_kind(model: PolicySettings) -> PolicyKind:
+    """What a trial starts from; a path may be a directory or a hub id, none is the shipped
+    policy."""
+    path = model.path
+    if model.env is not None:
+        return "control"
     if path is None or not is_hugging_face(local_directory(path)):
         return "ours"
     return "hugging_face"
+
+
+def _start(config: GRPOConfig) -> str:
+    model = config.model
+    return f"model.path={model.path or 'none'}" if model.env is None else f"model.env={model.env}"
 
 
 def _named(record: EngineRecord) -> str:

@@ -10,14 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.engines.interruptions import Interruptions
+from grpo_trainable.engines.loaded_weights import LoadedWeights
 from grpo_trainable.engines.rows import Rows
-from grpo_trainable.models.parameters import adopt_parameters
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
+from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class Decoder(Protocol):
         ...
 
 
-class LocalEngine(ABC):
+class LocalEngine(LoadedWeights, ABC):
     """Samples token by token, and takes new weights between two tokens.
 
     Every draw is keyed by (seed, stream, prompt index, response, token). A list of requests that
@@ -82,54 +81,12 @@ class LocalEngine(ABC):
         sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
         left it (PipelineRL, arXiv 2509.19128). `slots`: rows in the batch at most, where the
         engine's decoder can let rows enter later; None: all of a call."""
-        self._policy = policy.requires_grad_(False)
-        self._weights = policy.weights()  # live: what is loaded takes their place
+        super().__init__(policy)
+        self._policy = policy
         self._tokenizer = tokenizer
         self._seed = seed
         self._recompute = recompute
         self._slots = slots
-        self._loads = 0
-        self._version = 0
-        self._round = 0
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def round(self) -> int:
-        return self._round
-
-    @property
-    def device(self) -> torch.device:
-        return next(iter(self._weights.values())).device
-
-    def load(self, weights: PolicyWeights) -> None:
-        """Samples with the snapshot from now on.
-
-        It is not copied where it lies in the right memory, so it must stay as it is until the next
-        one is loaded.
-
-        Raises:
-            RuntimeError: what stands in the model afterwards has another checksum.
-        """
-        source = f"weights version {weights.version}"
-        adopt_parameters(self._weights, weights.tensors, source=source)
-        arrived = storage_checksum(
-            {name: self._standing(name, sent) for name, sent in weights.tensors.items()}
-        )
-        if arrived != weights.checksum:
-            raise RuntimeError(
-                f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
-            )
-        self._version, self._round = weights.version, weights.round
-        self._loads += 1
-
-    def _standing(self, name: str, sent: Tensor) -> Tensor:
-        """What stands in the model of a tensor, as it was sent; of one that was rounded, what came
-        to be rounded."""
-        own = self._weights[name]
-        return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)
 
     @torch.no_grad()
     def generate(

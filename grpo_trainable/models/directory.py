@@ -12,7 +12,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from grpo_trainable.control import spaces_of
 from grpo_trainable.models import hf_directory
+from grpo_trainable.models.control_tokenizer import control_tokenizer
 from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
 from grpo_trainable.models.lora_targets import refuse_unknown_targets
 from grpo_trainable.models.model_config import (
@@ -31,6 +33,7 @@ ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
 GAMES_POLICY = ASSETS / "games"  # it plays at random
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
+MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so nothing bounds an episode
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 
 
@@ -94,7 +97,7 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
     """
     directory = policy_directory(model)
     if directory is None:
-        return policy_shape(model), read_tokenizer(None)
+        return policy_shape(model), policy_tokenizer(model)
     if not is_hugging_face(directory):
         refuse_settings_of_hugging_face(model, directory)
         config, tokenizer = read_own(directory)
@@ -115,7 +118,7 @@ def policy_directory(model: PolicySettings) -> Path | None:
     """Where the policy lies; None where its weights are drawn at random."""
     if model.path is not None:
         return local_directory(model.path)
-    return SHIPPED.get(model.preset)
+    return None if model.env is not None else SHIPPED.get(model.preset)
 
 
 def policy_files(model: PolicySettings) -> dict[str, Path]:
@@ -125,6 +128,8 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
         ValueError: as `check_policy`.
     """
     directory = policy_directory(model)
+    if model.env is not None:
+        return {}
     if directory is None:
         return {"tokenizer.json": SHIPPED_POLICY / "tokenizer.json"}
     hugging_face = is_hugging_face(directory)
@@ -134,6 +139,9 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
 
 def policy_shape(model: PolicySettings) -> PolicyShape:
     """The shape of the policy that `build_policy` builds."""
+    if model.env is not None:
+        vocab_size = control_tokenizer(spaces_of(model.env)).vocab_size
+        return PolicyShape(context_length=MOST_STEPS, vocab_size=vocab_size)
     directory = policy_directory(model)
     if directory is not None and is_hugging_face(directory):
         return hf_directory.read_shape(directory)
@@ -143,6 +151,8 @@ def policy_shape(model: PolicySettings) -> PolicyShape:
 
 def policy_tokenizer(model: PolicySettings) -> Tokenizer:
     """The tokenizer of the policy that `build_policy` builds."""
+    if model.env is not None:
+        return control_tokenizer(spaces_of(model.env))
     directory = policy_directory(model)
     return read_tokenizer(None if directory is None else str(directory))
 

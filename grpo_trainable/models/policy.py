@@ -11,7 +11,44 @@ from collections.abc import Collection, Sequence
 from torch import Tensor, nn
 
 
-class Policy(nn.Module, ABC):
+class NamedWeights(nn.Module, ABC):
+    """A policy of any kind as its weights: what is trained, published, held and written by name."""
+
+    @property
+    @abstractmethod
+    def head_weight(self) -> Tensor:
+        """The weights of the last matrix; its columns are as many as a hidden state has numbers."""
+        raise NotImplementedError
+
+    def layers(self) -> Sequence[nn.Module]:
+        """The repeated layers, in order: what is gathered at a time where ranks hold a policy
+        between them. None by default: then it is gathered as a whole."""
+        return ()
+
+    # ---- Tensors by name ---------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """Everything that an engine samples with, by name, a tied head once.
+
+        These are the live parameters. Only a policy with adapters makes new tensors, into which
+        they are merged, under the names that the model has without them.
+        """
+        return dict(self.named_parameters())
+
+    def trained(self) -> dict[str, Tensor]:
+        """The live parameters that gradient steps change, by name: `weights`, or adapters."""
+        return self.weights()
+
+    def frozen(self) -> Collection[str]:
+        """The names in `weights` of what training never changes."""
+        return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
+
+    def without_adapters(self) -> NamedWeights | None:
+        """The policy before any training, in the same memory; None where training overwrites it."""
+        return None
+
+
+class Policy(NamedWeights):
     """A causal language model that ends in one matrix: logits are hidden states times its head.
 
     Rows are padded on the right. No position sees a later one, so padding needs no mask.
@@ -55,11 +92,6 @@ class Policy(nn.Module, ABC):
     def checkpoint_gradients(self) -> None:
         """Has each layer compute its activations again in the backward pass."""
 
-    def layers(self) -> Sequence[nn.Module]:
-        """The repeated layers, in order: what is gathered at a time where ranks hold a policy
-        between them. None by default: then it is gathered as a whole."""
-        return ()
-
     def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden states (…, D) and head (V, D), in the precision in which they are multiplied.
 
@@ -72,28 +104,6 @@ class Policy(nn.Module, ABC):
     def refuse_too_long(self, length: int) -> None:
         if length > self.context_length:
             raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
-
-    # ---- Tensors by name ---------------------------------------------------------------------
-
-    def weights(self) -> dict[str, Tensor]:
-        """Everything that an engine samples with, by name, a tied head once.
-
-        These are the live parameters. Only a policy with adapters makes new tensors, into which
-        they are merged, under the names that the model has without them.
-        """
-        return dict(self.named_parameters())
-
-    def trained(self) -> dict[str, Tensor]:
-        """The live parameters that gradient steps change, by name: `weights`, or adapters."""
-        return self.weights()
-
-    def frozen(self) -> Collection[str]:
-        """The names in `weights` of what training never changes."""
-        return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
-
-    def without_adapters(self) -> Policy | None:
-        """The policy before any training, in the same memory; None where training overwrites it."""
-        return None
 
 
 def widened(tensor: Tensor) -> Tensor:

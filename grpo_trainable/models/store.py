@@ -11,7 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from grpo_trainable.control import spaces_of
 from grpo_trainable.models import hf_directory
+from grpo_trainable.models.control_policy import ControlPolicy
+from grpo_trainable.models.control_tokenizer import control_tokenizer
 from grpo_trainable.models.directory import (
     WEIGHTS,
     policy_directory,
@@ -22,7 +25,7 @@ from grpo_trainable.models.directory import (
 from grpo_trainable.models.hf_directory import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.policy import NamedWeights, Policy
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
@@ -72,8 +75,29 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
 # ---- Of either kind ----------------------------------------------------------------------------
 
 
+def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
+    """The policy that a config's `model` names, as `build_policy` or `build_control_policy` build
+    it.
+
+    Raises:
+        ValueError: as they do.
+    """
+    return (build_policy if model.env is None else build_control_policy)(model, seed)
+
+
+def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolicy, Tokenizer]:
+    """The policy that acts in the environment `model.env`, with random weights drawn from `seed`.
+
+    Raises:
+        ValueError: the environment cannot be had, or has spaces that no policy here has.
+    """
+    assert model.env is not None, "others act in no environment"
+    spaces = spaces_of(model.env)
+    return ControlPolicy(spaces, seed), control_tokenizer(spaces)
+
+
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
-    """The policy that a config's `model` names, as it is before any training, on the CPU: a
+    """The language model that a config's `model` names, as it is before any training, on the CPU: a
     directory's, one that ships, or random weights of a preset. Engines and the reference have it.
 
     Random weights are drawn from `seed` and have the tokenizer of the shipped story policy.
@@ -91,6 +115,8 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 
 
 def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
+    if model.env is not None:
+        raise ValueError(f"{model.env}: the policy that acts in it is no language model")
     directory = policy_directory(model)
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
@@ -99,6 +125,15 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
+
+
+def build_any_trained_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
+    """The same for the learner, as `build_trained_policy` or `build_control_policy` build it.
+
+    Raises:
+        ValueError: as they do.
+    """
+    return (build_trained_policy if model.env is None else build_control_policy)(model, seed)
 
 
 def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:

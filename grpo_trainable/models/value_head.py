@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.policy import NamedWeights
 
 
 class ValueHead(nn.Module):
@@ -27,7 +27,7 @@ class ValueHead(nn.Module):
         return hidden_TD.float() @ self.weight + self.bias
 
 
-def trained_body(policy: Policy) -> dict[str, Tensor]:
+def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
     """The parameters that training changes and hidden states depend on, by name: all but a head
     that is a matrix of its own."""
     head = policy.head_weight

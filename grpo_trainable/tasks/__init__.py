@@ -11,6 +11,7 @@ from grpo_trainable.tasks.base import (
     eval_size,
     train_size,
 )
+from grpo_trainable.tasks.control import ControlTask
 from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -33,6 +34,7 @@ TASKS = {
     "reasoning_gym": ReasoningGymTask,
     "guess": GuessTask,
     "calculator": CalculatorTask,
+    "control": ControlTask,
 }
 
 # The rewards of the tasks whose responses are scored in processes of their own.
@@ -42,6 +44,7 @@ __all__ = [
     "REWARDS",
     "TASKS",
     "CalculatorTask",
+    "ControlTask",
     "Example",
     "GuessTask",
     "JSONValue",

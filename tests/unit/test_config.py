@@ -76,6 +76,7 @@ DEFAULTS = {
     "model": {
         "preset": "tiny",
         "path": None,
+        "env": None,
         "chat_template": "off",
         "system": None,
         "dtype": "float32",
@@ -543,7 +544,8 @@ APART = {"placement": "disaggregated"}
         ),
         (
             nested(engine="trt"),
-            "engine=trt: must be one of auto, torch, hf, vllm, or module:Class or file.py:Class",
+            "engine=trt: must be one of auto, torch, hf, vllm, control, or module:Class or "
+            "file.py:Class",
         ),
         (
             nested(engine="vllm"),
@@ -934,7 +936,7 @@ def test_clip_high_is_the_clip_unless_given_or_dapo(loss, clip_high):
 
 
 def test_a_users_loss_reads_the_clip_range_and_goes_with_any_advantage():
-    for advantage in {*CHECKS["loss.advantage"].choices, "mine.py:f"} - {"zero"}:
+    for advantage in {*CHECKS["loss.advantage"].choices, "mine.py:f"} - {"zero", "group_to_go"}:
         config = GRPOConfig.from_dict(nested(loss__type="mine.py:f", loss__advantage=advantage))
         assert (config.clip_low, config.clip_high) == (0.2, 0.2)
     clipped = nested(loss__type="mine.py:f", loss__clip=0.1, loss__clip_high=0.3)

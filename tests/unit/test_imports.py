@@ -40,6 +40,7 @@ FOUNDATION = {
     "command_line",
     "wording",
     "environments",
+    "control",
     "storage",
 }
 CLOCKS = {"timers", "metrics", "noise"}
@@ -55,7 +56,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": {"wording"},
     "config": {"plugins", "wording", *TABLES},
     "command_line": {"config", "plugins"},
-    "tasks": {"config", "plugins", "environments"},
+    "tasks": {"config", "plugins", "environments", "control"},
+    "control": {"plugins"},
+    "models": {"control"},
     **dict.fromkeys(CLOCKS, FOUNDATION | CLOCKS),
     **dict.fromkeys(MIDDLE, BELOW_ACTORS),
     "actors": BELOW_ACTORS,

@@ -16,6 +16,7 @@ PLAYED = {"env.name": "my:Env"}
 MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
 CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
+CONTROL = {"task.name": "control"}
 SCORED_APART = (
     "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
 )
@@ -47,6 +48,26 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         "model.dtype=float32",
         {},
     ),
+    "model.env": ("Pendulum-v1", {}, "task.name=keyword", "task.name=control", CONTROL),
+    **{
+        key: (
+            value,
+            CONTROL,
+            "task.name=control",
+            "a task other than control, which has no text",
+            read,
+        )
+        for key, value, read in (
+            ("model.path", "/p", {}),
+            ("model.chat_template", "on", {}),
+            ("model.gradient_checkpointing", True, {}),
+            ("model.packing", True, {}),
+            ("model.sampler_dtype", "bfloat16", {"loss.importance_cap": 2.0}),
+            ("rollout.stop", (".",), {}),
+            ("loss.teacher", "/t", {}),
+            ("env.name", "my:Env", {}),
+        )
+    },
     "model.preset": ("small", {"model.path": "/p"}, "model.path=/p", "model.path=none", {}),
     "model.system": (
         "Be brief.",
@@ -144,12 +165,12 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             {},
             "env.name=off and task.reward=none and task.name=keyword and task.equality=auto and "
             "task.mix=none",
-            f"env.name, {SCORED_APART}",
+            f"env.name, {also}{SCORED_APART}",
             read,
         )
-        for key, value, read in (
-            ("task.max_error_rate", 0.5, PLAYED),
-            ("resources.reward_cpus", 1.0, REWARD),
+        for key, value, also, read in (
+            ("task.max_error_rate", 0.5, "task.name=control, ", CONTROL),
+            ("resources.reward_cpus", 1.0, "", REWARD),
         )
     },
     "task.reward": ("my:reward", PLAYED, "env.name=my:Env", "env.name=off", {}),
@@ -177,7 +198,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {},
         "task.train_file=none and task.eval_file=none and env.name=off and task.reward=none and "
         "task.name=keyword and task.equality=auto and task.mix=none",
-        f"task.train_file, task.eval_file, env.name, {SCORED_APART}",
+        f"task.train_file, task.eval_file, env.name, task.name=control, {SCORED_APART}",
         {"task.eval_file": "/e"},
     ),
     "task.normalize_parts": (
@@ -249,8 +270,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         1e-6,
         {"loss.advantage": "rloo"},
         "loss.advantage=rloo and loss.whiten=true and task.normalize_parts=false",
-        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
-        "gae or vine with loss.whiten=true, or task.normalize_parts=true",
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl, group_to_go or a "
+        "function of your own, gae or vine with loss.whiten=true, or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
     ),
     **{
@@ -262,7 +283,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             {"loss.advantage": advantage},
         )
         for key, value, needs, advantage in (
-            ("loss.gamma", 0.9, "gae", "gae"),
+            ("loss.gamma", 0.9, "gae or group_to_go", "gae"),
             ("loss.gae_lambda", 0.5, "gae", "gae"),
             ("loss.whiten", False, "gae or vine", "vine"),
             ("critic.body", "shared", "gae", "gae"),

@@ -1,0 +1,113 @@
+"""A robot arm that reaches for a ball, seen by a camera.
+
+It is `model.env=grpo_trainable.control.arm:Arm`.
+
+A joint in the plane, simulated by MuJoCo, which renders without a display (`MUJOCO_GL`, by default
+egl; osmesa needs the library of that name).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+
+SIZE = 32  # pixels of a side
+STEPS = 25  # actions of an episode
+SUBSTEPS = 4  # steps of 0.02 s that an action holds
+SPEED = 6.0  # of the joint at action 1, radians a second
+REACH = 0.2  # length of the arm and distance of the ball, in metres
+NEAR = 0.04  # metres within which the ball is reached
+SCENE = f"""
+<mujoco>
+  <option timestep="0.02" gravity="0 0 0" integrator="implicitfast"/>
+  <visual>
+    <quality shadowsize="0" offsamples="0"/>
+    <headlight ambient="0.8 0.8 0.8" diffuse="0 0 0" specular="0 0 0"/>
+    <global offwidth="{SIZE}" offheight="{SIZE}"/>
+  </visual>
+  <worldbody>
+    <camera name="above" pos="0 0 1" xyaxes="1 0 0 0 1 0" fovy="28"/>
+    <geom type="plane" size="0.3 0.3 0.1" rgba="0 0 0 1" contype="0" conaffinity="0"/>
+    <body name="arm" pos="0 0 0.01">
+      <joint name="shoulder" axis="0 0 1" damping="0.02"/>
+      <geom type="capsule" fromto="0 0 0 {REACH} 0 0" size="0.015" rgba="0 1 0 1" contype="0"
+        conaffinity="0"/>
+      <site name="hand" pos="{REACH} 0 0"/>
+    </body>
+    <body name="ball" mocap="true" pos="{REACH} 0 0.01">
+      <geom type="sphere" size="0.025" rgba="1 0 0 1" contype="0" conaffinity="0"/>
+    </body>
+  </worldbody>
+  <actuator><velocity joint="shoulder" kv="0.05"/></actuator>
+</mujoco>
+"""
+
+
+@functools.cache
+def _mujoco() -> Any:
+    os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        import mujoco
+    except ImportError as error:
+        raise ValueError(
+            f"the library mujoco cannot be used ({error}): pip install -e '.[control]'"
+        ) from None
+    return mujoco
+
+
+@functools.cache
+def _scene() -> tuple[Any, Any]:
+    """The model, and the renderer that draws every arm of this process."""
+    model = _mujoco().MjModel.from_xml_string(SCENE)
+    return model, _mujoco().Renderer(model, SIZE, SIZE)
+
+
+class Arm(gymnasium.Env):
+    """Sees the last two frames, (32, 32, 6) uint8; acts by one number, the speed of its joint.
+
+    An action earns minus ten times the metres between hand and ball, and 1 within 4 cm. Ball and
+    arm begin at angles that the seed draws. An episode is 25 actions.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (SIZE, SIZE, 6), np.uint8)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._model, self._renderer = _scene()
+        self._data = _mujoco().MjData(self._model)
+        self._hand = self._model.site("hand").id
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        _mujoco().mj_resetData(self._model, self._data)
+        of_arm, of_ball = self.np_random.uniform(-np.pi, np.pi, 2)
+        self._data.qpos[0] = of_arm
+        self._data.mocap_pos[0, :2] = REACH * np.cos(of_ball), REACH * np.sin(of_ball)
+        _mujoco().mj_forward(self._model, self._data)
+        self._steps, self._last = 0, self._frame()
+        return np.concatenate([self._last, self._last], axis=-1), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
+        for _ in range(SUBSTEPS):
+            _mujoco().mj_step(self._model, self._data)
+        self._steps += 1
+        before, self._last = self._last, self._frame()
+        seen = np.concatenate([before, self._last], axis=-1)
+        return seen, self._reward(), False, self._steps >= STEPS, {}
+
+    def _reward(self) -> float:
+        hand = self._data.site_xpos[self._hand, :2]
+        distance = float(np.linalg.norm(hand - self._data.mocap_pos[0, :2]))
+        return -10 * distance + (distance < NEAR)
+
+    def _frame(self) -> np.ndarray:
+        self._renderer.update_scene(self._data, "above")
+        return self._renderer.render()
