@@ -151,6 +151,8 @@ def _temperatures() -> str:
     usual, named = CHECKS["eval.temperature"].default, "eval.temperature"
     others: dict[float, list[str]] = {}
     for task, defaults in TASK_DEFAULTS.items():
+        if "model.env" in defaults:
+            continue  # it has no language model, which alone is evaluated here
         others.setdefault(defaults.get(named, usual), []).append(task)
     own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
     return "; ".join([f"{usual:g}", *own])

@@ -69,7 +69,7 @@ def test_how_many_prompts_are_drawn_at_most() -> None:
             {"rollout": rollout(zero_advantage="filter"), "loss": {"advantage": "batch"}},
             "rollout.zero_advantage=filter: must be keep with loss.advantage=batch, by which "
             "groups of equal rewards teach something; needs one of group_std, group_mean, rloo, "
-            "group_mean_batch_std, maxrl or a function of your own",
+            "group_mean_batch_std, maxrl, group_to_go or a function of your own",
         ),
         (
             {

@@ -197,7 +197,10 @@ def test_more_padding_never_changes_loss_or_gradient(batch, aggregation):
     def padded(field: Tensor) -> Tensor:
         return torch.cat((field, field.new_full((7, 3), 7 if field.dtype == torch.int64 else 0)), 1)
 
-    wide = TrainBatch(**{name: padded(getattr(batch, name)) for name in TrainBatch.__slots__})
+    fields = {name: getattr(batch, name) for name in TrainBatch.__slots__}
+    wide = TrainBatch(
+        **{name: padded(field) for name, field in fields.items() if field is not None}
+    )
     # Asked for directly: `rows` would cut the padding away again.
     denominator = loss_denominator(aggregation, batch.response_mask, MAX_NEW)
     wide_loss = clipped_loss(model, wide, aggregation, denominator)

@@ -84,7 +84,8 @@ def test_an_engine_that_is_not_installed_names_the_line_that_installs_it(monkeyp
 
 def test_what_vllm_promises_is_less_than_what_our_own_engines_do():
     promises = {name: (record.same_bits, record.log_prob_error) for name, record in ENGINES.items()}
-    assert promises == {"torch": (True, 1e-4), "hf": (True, 1e-4), "vllm": (False, None)}
+    ours = dict.fromkeys(("torch", "hf", "control"), (True, 1e-4))
+    assert promises == {**ours, "vllm": (False, None)}
     assert ENGINES["vllm"].promise == (
         "other tokens after a resume, log-probs compared with the learner's at the start"
     )
