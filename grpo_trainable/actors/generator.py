@@ -86,11 +86,9 @@ class Generator:
         task = build_task(config)
         self._prompts = Prompts(config, task, self._tokenizer)
         self._player = self._scorer = None
-        if isinstance(self.engine, EarningEngine):
-            return
         if config.env.plays:
             self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
-        else:
+        elif not isinstance(self.engine, EarningEngine):
             self._scorer = make_scorer(config, task)
         self._parts = tuple(config.task.part_weights)  # names of the reward's parts in groups
 

@@ -120,7 +120,7 @@ def test_a_pole_that_falls_ends_its_episode_and_one_that_stands_is_cut_off() -> 
 def test_an_environment_that_fails_spoils_its_own_group(failing: str) -> None:
     engine, requests = engine_and_requests(config_of(f"{failing}:Failing"), 3)
     groups, scores = engine.earn(requests, lambda: None)
-    assert scores[1] == [RewardError("environment: step 2: lost its footing")] * 4
+    assert scores[1] == [RewardError("environment: step 2: RuntimeError: lost its footing")] * 4
     assert all(isinstance(score, Score) for row in (scores[0], scores[2]) for score in row)
     assert groups[1].response_mask.sum(dim=1).tolist() == [2] * 4
     engine.close()
@@ -196,6 +196,7 @@ def test_a_trial_with_lag_and_replay_goes_on_and_closes_its_accounts(trainable: 
             "lag": 1,
             "weight_update": "in_flight",
             "buffer_capacity": 2,
+            "buffer_sampling": "uniform",
             "model": {"env": "Pendulum-v1"},
         }
     )
