@@ -60,10 +60,14 @@ def _mujoco() -> Any:
 
 
 @functools.cache
-def _scene() -> tuple[Any, Any]:
-    """The model, and the renderer that draws every arm of this process."""
-    model = _mujoco().MjModel.from_xml_string(SCENE)
-    return model, _mujoco().Renderer(model, SIZE, SIZE)
+def _model() -> Any:
+    return _mujoco().MjModel.from_xml_string(SCENE)
+
+
+@functools.cache
+def _renderer() -> Any:
+    """What draws every arm of this process. It belongs to the thread that asks first."""
+    return _mujoco().Renderer(_model(), SIZE, SIZE)
 
 
 class Arm(gymnasium.Env):
@@ -78,26 +82,25 @@ class Arm(gymnasium.Env):
     def __init__(self) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 255, (SIZE, SIZE, 6), np.uint8)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
-        self._model, self._renderer = _scene()
-        self._data = _mujoco().MjData(self._model)
-        self._hand = self._model.site("hand").id
+        self._data = _mujoco().MjData(_model())
+        self._hand = _model().site("hand").id
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        _mujoco().mj_resetData(self._model, self._data)
+        _mujoco().mj_resetData(_model(), self._data)
         of_arm, of_ball = self.np_random.uniform(-np.pi, np.pi, 2)
         self._data.qpos[0] = of_arm
         self._data.mocap_pos[0, :2] = REACH * np.cos(of_ball), REACH * np.sin(of_ball)
-        _mujoco().mj_forward(self._model, self._data)
+        _mujoco().mj_forward(_model(), self._data)
         self._steps, self._last = 0, self._frame()
         return np.concatenate([self._last, self._last], axis=-1), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
         for _ in range(SUBSTEPS):
-            _mujoco().mj_step(self._model, self._data)
+            _mujoco().mj_step(_model(), self._data)
         self._steps += 1
         before, self._last = self._last, self._frame()
         seen = np.concatenate([before, self._last], axis=-1)
@@ -109,5 +112,5 @@ class Arm(gymnasium.Env):
         return -10 * distance + (distance < NEAR)
 
     def _frame(self) -> np.ndarray:
-        self._renderer.update_scene(self._data, "above")
-        return self._renderer.render()
+        _renderer().update_scene(self._data, "above")
+        return _renderer().render()

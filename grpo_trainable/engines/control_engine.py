@@ -1,12 +1,13 @@
 """The engine `control`: a small network acts in environments of Gymnasium, side by side.
 
-The environments live in the process of their generator. One that fails spoils its own group; one
-that hangs is found as a hung generator is.
+The environments live in the process of their generator, all in one thread, to which what renders
+belongs. One that fails spoils its own group; one that hangs is found as a hung generator is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,6 +98,7 @@ class ControlEngine(LoadedWeights):
         self._policy, self._env, self._seed = policy, env, seed
         self._pad_id, self._device = pad_id, device
         self._envs: list[Any] = []  # used again by later calls
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments")
         image = policy.spaces.is_image and policy.spaces.scale != 1.0
         self._nothing = np.zeros(policy.spaces.observation, np.uint8 if image else np.float32)
 
@@ -112,7 +114,7 @@ class ControlEngine(LoadedWeights):
     ) -> tuple[list[RolloutGroup], list[Scores]]:
         """A group for each request, with what each action earned, and a score for each episode."""
         limits = common_limits(requests)
-        episodes = self._begun(requests, limits.max_new_tokens)
+        episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):
             acting = [episode for episode in episodes if not episode.over]
             if not acting:
@@ -134,12 +136,12 @@ class ControlEngine(LoadedWeights):
         )
         given = self._policy.in_environment(actions.cpu()).numpy()
         tokens = [0] * len(acting) if actions.ndim > 1 else actions.tolist()
-        told = zip(acting, tokens, log_probs.tolist(), actions.cpu(), given, strict=True)
-        for episode, token, log_prob, action, taken in told:
+        told = zip(acting, tokens, log_probs.tolist(), actions.cpu(), strict=True)
+        for episode, token, log_prob, action in told:
             episode.add(token, log_prob, self._version, self._round)
             if actions.ndim > 1:
                 episode.actions.append(action)
-            episode.act(taken)
+        self._thread.submit(_act_all, acting, given).result()
 
     def _begun(self, requests: Sequence[Request], most: int) -> list[_Episode]:
         numbers = self._policy.spaces.action_numbers or 1
@@ -177,8 +179,14 @@ class ControlEngine(LoadedWeights):
     def close(self) -> None:
         """Closes the environments; one that renders holds a context of its own."""
         for env in self._envs:
-            env.close()
+            self._thread.submit(env.close).result()
         self._envs = []
+        self._thread.shutdown()
+
+
+def _act_all(episodes: Sequence[_Episode], actions: Sequence[Any]) -> None:
+    for episode, action in zip(episodes, actions, strict=True):
+        episode.act(action)
 
 
 def _type(array: np.ndarray) -> torch.dtype:
