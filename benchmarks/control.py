@@ -200,7 +200,7 @@ def build_ppo(env: str, seed: int) -> PPO:
     from ray.tune.registry import register_env
 
     work = WORKS[env]
-    register_env("control", lambda _: make_environment(env))
+    register_env("control", lambda _: with_floats(make_environment(env)))
     config = (
         PPOConfig()
         .environment("control")
@@ -221,6 +221,19 @@ def build_ppo(env: str, seed: int) -> PPO:
             env_to_module_connector=lambda env, spaces, device: MeanStdFilter()
         )
     return config.build_algo()
+
+
+def with_floats(env: Any) -> Any:
+    """The environment with images of numbers between 0 and 1, which RLlib's network takes."""
+    import gymnasium
+    import numpy as np
+
+    if env.observation_space.dtype != np.uint8:
+        return env
+    space = gymnasium.spaces.Box(0.0, 1.0, env.observation_space.shape, np.float32)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda image: (image / 255.0).astype(np.float32), space
+    )
 
 
 # ---- What came of it ---------------------------------------------------------------------------
