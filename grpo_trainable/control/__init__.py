@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,5 +147,5 @@ def _actions(name: str, space: Any) -> dict[str, Any]:
     )
 
 
-def _bounded(low: Sequence[float], high: Sequence[float]) -> bool:
+def _bounded(low: Iterable[float], high: Iterable[float]) -> bool:
     return all(math.isfinite(value) for bound in (low, high) for value in bound)

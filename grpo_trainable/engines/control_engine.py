@@ -184,7 +184,7 @@ class ControlEngine(LoadedWeights):
         self._thread.shutdown()
 
 
-def _act_all(episodes: Sequence[_Episode], actions: Sequence[Any]) -> None:
+def _act_all(episodes: Sequence[_Episode], actions: np.ndarray) -> None:
     for episode, action in zip(episodes, actions, strict=True):
         episode.act(action)
 

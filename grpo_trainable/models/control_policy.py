@@ -29,6 +29,8 @@ class ControlPolicy(NamedWeights):
     likely action, or the mean of z, with its log-prob at temperature 1.
     """
 
+    scale: Tensor  # what observations are divided by
+
     def __init__(self, spaces: Spaces, seed: int) -> None:
         super().__init__()
         self.spaces = spaces

@@ -20,5 +20,4 @@ def control_tokenizer(spaces: Spaces) -> Tokenizer:
     vocabulary = {word: index for index, word in enumerate([*words, PROMPT])}
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=PROMPT))
     backend.add_special_tokens([END_OF_TEXT, PAD])
-    end, pad = (backend.token_to_id(token) for token in (END_OF_TEXT, PAD))
-    return Tokenizer(backend, end_ids=[end], pad_id=pad)
+    return Tokenizer.of_ours(backend)

@@ -68,7 +68,7 @@ class Tokenizer:
             show_progress=False,
         )
         backend.train_from_iterator(texts, trainer)
-        return cls._of_ours(backend)
+        return cls.of_ours(backend)
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -79,12 +79,17 @@ class Tokenizer:
         """
         backend = read_backend(path)
         try:
-            return cls._of_ours(backend)
+            return cls.of_ours(backend)
         except ValueError as error:
             raise ValueError(f"{path}: not a tokenizer file ({error})") from error
 
     @classmethod
-    def _of_ours(cls, backend: tokenizers.Tokenizer) -> Tokenizer:
+    def of_ours(cls, backend: tokenizers.Tokenizer) -> Tokenizer:
+        """A tokenizer with the special tokens of this package.
+
+        Raises:
+            ValueError: it lacks one of them.
+        """
         eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
         if eos_id is None or pad_id is None:
             missing = END_OF_TEXT if eos_id is None else PAD
