@@ -115,18 +115,12 @@ def _by_completions(config: GRPOConfig, groups: Groups, kl_coefficient: float) -
 
 
 def _by_step(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
-    loss = config.loss
-    return Estimated(
-        advantages=[
-            group_to_go(
-                token_rewards(config, group, kl_coefficient),
-                group.response_mask,
-                gamma=loss.gamma,
-                eps=loss.advantage_eps,
-            )
-            for group in groups
-        ]
-    )
+    masks, gamma = [group.response_mask for group in groups], config.loss.gamma
+    advantages = [
+        group_to_go(token_rewards(config, group, kl_coefficient), mask, gamma=gamma)
+        for group, mask in zip(groups, masks, strict=True)
+    ]
+    return Estimated(advantages=_whitened(config, advantages, masks))
 
 
 def _whitened(

@@ -46,13 +46,12 @@ def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor
     return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0)
 
 
-def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float, eps: float) -> Tensor:
-    """What a step's return from here on, Σ γ^l r, has over the mean of its group's at this step,
-    divided by (their sample std + eps).
+def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
+    """What a step's return from here on, Σ γ^l r, has over the mean of its group's at this step.
 
     A group-relative advantage for episodes whose steps stand side by side: an episode that has
     ended earns nothing more, and counts as 0. With a reward at the last step alone and equal
-    lengths it is `group_std`.
+    lengths it is `group_mean`.
 
     Raises:
         ValueError: a group of one.
@@ -60,8 +59,7 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float, eps: float) -> T
     if len(rewards) < 2:
         raise ValueError(f"group_to_go needs groups of at least 2 episodes, got {len(rewards)}")
     returns = discounted_returns(rewards, mask, gamma=gamma)
-    deviation = returns - returns.mean(dim=0)
-    return torch.where(mask, deviation / (returns.std(dim=0) + eps), 0.0)
+    return torch.where(mask, returns - returns.mean(dim=0), 0.0)
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:

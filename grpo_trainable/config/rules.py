@@ -98,7 +98,8 @@ _MODEL_OF_YOURS = _given("model.path", "a Hugging Face model")
 _CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
 _GAE = _is("loss.advantage", "gae")
 _VINE = _is("loss.advantage", "vine")
-_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl", "group_to_go")
+_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
+_WHITENED = ("gae", "vine", "group_to_go")
 _LORA = _given("model.lora_rank")
 _CHAT = Condition(
     keys=("model.chat_template",),
@@ -117,12 +118,12 @@ _KL_MONITOR = Condition(
 
 _DIVIDED = Condition(
     keys=("loss.advantage", "loss.whiten", "task.normalize_parts"),
-    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, gae or vine with "
-    "loss.whiten=true, or task.normalize_parts=true",
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, "
+    f"{', '.join(_WHITENED)} with loss.whiten=true, or task.normalize_parts=true",
     holds=lambda advantage, whiten, normalized: (
         advantage in _DIVIDING
         or is_reference(advantage)
-        or (advantage in ("gae", "vine") and whiten)
+        or (advantage in _WHITENED and whiten)
         or normalized
     ),
 )
@@ -213,7 +214,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
     },
     "loss.gamma": (_is("loss.advantage", "gae", "group_to_go"),),
     "loss.gae_lambda": (_GAE,),
-    "loss.whiten": (_is("loss.advantage", "gae", "vine"),),
+    "loss.whiten": (_is("loss.advantage", *_WHITENED),),
     "critic.body": (_GAE,),
     "critic.lr": (_GAE,),
     "critic.coef": (_GAE, _is("critic.body", "shared")),

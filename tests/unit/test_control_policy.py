@@ -13,7 +13,7 @@ from grpo_trainable.actors.log_probs import LogProbs
 from grpo_trainable.actors.minibatches import largest_microbatch, with_spaces
 from grpo_trainable.actors.reward_shaping import token_rewards
 from grpo_trainable.algo import group_to_go
-from grpo_trainable.algo.advantages import group_std
+from grpo_trainable.algo.advantages import group_mean
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.control import HELD_OUT, Spaces, episode_seed
 from grpo_trainable.models.control_policy import ControlPolicy
@@ -162,34 +162,29 @@ def test_seeds_that_are_held_out_are_none_that_are_trained_on():
 
 
 def test_what_is_earned_from_here_on_is_compared_with_the_group():
-    """Returns from here on are (2, 1) and (1, 0): the second episode ended after its first step.
-    Deviations are ± 1/2, the sample standard deviation is 1/√2."""
+    """Returns from here on are (2, 1) and (1, 0): the second episode ended after its first step."""
     rewards = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
     mask = torch.tensor([[True, True], [True, False]])
-    found = group_to_go(rewards, mask, gamma=1.0, eps=0.0)
-    root = math.sqrt(0.5)
-    assert found.tolist() == [pytest.approx([root, root]), pytest.approx([-root, 0.0])]
+    assert group_to_go(rewards, mask, gamma=1.0).tolist() == [[0.5, 0.5], [-0.5, 0.0]]
 
 
 def test_discounted_rewards_count_less():
     rewards, mask = torch.tensor([[0.0, 4.0], [0.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool)
-    small = group_to_go(rewards, mask, gamma=0.5, eps=1.0)  # 2 and 0: ±1 / (√2 + 1)
-    assert small[0, 0].item() == pytest.approx(1 / (math.sqrt(2) + 1))
-    assert small[0, 1].item() == pytest.approx(2 / (2 * math.sqrt(2) + 1))
+    assert group_to_go(rewards, mask, gamma=0.5).tolist() == [[1.0, 2.0], [-1.0, -2.0]]
 
 
-def test_a_reward_at_the_end_alone_is_compared_as_by_group_std():
+def test_a_reward_at_the_end_alone_is_compared_as_by_group_mean():
     rewards, mask = torch.tensor([1.0, 3.0, 4.0]), torch.ones(3, 5, dtype=torch.bool)
     at_the_end = torch.zeros(3, 5)
     at_the_end[:, -1] = rewards
-    expected = group_std(rewards[None], eps=1e-8)[0]
-    found = group_to_go(at_the_end, mask, gamma=1.0, eps=1e-8)
+    expected = group_mean(rewards[None], eps=1e-8)[0]
+    found = group_to_go(at_the_end, mask, gamma=1.0)
     assert torch.allclose(found, expected[:, None].expand(3, 5))
 
 
 def test_an_episode_alone_is_refused():
     with pytest.raises(ValueError, match="at least 2 episodes"):
-        group_to_go(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), gamma=1.0, eps=1e-8)
+        group_to_go(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), gamma=1.0)
 
 
 # ---- Batches -----------------------------------------------------------------------------------

@@ -270,8 +270,8 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         1e-6,
         {"loss.advantage": "rloo"},
         "loss.advantage=rloo and loss.whiten=true and task.normalize_parts=false",
-        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl, group_to_go or a "
-        "function of your own, gae or vine with loss.whiten=true, or task.normalize_parts=true",
+        "loss.advantage=group_std, batch, group_mean_batch_std, maxrl or a function of your own, "
+        "gae, vine, group_to_go with loss.whiten=true, or task.normalize_parts=true",
         {"loss.advantage": "maxrl"},
     ),
     **{
@@ -285,7 +285,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         for key, value, needs, advantage in (
             ("loss.gamma", 0.9, "gae or group_to_go", "gae"),
             ("loss.gae_lambda", 0.5, "gae", "gae"),
-            ("loss.whiten", False, "gae or vine", "vine"),
+            ("loss.whiten", False, "gae, vine or group_to_go", "vine"),
             ("critic.body", "shared", "gae", "gae"),
             ("critic.lr", 1e-3, "gae", "gae"),
             ("critic.clip", 0.5, "gae", "gae"),
