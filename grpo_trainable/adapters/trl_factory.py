@@ -1,0 +1,61 @@
+"""Environments in the shape of TRL's `environment_factory` (https://huggingface.co/docs/trl):
+`reset()`, and public methods as tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpo_trainable.adapters.messages import text_of
+from grpo_trainable.adapters.tool_calls import (
+    answered,
+    parse_call,
+    public_methods,
+    tool_lines,
+    waited_for,
+)
+from grpo_trainable.environments import JSONValue, Turn
+
+TOOLS = "Tools, called as name(argument=value):\n"
+
+
+def trl_environment(
+    factory: Callable[[], Any], *, reward: Callable[[Any], Any] | None = None, calls: int = 8
+) -> type:
+    """A class for `env.name`, of the environments that `factory` makes.
+
+    A specification is a row of the data set, all of which `reset` gets. An action that `parse_call`
+    reads is answered as TRL would; any other is the answer, and ends the episode.
+
+    Args:
+        reward: what the environment has earned, asked once in the end; None: its `get_reward()`.
+        calls: the most tool calls of an episode, the last of which ends it.
+    """
+
+    class Adapted:
+        def __init__(self) -> None:
+            self._env = factory()
+            self._tools = public_methods(self._env, without=("reset", "get_reward"))
+            if reward is None and not hasattr(self._env, "get_reward"):
+                raise ValueError("the environment has no get_reward(): give reward=FUNCTION")
+
+        def reset(self, spec: JSONValue) -> str:
+            assert isinstance(spec, Mapping), spec
+            self._calls = 0
+            said = [spec.get("prompt"), self._env.reset(**spec)]
+            return "\n".join([TOOLS + tool_lines(self._tools.values()), *map(text_of, said), ""])
+
+        def step(self, action: str) -> Turn:
+            call = parse_call(action)
+            said, failed = ("", False) if call is None else answered(self._tools, call)
+            self._calls += call is not None
+            info = {"calls": int(call is not None), "failed": int(failed)}
+            if call is not None and self._calls < calls:
+                return Turn(f"{said}\n", info=info)
+            earned = self._env.get_reward() if reward is None else reward(self._env)
+            return Turn(f"{said}\n", float(waited_for(earned)), True, info)
+
+        def close(self) -> None:
+            """Holds nothing."""
+
+    return Adapted
