@@ -1,5 +1,4 @@
-"""Environments in the shape of TRL's `environment_factory` (https://huggingface.co/docs/trl):
-`reset()`, and public methods as tools."""
+"""What TRL takes as `environment_factory`: `reset()`, and public methods that are tools."""
 
 from __future__ import annotations
 
