@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from grpo_trainable.environments import Environment, JSONValue
 from grpo_trainable.tasks import Example
-from grpo_trainable.tasks.order import Rows
+from grpo_trainable.tasks.order import permutation
 
 
 def listed_task(
@@ -34,15 +34,16 @@ def listed_task(
 
         def __init__(self, seed: int) -> None:
             self._seed, self._environment = seed, environment()
-            self._train, self._eval = map(self._rows, (trained, evaluated))
 
         def train_example(self, prompt_index: int) -> Example:
-            return self._train.example(f"train {self._seed}", prompt_index)
+            return self._example(trained, f"train {self._seed}", prompt_index)
 
         def eval_examples(self, count: int) -> list[Example]:
-            return [self._eval.example("eval", i) for i in range(count)]
+            return [self._example(evaluated, "eval", i) for i in range(count)]
 
-        def _rows(self, specs: Sequence[JSONValue]) -> Rows:
-            return Rows([Example(self._environment.reset(spec), spec) for spec in specs])
+        def _example(self, specs: Sequence[JSONValue], stream: str, index: int) -> Example:
+            epoch, place = divmod(index, len(specs))
+            spec = specs[permutation(stream, epoch, len(specs))[place]]
+            return Example(self._environment.reset(spec), spec)
 
     return ListedTask

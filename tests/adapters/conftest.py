@@ -4,15 +4,13 @@ context holds long prompts, trials of two rounds, and the sample of OpenEnv on a
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from openenv_sample import serving_sample
 from policies import write_quick_policy
 
 from grpo_trainable.trainable import GRPOTrainable
@@ -21,18 +19,6 @@ from launch import check_env
 # Read when Ray starts its processes.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
-
-SERVE = """
-import sys
-import uvicorn
-from models import EchoGameAction, EchoGameObservation
-from openenv.core.env_server.http_server import create_app
-from server.echo_game_environment import EchoGameEnvironment
-
-sample = (EchoGameEnvironment, EchoGameAction, EchoGameObservation)
-app = create_app(*sample, env_name="echo_game", max_concurrent_envs=64)
-uvicorn.run(app, fd=int(sys.argv[1]), log_level="critical")
-"""
 
 
 @pytest.fixture(scope="session")
@@ -92,20 +78,7 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
 
 @pytest.fixture(scope="session")
 def echo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with the environment that `openenv init` writes, as it is."""
+    """The address of a server with the sample of OpenEnv, as it is."""
     pytest.importorskip("openenv", reason="OpenEnv is not installed: make test-adapters")
-    folder = tmp_path_factory.mktemp("openenv")
-    init = [sys.executable, "-m", "openenv.cli", "init", "echo_game"]
-    subprocess.run(init, cwd=folder, check=True, capture_output=True, timeout=120)
-    # It listens before the server is up, so that who connects waits.
-    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
-        server = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(listening.fileno())],
-            cwd=folder / "echo_game",
-            pass_fds=[listening.fileno()],
-        )
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.terminate()
-            server.wait()
+    with serving_sample(tmp_path_factory.mktemp("openenv")) as address:
+        yield address

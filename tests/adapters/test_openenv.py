@@ -34,7 +34,7 @@ def test_the_echo_earns_a_tenth_for_each_character(echo_server: str) -> None:
     )()
     assert env.reset({"seed": 1}) == "Echo Game environment ready!\n"
     assert env.step("hello\n") == Turn("hello\n", 0.5, False, {"illegal": 0})
-    assert env.step("twelve signs\n") == Turn("twelve signs\n", 1.0, False, {"illegal": 0})
+    assert env.step("ten signs!\n") == Turn("ten signs!\n", 1.0, False, {"illegal": 0})
     env.close()
 
 

@@ -42,7 +42,7 @@ def test_what_only_a_harness_has_is_refused() -> None:
 
 
 def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
-    """A tenth for each character: 0.5 for hello, 0.2 for hi, at most 1 for ten and more."""
+    """A tenth for each character: 0.5 for hello, 0.2 for hi, 1 for ten signs!"""
     env = verifiers_environment(
         taskset={"id": "openenv", "base_url": echo_server, "resets": [{"seed": 1}]},
         player={"max_turns": 3},
@@ -50,7 +50,7 @@ def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
     said = json.loads(env.reset({"idx": 0}))
     assert said["observation"]["echoed_message"] == "Echo Game environment ready!"
     assert said["action_schema"]["required"] == ["message"]
-    heard = [env.step(text) for text in ('{"message": "hello"}\n', "hi\n", "more than ten\n")]
+    heard = [env.step(text) for text in ('{"message": "hello"}\n', "hi\n", "ten signs!\n")]
     assert [turn.done for turn in heard] == [False, False, True]
     assert json.loads(heard[1].text)["observation"]["echoed_message"] == "hi"
     assert [turn.reward for turn in heard] == [0, 0, pytest.approx(1.7)]
@@ -72,5 +72,5 @@ def test_an_environment_is_sound_and_trained_on(
 ) -> None:
     path = tmp_path / "game.py"
     path.write_text(GAME.format(url=echo_server))
-    assert is_sound(path)
+    assert is_sound(path, "hello", '{"message": "hi"}')
     assert_trained(train(path))

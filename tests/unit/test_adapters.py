@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +218,33 @@ def test_a_dialogue_can_be_ended_anywhere():
     dialogue.listen()
     dialogue.close()
     assert left == [True]
+    dialogue.close()  # again does nothing
+    assert left == [True]
+
+
+def test_what_has_ended_can_be_closed():
+    async def lead(ask: Any) -> str:
+        return "done"
+
+    dialogue = Dialogue(lead)
+    assert dialogue.listen() is None
+    dialogue.close()
+
+
+def test_a_dialogue_that_is_left_open_ends_with_its_process():
+    program = """
+from grpo_trainable.adapters.dialogue import Dialogue
+
+async def lead(ask):
+    try:
+        await ask("one?")
+    finally:
+        print("left")
+
+dialogue = Dialogue(lead)
+print(dialogue.listen())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("one?\nleft\n", "", 0)
