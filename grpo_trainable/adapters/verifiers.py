@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from grpo_trainable.adapters.dialogue import Dialogue
@@ -22,22 +23,20 @@ def verifiers_environment(**config: Any) -> type:
         ValueError: verifiers is missing, in one line, or the config is invalid.
     """
     vf = library("verifiers.v1", extra="verifiers")
-    settings = vf.resolve_env_config(config)
+    env = vf.load_environment(vf.resolve_env_config(config))
+    tasks, stream = [], iter(env.taskset)
 
     class Adapted:
         _dialogue: Dialogue[Any] | None = None
 
-        def __init__(self) -> None:
-            self._env = vf.load_environment(settings)
-            self._tasks, self._stream = [], iter(self._env.taskset)
-
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec
             self.close()
-            while len(self._tasks) <= spec["idx"]:
-                self._tasks.append(next(self._stream))
-            task = self._tasks[spec["idx"]]
-            self._dialogue = Dialogue(lambda ask: played(vf, self._env, task, ask))
+            tasks.extend(islice(stream, max(spec["idx"] + 1 - len(tasks), 0)))
+            if spec["idx"] >= len(tasks):
+                raise ValueError(f"idx={spec['idx']}: the taskset has {len(tasks)} tasks")
+            task = tasks[spec["idx"]]
+            self._dialogue = Dialogue(lambda ask: played(vf, env, task, ask))
             text = self._dialogue.listen()
             if text is None:
                 raise ValueError("the episode ended before the policy was asked anything")

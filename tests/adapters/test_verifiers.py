@@ -35,6 +35,12 @@ def test_a_single_reply_is_scored_by_its_task() -> None:
     env.close()
 
 
+def test_a_task_that_is_not_there_is_named() -> None:
+    env = verifiers_environment(taskset={"id": "sums_taskset"})()
+    with pytest.raises(ValueError, match=r"^idx=3: the taskset has 3 tasks$"):
+        env.reset({"idx": 3})
+
+
 def test_what_only_a_harness_has_is_refused() -> None:
     env = verifiers_environment(taskset={"id": "stopping_taskset"})()
     with pytest.raises(ValueError, match=r"^StoppingTask needs @stop of a harness$"):
