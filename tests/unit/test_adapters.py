@@ -77,6 +77,7 @@ def test_tools_are_shown_called_and_rewarded():
         "\nMake it 2.\nThe counter is 0.\n"
     )
     assert env.step("no\n").reward == 0.0
+    assert env.reset({"goal": 2}) == f"{TOOLS}{ADD}\nThe counter is 0.\n"
 
 
 def test_the_last_call_ends_an_episode_and_is_rewarded():
