@@ -7,22 +7,24 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from grpo_trainable.adapters.dialogue import Ask
-from grpo_trainable.adapters.messages import text_of
+
+ONE_CONVERSATION = "an episode must be one conversation of one agent, which is the policy"
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
     """The trace of an episode of `env`, in which the policy is every agent.
 
     Raises:
-        ValueError: it was not one conversation with the policy, or needs what only a harness has.
+        ValueError: it was not one conversation with the policy, or needs what is not there.
     """
     traces: list[Any] = []
+    refuse(type(env), shared_parts(vf, env))
     agents = vf.Agents(env.config, lambda name, config: PolicyAgent(vf, name, config, ask, traces))
     episode = vf.Episode(env=vf.EnvInfo(id=env.config.env_id), task=recorded(vf, task))
     await env.setup(agents)
     await env.run(task, agents)
     if not traces:
-        raise ValueError("an episode must be one conversation of one agent with the policy")
+        raise ValueError(ONE_CONVERSATION)
     episode.traces += traces
     await env.finalize(task, episode)
     return traces[0]
@@ -53,12 +55,11 @@ class PolicyAgent:
         """A conversation about a task, which is scored when it is left.
 
         Raises:
-            ValueError: the task needs what only a harness has, or it is not the first conversation.
+            ValueError: the task needs what is not there, or it is not the first conversation.
         """
-        if lacking := needed_of_a_harness(self._vf, task):
-            raise ValueError(f"{type(task).__name__} needs {', '.join(lacking)} of a harness")
+        refuse(type(task), parts_of_a_harness(self._vf, task))
         if self._traces:
-            raise ValueError("an episode must be one conversation of one agent with the policy")
+            raise ValueError(ONE_CONVERSATION)
         conversation = Conversation(self._vf, task, self._name, self._config, self._ask)
         self._traces.append(conversation.trace)
         yield conversation
@@ -84,7 +85,7 @@ class Conversation:
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)
-        unread = [*self._unread, (self._vf.UserMessage, text_of(message))]
+        unread = [*self._unread, (self._vf.UserMessage, self._text_of(message))]
         self._unread = []
         said = [(kind, text) for kind, text in unread if text]
         for kind, text in said:
@@ -93,6 +94,11 @@ class Conversation:
         answer = self._vf.AssistantMessage(content=reply)
         self._note(answer, sampled=True)
         return self._vf.Segment(messages=[answer], root_reply=reply)
+
+    def _text_of(self, message: Any) -> str:
+        if isinstance(message, str):
+            return message
+        return "\n".join(self._vf.types.content_text(part.content) for part in message or ())
 
     def _note(self, message: Any, sampled: bool) -> None:
         nodes = self.trace.nodes
@@ -105,13 +111,28 @@ def recorded(vf: Any, task: Any) -> Any:
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
 
 
-def needed_of_a_harness(vf: Any, task: Any) -> list[str]:
-    """What a task has that nobody would use here."""
+def refuse(kind: type, needed: list[str]) -> None:
+    """
+    Raises:
+        ValueError: something is needed.
+    """
+    if needed:
+        raise ValueError(f"{kind.__name__} needs {', '.join(needed)}, which nobody provides here")
+
+
+def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
+    """What a task leaves to a harness and its runtime."""
     kind = type(task)
     found = [
-        name for name in ("setup", "finalize") if getattr(kind, name) != getattr(vf.Task, name)
+        part for part in ("setup", "finalize") if getattr(kind, part) != getattr(vf.Task, part)
     ]
     found += ["a container"] if kind.NEEDS_CONTAINER else []
     found += ["tools"] if kind.toolsets(task.config) else []
     marks = ("stop", "intercept")
     return found + [f"@{m}" for m in marks if vf.utils.decorators.discover_decorated(task, m)]
+
+
+def shared_parts(vf: Any, env: Any) -> list[str]:
+    """What an environment shares between episodes while it is served."""
+    found = ["start"] if type(env).start != vf.Env.start else []
+    return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])
