@@ -47,6 +47,12 @@ def test_what_only_a_harness_has_is_refused() -> None:
         env.reset({"idx": 0})
 
 
+def test_a_second_agent_is_refused() -> None:
+    env = verifiers_environment(id="user-sim", taskset={"id": "sums_taskset"})()
+    with pytest.raises(ValueError, match=r"^an episode must be one conversation of one agent, "):
+        env.reset({"idx": 0})
+
+
 def test_the_rewards_of_all_turns_come_with_the_last(echo_server: str) -> None:
     """A tenth for each character: 0.5 for hello, 0.2 for hi, 1 for ten signs!"""
     env = verifiers_environment(
