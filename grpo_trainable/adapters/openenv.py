@@ -30,11 +30,11 @@ def openenv_environment(
     Raises:
         ValueError: OpenEnv is missing, in one line.
     """
-    openenv = library("openenv", extra="openenv")
+    connect = library("openenv", extra="openenv").GenericEnvClient
 
     class Adapted:
         def __init__(self) -> None:
-            self._client = openenv.GenericEnvClient(base_url=url).sync()
+            self._client = connect(base_url=url).sync()
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec

@@ -21,10 +21,13 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+PATIENT_S = 100.0  # for an answer on a busy machine
+
+
 @pytest.fixture(scope="session")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A policy with random weights that can read what these environments say."""
-    return write_quick_policy(tmp_path_factory.mktemp("policy"), context_length=1024)
+    return write_quick_policy(tmp_path_factory.mktemp("policy"), context_length=2048)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +48,7 @@ def train(
         trainable = GRPOTrainable(
             {
                 "task": {"name": f"{path}:Games"},
-                "env": {"name": f"{path}:Game"},
+                "env": {"name": f"{path}:Game", "step_deadline_s": PATIENT_S},
                 "model": {"path": policy},
                 "rollout": {"prompts": 2, "group_size": 2, "max_new_tokens": 700},
                 "eval": {"prompts": 2, "samples": 1},
@@ -67,7 +70,9 @@ def is_sound(policy: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., b
 
     def sound(path: Path, *actions: str) -> bool:
         given = [word for action in actions for word in ("--action", action)]
-        settings = ["--set", f"model.path={policy}", "--set", "rollout.max_new_tokens=700"]
+        longer = f"env.step_deadline_s={PATIENT_S}"
+        fixed = (f"model.path={policy}", "rollout.max_new_tokens=700", longer)
+        settings = [word for setting in fixed for word in ("--set", setting)]
         command = [f"{path}:Game", "--task", f"{path}:Games", "--specs", "3", *given, *settings]
         status = check_env.main(command)
         print(capsys.readouterr().out)  # shown where the test fails

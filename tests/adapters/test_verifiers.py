@@ -15,6 +15,8 @@ from grpo_trainable.environments import Turn
 pytest.importorskip("verifiers", reason="verifiers is not installed: make test-adapters")
 
 GAME = """
+import openenv.core  # while the process starts, or the first answer would wait for it
+
 from grpo_trainable.adapters.listed import listed_task
 from grpo_trainable.adapters.verifiers import verifiers_environment
 
