@@ -11,11 +11,13 @@ EXTRAS := tests/integration/extras
 IN_ORDER := -n 2 --dist loadfile --no-loadscope-reorder
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
+ADAPTERS := .venv-adapters/bin
+READY_ADAPTERS := .venv-adapters/.ready
 
 # What was compiled once need not be compiled again by every process of every trial and test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: tune test test-extras test-vllm test-cluster check unit docs fresh
+.PHONY: tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
 .PHONY: bench bench-startup bench-peers bench-trials bench-tokens bench-faults bench-off-policy
 .PHONY: bench-objectives bench-real-model bench-rllib
 
@@ -37,6 +39,11 @@ test-extras: $(READY)
 # Where it cannot be installed its tests are skipped by name.
 test-vllm: $(READY_VLLM)
 	$(VLLM)/python -m pytest -rs tests/vllm $(ARGS)
+
+# Environments of TextArena, SkyRL-Gym, OpenEnv and verifiers, in an environment of its own, which
+# stays. The tests of what cannot be installed are skipped by name.
+test-adapters: $(READY_ADAPTERS)
+	$(ADAPTERS)/python -m pytest -rs tests/adapters $(ARGS)
 
 # Trials on a Ray cluster of three machines, made of namespaces: as root, on Linux. Elsewhere its tests
 # are skipped by name.
@@ -136,6 +143,13 @@ fresh:
 $(READY): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(READY_ADAPTERS): pyproject.toml
+	test -x $(ADAPTERS)/python || $(PYTHON) -m venv .venv-adapters
+	$(ADAPTERS)/python -m pip install --disable-pip-version-check \
+		-e '.[openenv,skyrl-gym,textarena,verifiers,test]' \
+		|| $(ADAPTERS)/python -m pip install --disable-pip-version-check -e '.[test]'
 	@touch $@
 
 $(READY_VLLM): pyproject.toml

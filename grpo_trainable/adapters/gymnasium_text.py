@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo_trainable.adapters.libraries import library
 from grpo_trainable.environments import JSONValue, Turn
 
 
@@ -23,12 +24,7 @@ def gymnasium_environment(
     Raises:
         ValueError: Gymnasium is missing, or actions are neither discrete nor text; in one line.
     """
-    try:
-        import gymnasium
-    except ImportError:
-        raise ValueError(
-            "the library gymnasium is not installed: pip install -e '.[rllib]'"
-        ) from None
+    gymnasium = library("gymnasium", extra="rllib")
 
     class Adapted:
         def __init__(self) -> None:

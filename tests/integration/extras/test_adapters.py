@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import written_by_the_page
 
 from grpo_trainable.adapters.gymnasium_text import gymnasium_environment
 from grpo_trainable.adapters.seeds import HELD_OUT, seeded_task
 from grpo_trainable.environments import Turn
 from launch import check_env
 
-gymnasium = pytest.importorskip("gymnasium")
+pytest.importorskip("gymnasium")
 
 WAY = ("left", "down", "right", "up")
 LAKE = """
@@ -74,16 +75,37 @@ def test_a_slippery_lake_is_sound_and_trained_on(
     words = [word for action in WAY for word in ("--action", action)]
     assert check_env.main([f"{path}:Lake", "--task", f"{path}:Lakes", *words]) == 0
     assert "nothing found" in capsys.readouterr().out
+    rows = two_rounds(trainable, f"{path}:Lakes", f"{path}:Lake", 40)
+    assert all(row["response/turns_mean"] >= 1 for row in rows)
+
+
+def test_what_was_written_for_trl_is_sound_and_trained_on(
+    tmp_path: Path, trainable: Any, capsys: Any
+) -> None:
+    """The class of the how-to page, whose calls and rewards the unit tests compare."""
+    path = written_by_the_page("env.md", "counter.py", tmp_path)
+    actions = ("add(step=1)", "add(step=3)", "add('a')", "done")
+    words = [word for action in actions for word in ("--action", action)]
+    assert check_env.main([f"{path}:Counting", "--task", f"{path}:Counts", *words]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    two_rounds(trainable, f"{path}:Counts", f"{path}:Counting", 40, preset="tiny")
+
+
+def two_rounds(
+    trainable: Any, task: str, environment: str, tokens: int, preset: str = "games"
+) -> list[dict[str, Any]]:
+    """The rows of a trial of two rounds, in which all groups are trained on."""
     running = trainable(
         {
-            "task": {"name": f"{path}:Lakes"},
-            "env": {"name": f"{path}:Lake"},
-            "model": {"preset": "games"},
-            "rollout": {"prompts": 2, "group_size": 2, "max_new_tokens": 40},
+            "task": {"name": task},
+            "env": {"name": environment},
+            "model": {"preset": preset},
+            "rollout": {"prompts": 2, "group_size": 2, "max_new_tokens": tokens},
             "eval": {"prompts": 2, "samples": 1},
             "rounds": 2,
         }
     )
     rows = [running.step() for _ in range(2)]
     assert [row["count/trained"] for row in rows] == [2, 4]
-    assert all(row["response/turns_mean"] >= 1 for row in rows)
+    assert [row["count/dropped_reward"] for row in rows] == [0, 0]
+    return rows

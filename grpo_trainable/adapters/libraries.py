@@ -1,0 +1,19 @@
+"""Libraries that only an adapter needs, loaded when its factory is called."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+
+def library(module: str, extra: str) -> Any:
+    """The module of a library that an extra of this package brings.
+
+    Raises:
+        ValueError: it is not installed, in one line with the command that installs it.
+    """
+    name = module.partition(".")[0]
+    if importlib.util.find_spec(name) is None:
+        raise ValueError(f"the library {name} is not installed: pip install -e '.[{extra}]'")
+    return importlib.import_module(module)

@@ -1,0 +1,56 @@
+"""Environments of SkyRL-Gym (https://docs.skyrl.ai), which are a `BaseTextEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.messages import text_of
+from grpo_trainable.environments import JSONValue, Turn
+
+NO_EXTRAS = ("prompt", "env_class")
+
+
+def skyrl_gym_environment(name: str, **options: Any) -> type:
+    """A class for `env.name`, of the environments that `skyrl_gym.make(name, **options)` makes, one
+    an episode.
+
+    A specification is a row of SkyRL's data set: {"prompt": text or messages}, and what else the
+    environment reads of its `extras`.
+
+    Raises:
+        ValueError: SkyRL-Gym is missing, or has no environment of this name; in one line.
+    """
+    skyrl_gym = library("skyrl_gym", extra="skyrl-gym")
+    if name not in skyrl_gym.registry:
+        valid = ", ".join(sorted(skyrl_gym.registry))
+        raise ValueError(f"SkyRL-Gym has no environment {name}; valid: {valid}")
+
+    class Adapted:
+        _env: Any = None
+
+        def reset(self, spec: JSONValue) -> str:
+            assert isinstance(spec, Mapping), spec
+            self.close()
+            extras = {key: value for key, value in spec.items() if key not in NO_EXTRAS}
+            self._env = skyrl_gym.make(name, extras=extras, **options)
+            messages, _ = self._env.init(spec["prompt"])
+            return f"{text_of(messages)}\n"
+
+        def step(self, action: str) -> Turn:
+            out = self._env.step(action)
+            text, done = f"{text_of(out['observations'])}\n", bool(out["done"])
+            info = {**out["metadata"], **(self._env.get_metrics() if done else {})}
+            numbers = {key: float(value) for key, value in info.items() if _is_number(value)}
+            return Turn(text, float(out["reward"]), done, numbers)
+
+        def close(self) -> None:
+            if self._env is not None:
+                self._env.close()
+
+    return Adapted
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)

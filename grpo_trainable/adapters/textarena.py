@@ -1,0 +1,55 @@
+"""Games of TextArena (https://www.textarena.ai) for one player."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_trainable.adapters.libraries import library
+from grpo_trainable.adapters.randomness import OwnRandomness
+from grpo_trainable.environments import JSONValue, Turn
+
+
+def textarena_environment(name: str, **options: Any) -> type:
+    """A class for `env.name`, of the game that `textarena.make(name, **options)` makes.
+
+    A specification is {"seed": N}. The policy reads what the game says to its player, once. The
+    reward is the game's, at its end.
+
+    Raises:
+        ValueError: TextArena is missing, or has no game of this name; in one line.
+    """
+    textarena = library("textarena", extra="textarena")
+    if name not in textarena.envs.registration.ENV_REGISTRY:
+        raise ValueError(f"TextArena has no game {name}")
+
+    class Adapted:
+        def __init__(self) -> None:
+            self._game = self._inner = textarena.make(name, **options)
+            while isinstance(self._inner, textarena.Wrapper):  # which would repeat what was said
+                self._inner = self._inner.env
+            self._randomness = OwnRandomness()  # games draw from Python's own generator
+
+        def reset(self, spec: JSONValue) -> str:
+            assert isinstance(spec, Mapping), spec
+            with self._randomness.in_use():
+                self._game.reset(num_players=1, seed=spec["seed"])
+                return self._heard()
+
+        def step(self, action: str) -> Turn:
+            with self._randomness.in_use():
+                done, _ = self._game.step(action.strip())
+                if not done:
+                    return Turn(self._heard())
+                rewards, games = self._game.close()
+            invalid = float(bool(games[0].get("invalid_move")))
+            return Turn(reward=float(rewards[0]), done=True, info={"invalid": invalid})
+
+        def _heard(self) -> str:
+            player, messages = self._inner.get_observation()
+            return "".join(f"{text}\n" for sender, text, _ in messages if sender != player)
+
+        def close(self) -> None:
+            """Lets go of nothing: a game is memory only."""
+
+    return Adapted

@@ -1,0 +1,41 @@
+"""The environment that `openenv init` writes, an echo, on a server of this machine."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SERVE = """
+import sys
+import uvicorn
+from models import EchoGameAction, EchoGameObservation
+from openenv.core.env_server.http_server import create_app
+from server.echo_game_environment import EchoGameEnvironment
+
+sample = (EchoGameEnvironment, EchoGameAction, EchoGameObservation)
+app = create_app(*sample, env_name="echo_game", max_concurrent_envs=64)
+uvicorn.run(app, fd=int(sys.argv[1]), log_level="critical")
+"""
+
+
+@contextmanager
+def serving_sample(folder: Path) -> Iterator[str]:
+    """Writes it to a folder, as it is, and serves it: the address, until the end."""
+    init = [sys.executable, "-m", "openenv.cli", "init", "echo_game"]
+    subprocess.run(init, cwd=folder, check=True, capture_output=True, timeout=120)
+    # The port listens before the server is up: who connects meanwhile waits.
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(listening.fileno())],
+            cwd=folder / "echo_game",
+            pass_fds=[listening.fileno()],
+        )
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.terminate()
+            server.wait()
