@@ -90,12 +90,14 @@ bench-trials: $(READY)
 	$(BIN)/python benchmarks/a_a.py
 
 # Advantages of tokens: PPO with a critic on the keyword task with three seeds, and how far from the
-# truth the advantages of a critic and those by completions are. Half an hour.
+# truth the advantages of a critic and those by completions are, and how much of the reward a critic
+# could know. Half an hour.
 bench-tokens: $(READY)
 	$(BIN)/python benchmarks/learning.py --arms colocated_k1 --set loss.type=ppo \
 		--set loss.advantage=gae --set loss.aggregation=token_mean \
 		--out benchmarks/results/learning_ppo.json
 	$(BIN)/python benchmarks/token_advantages.py $(ARGS)
+	$(BIN)/python benchmarks/critic_ceiling.py
 
 # Everything that can break, broken: an hour and a half.
 bench-faults: $(READY)

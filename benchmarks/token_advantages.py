@@ -188,7 +188,8 @@ class Sampler:
             begin += prompts
             assert updated.critic is not None
             explained.append(updated.critic.explained_variance or 0.0)
-        return learner.values(groups), statistics.mean(explained[-(-3 * len(explained) // 4) - 1 :])
+        batches: Any = learner._batches
+        return batches.values(groups), statistics.mean(explained[-(-3 * len(explained) // 4) - 1 :])
 
 
 def show(run: dict[str, Any]) -> str:

@@ -27,19 +27,27 @@ def group_of(
     rewards: Sequence[float],
     weights: Sequence[tuple[int, int]],
     uses: int = 0,
+    interrupted: Sequence[bool] | None = None,
 ) -> RolloutGroup:
-    """A group whose responses have a token by each of `weights`: (version, round)."""
+    """A group whose responses have a token by each of `weights`: (version, round).
+
+    `interrupted`: which of the responses read their second token in place of sampling it, so that
+    no weights have a part in it; None: none does.
+    """
     shape = (len(rewards), len(weights))
     versions, rounds = torch.tensor(weights, dtype=torch.int32).T
+    mask = torch.ones(shape, dtype=torch.bool)
+    if interrupted is not None:
+        mask[:, 1:2] = ~torch.tensor(interrupted).unsqueeze(1)
     return RolloutGroup(
         prompt_index=prompt_index,
         prompt_ids=torch.tensor([1]),
         response_ids=torch.zeros(shape, dtype=torch.int64),
-        response_mask=torch.ones(shape, dtype=torch.bool),
+        response_mask=mask,
         behaviour_log_probs=torch.zeros(shape),
         rewards=torch.tensor(rewards, dtype=torch.float32),
         finished=torch.ones(len(rewards), dtype=torch.bool),
-        token_versions=versions.expand(shape).clone(),
-        token_rounds=rounds.expand(shape).clone(),
+        token_versions=versions * mask,
+        token_rounds=rounds * mask,
         uses=uses,
     )

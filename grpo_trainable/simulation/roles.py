@@ -84,16 +84,19 @@ class VirtualGenerator:
         takes_deposits: bool = False,
         scores_apart: bool = False,
         completions: int = 0,
+        interrupted: Callable[[int, int], bool] | None = None,
     ) -> None:
         """`equal_rewards(prompt_index, weights_round)`: whether all responses to a prompt of
         training earn the same. `slowness(prompt_index)`: how many times as long as others it takes.
         `takes_deposits`: a response has three tokens, each sampled by the weights that are there
         then. `scores_apart`: responses are scored in calls of their own, as by a user's reward.
         `completions`: of each state of training that is valued, which with responses of one token
-        are the prompts; 0: none is."""
+        are the prompts; 0: none is. `interrupted(prompt_index, response)`: whether a response to a
+        prompt of training reads the second of its three tokens; None: responses have one token."""
         self.takes_deposits = takes_deposits
         self._scores_apart = scores_apart
         self._completions = completions
+        self._interrupted = interrupted
         self._completing_s = 0.0  # seconds of the call under way
         self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
         self._name = name
@@ -165,8 +168,10 @@ class VirtualGenerator:
         return replace(self._scored.pop(id(sampled)), loaded=[], spans=spans)
 
     def _generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
-        moments = (start, (start + end) / 2, end) if self.takes_deposits else (start,)
-        weights = [self._at(moment) for moment in moments]
+        middle = (start + end) / 2 if self.takes_deposits else start
+        last = end if self.takes_deposits else start
+        three = self.takes_deposits or self._interrupted is not None
+        weights = [self._at(moment) for moment in ((start, middle, last) if three else (start,))]
         round_ = weights[0][1]
         stream = requests[0].stream
         assert stream == "train" or len(set(weights)) == 1, "an evaluation of several versions"
@@ -199,7 +204,12 @@ class VirtualGenerator:
             rewards = [scale * rng.random() for _ in range(request.group_size)]
             if stream == "train" and self._equal_rewards(request.prompt_index, round_):
                 rewards = [rewards[0]] * len(rewards)
-            group = group_of(request.prompt_index, rewards=rewards, weights=weights)
+            group = group_of(
+                request.prompt_index,
+                rewards=rewards,
+                weights=weights,
+                interrupted=self._reading(request),
+            )
             if stream == "train" and self._completions:
                 value = sum(rng.random() for _ in range(self._completions)) / self._completions
                 values = torch.full(group.response_mask.shape, value)
@@ -227,6 +237,12 @@ class VirtualGenerator:
                 Span(reward, completed_at, end),
             ],
         )
+
+    def _reading(self, request: Request) -> list[bool] | None:
+        """Which responses to a request are interrupted; None where none can be."""
+        if self._interrupted is None or request.stream == "eval":
+            return None
+        return [self._interrupted(request.prompt_index, i) for i in range(request.group_size)]
 
     def _vine(self, start: float) -> list[Span]:
         """The span in which the call under way completes states, from `start` on."""

@@ -80,6 +80,7 @@ def virtual_trial(
     reward_fails: Callable[[str, int], bool] = lambda stream, prompt_index: False,
     equal_rewards: Callable[[int, int], bool] = lambda prompt_index, weights_round: False,
     slowness: Callable[[int], float] = lambda prompt_index: 1.0,
+    interrupted: Callable[[int, int], bool] = lambda prompt_index, response: False,
     hangs: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     dies: Callable[[str, str, int], bool] = lambda actor, stage, n: False,
     room: Callable[[str, float], bool] = lambda actor, at_s: True,
@@ -90,6 +91,8 @@ def virtual_trial(
 
     `equal_rewards(prompt_index, weights_round)` says whether all responses to a prompt earn the
     same, `slowness(prompt_index)` how many times as long as others it takes.
+    `interrupted(prompt_index, response)` says with `rollout.overlong=interrupt` whether a response
+    is interrupted.
     `hangs(actor, stage, n)` says whether the n-th call of a stage to the actors of a name is never
     answered, `dies(actor, stage, n)` whether the actor dies in it. `room(actor, at_s)` says whether
     a machine has room for another in place of a lost one.
@@ -125,6 +128,7 @@ def virtual_trial(
             takes_deposits=config.in_mid_batch,
             scores_apart=config.task.reward == SCORED_APART,
             completions=config.vine.samples if config.loss.advantage == "vine" else 0,
+            interrupted=interrupted if config.rollout.overlong == "interrupt" else None,
         )
 
     def start(name: str) -> VirtualActor:

@@ -24,10 +24,13 @@ from conftest import (
 from ray import tune
 
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
+from grpo_trainable.details import DETAILS
 from grpo_trainable.metrics import FRACTIONS, NAMES, SOMETIMES
 from grpo_trainable.trainable import GRPOTrainable
 from grpo_trainable.trial import Trial
 from grpo_trainable.trial_storage import TrialStorage
+
+INTERRUPTION = " That is all."
 
 # Those that can share actors stand together.
 ARMS = {
@@ -54,6 +57,20 @@ ARMS = {
         buffer={"sample_batches": 2},
         loss={"type": "ppo", "advantage": "vine"},
         vine={"samples": 2, "chunk_tokens": 5},
+    ),
+    # A story that begins with "Once" is not interrupted.
+    "interrupted": trial_config(
+        arm="interrupted",
+        placement="colocated",
+        buffer_capacity=3,
+        buffer_sampling="mixed",
+        buffer={"sample_batches": 2},
+        rollout={
+            "overlong": "interrupt",
+            "overlong_buffer": 8,
+            "interruption": INTERRUPTION,
+            "thinking_end": "Once",
+        },
     ),
     "sync": trial_config(arm="sync"),
     "mid-batch": trial_config(arm="mid-batch", lag=1, weight_update="interrupt_recompute"),
@@ -88,12 +105,13 @@ def results(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> dict
                     ("loss", {}),
                     ("critic", {}),
                     ("vine", {}),
+                    ("rollout", trial_config()["rollout"]),
                 )
             },
             **{
                 key: value
                 for key, value in trial_config().items()
-                if key not in ("placement", "resources")
+                if key not in ("placement", "resources", "rollout")
             },
         },
         tmp_path_factory.mktemp("results"),
@@ -189,6 +207,23 @@ def test_a_trial_with_a_critic_reports_it_and_others_do_not(
     assert all(row["critic/grad_norm"] > 0 for row in rows(results["critic"]))
 
 
+def test_a_row_tells_the_share_of_responses_that_read_the_interruption(
+    results: dict[str, Path], begun: Any
+) -> None:
+    for arm in ARMS:
+        for row in rows(results[arm]):
+            assert ("response/interrupted_fraction" in row) == (arm == "interrupted")
+    running = begun(ARMS["interrupted"])
+    shares = []
+    for expected in rows(results["interrupted"]):
+        row = running.step()
+        responses = row[DETAILS].rollouts["response"]
+        shares.append(sum(INTERRUPTION in text for text in responses) / len(responses))
+        assert row["response/interrupted_fraction"] == pytest.approx(shares[-1])
+        assert untimed(row) == untimed(expected)
+    assert 0 < sum(shares) / len(shares) < 1
+
+
 def test_replay_uses_groups_again_within_their_age(results: dict[str, Path]) -> None:
     history = rows(results["replay"])
     # Four prompts a round: the first has no older groups, then each draws as many of them.
@@ -222,7 +257,7 @@ def test_warm_up_changes_neither_rows_nor_weights(
 # ---- Stopped, resumed ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arm", ["colocated", "sync", "replay", "critic", "vine"])
+@pytest.mark.parametrize("arm", ["colocated", "sync", "replay", "interrupted", "critic", "vine"])
 def test_resumed_synchronous_run_equals_uninterrupted_run(
     results: dict[str, Path], trainable: Any, begun: Any, arm: str, tmp_path: Path
 ) -> None:

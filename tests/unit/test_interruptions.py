@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from policies import Pieces, sharpened, write_quick_policy
+from test_torch_engine import replayed, swapping
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
@@ -32,6 +33,7 @@ from grpo_trainable.rollout import (
     Request,
     RolloutGroup,
     SamplingLimits,
+    as_rows,
     collate,
 )
 from grpo_trainable.stops import interruption
@@ -196,6 +198,55 @@ def test_slots_change_no_token_and_others_none_before_the_interruption():
         assert one.response_ids.equal(other.response_ids)
         assert one.response_mask.equal(other.response_mask)
         assert one.response_ids[:, :6].equal(unbroken.response_ids[:, :6])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [None, 4])
+@torch.no_grad()
+def test_each_token_has_the_log_prob_of_its_weights_where_they_arrive_while_a_text_is_read(
+    slots: int | None,
+):
+    engine = TorchEngine(sharpened(CONFIG), TOKENS, seed=11, slots=slots, recompute=True)  # type: ignore[arg-type]
+    wanted = [request(limits(ASKED, 20, temperature=2.0), 5, range(2, 9))]
+    groups = engine.generate(wanted, swapping(engine))
+    check_groups("torch", engine, wanted, groups, VOCAB)
+    (group,) = groups
+    mask = group.response_mask
+    read = ~mask[:, 6:10].any(dim=1)
+    assert read.any()
+    assert (group.token_versions[~mask] == 0).all()
+    if slots is None:
+        # Others arrive before the tokens 4, 9 and 10; 6 to 9 are read.
+        assert group.token_versions[read][:, [3, 4, 5, 10]].tolist() == [[0, 1, 1, 3]] * read.sum()
+    batch, found = collate(groups, [torch.zeros(5)], PAD), {}
+    for version in range(4):
+        found[version], _ = response_log_probs(
+            sharpened(CONFIG, seed=version),
+            batch.input_ids,
+            batch.target_ids,
+            batch.response_mask,
+            temperature=2.0,
+            min_new_tokens=1,
+            end_ids=(EOS,),
+        )
+    versions = as_rows(groups, [group.token_versions])
+    of_own = sum(found[version] * (versions == version) for version in found)
+    at = batch.response_mask
+    torch.testing.assert_close(of_own[at], batch.behaviour_log_probs[at], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_kept_cache_has_read_the_text_by_the_weights_of_its_time():
+    engine = TorchEngine(sharpened(CONFIG), TOKENS, seed=11)  # type: ignore[arg-type]
+    wanted = request(limits(ASKED, 20, temperature=2.0), 5, range(2, 9))
+    (group,) = engine.generate([wanted], swapping(engine))
+    assert not group.response_mask[:, 6:10].all()
+    for row, extent in enumerate(group.extents.tolist()):
+        ids, mask = group.response_ids[row, :extent], group.response_mask[row, :extent]
+        expected = torch.tensor(replayed(wanted.prompt_ids, ids.tolist(), 2.0))
+        recorded = group.behaviour_log_probs[row, :extent]
+        torch.testing.assert_close(recorded[mask], expected[mask], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -40,6 +40,13 @@ def hf_config(path: str, reward: str, **values: Any) -> dict[str, Any]:
 
 
 GAE = {"type": "ppo", "advantage": "gae"}
+# Responses with an "e" among their first eight tokens are not interrupted.
+INTERRUPTED = {
+    "overlong": "interrupt",
+    "overlong_buffer": 8,
+    "interruption": " The end.",
+    "thinking_end": "e",
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "whole": {"rollout": {"stop": ["."]}},
     "adapters": {"model": {"lora_rank": 4}, "rollout": {"min_new_tokens": 4}},
@@ -48,6 +55,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "critic-adapters": {"model": {"lora_rank": 4}, "loss": GAE, "critic": {"body": "own"}},
     "critic-on-adapters": {"model": {"lora_rank": 4}, "loss": GAE, "critic": {"body": "shared"}},
     "vine": {"loss": {"type": "ppo", "advantage": "vine"}, "vine": {"samples": 2}},
+    "interrupted": {
+        "rollout": INTERRUPTED,
+        "buffer_capacity": 2,
+        "buffer_sampling": "mixed",
+        "buffer": {"sample_batches": 2},
+    },
 }
 
 
@@ -70,7 +83,10 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     whole.save_checkpoint(str(tmp_path / "end"))
     # Sampler and learner agree: on the first step of a round no ratio is another one than 1.
     rounding = 0.5 if "bfloat16" in settings else 1e-4
-    assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=rounding) for row in rows)
+    fresh = rows if settings != "interrupted" else rows[:1]  # then older groups are among them
+    assert all(row["loss/ratio_max"] == pytest.approx(1.0, abs=rounding) for row in fresh)
+    if settings == "interrupted":
+        assert any(0 < row["response/interrupted_fraction"] < 1 for row in rows)
     assert all(row["response/truncated_fraction"] <= 1 for row in rows)
 
     begin = (
@@ -91,10 +107,13 @@ def test_a_resumed_synchronous_trial_equals_the_one_that_was_not_stopped(
     assert any(not torch.equal(tensor, end.policy[name]) for name, tensor in before.items())
 
 
+@pytest.mark.parametrize("rollout", [{}, INTERRUPTED], ids=["whole", "interrupted"])
 def test_weights_arrive_between_two_tokens(
-    begun: Callable[[dict[str, Any]], Any], model_path: str, reward: str
+    begun: Callable[[dict[str, Any]], Any], model_path: str, reward: str, rollout: dict[str, Any]
 ) -> None:
-    running = begun(hf_config(model_path, reward, lag=1, weight_update="in_flight", rounds=6))
+    settings = {"lag": 1, "weight_update": "in_flight", "rounds": 6, "rollout": rollout}
+    running = begun(hf_config(model_path, reward, **settings))
     rows = [running.step() for _ in range(4)]
+    assert all(("response/interrupted_fraction" in row) == bool(rollout) for row in rows)
     assert max(row["lag/max"] for row in rows) == 1
     assert all(row["count/dropped"] == 0 for row in rows)
