@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ TOOLS = ("ip", "nsenter", "unshare", "mount")
 CLONE_NEWNET = 0x40000000  # of <sched.h>
 SUBNET = "10.77.0"
 SHARED_MEMORY = DISK = "2g"
+_SETS = itertools.count()  # of machines that this process has made
 
 
 def missing() -> str | None:
@@ -38,7 +40,8 @@ def missing() -> str | None:
 def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
     """Machines 1 to `count`; `disk` is a directory that each has for itself. All their processes
     end with them."""
-    switch = f"grpo-{os.getpid()}-sw"
+    prefix = f"grpo-{os.getpid()}-{next(_SETS)}"
+    switch = f"{prefix}-sw"
     made: list[Machine] = []
     disk.mkdir(parents=True, exist_ok=True)
     try:
@@ -46,7 +49,7 @@ def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
         for number in range(1, count + 1):
-            made.append(Machine(number, switch, disk))
+            made.append(Machine(number, prefix, switch, disk))
         yield made
     finally:
         for machine in made:
@@ -55,9 +58,9 @@ def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
 
 
 class Machine:
-    def __init__(self, number: int, switch: str, disk: Path) -> None:
+    def __init__(self, number: int, prefix: str, switch: str, disk: Path) -> None:
         self.address = f"{SUBNET}.{number}"
-        self._name, self._port = f"grpo-{os.getpid()}-{number}", f"p{number}"
+        self._name, self._port = f"{prefix}-{number}", f"p{number}"
         self._switch = switch
         name = self._name
         _ip("netns", "add", name)
