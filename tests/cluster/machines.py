@@ -99,11 +99,15 @@ class Machine:
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
     def lose(self, percent: float) -> None:
-        """Drops so many of the packets that its network cable brings, at random. Needs `nft`."""
+        """Drops so many of the packets that its network cable brings, at random. Needs `nft`.
+
+        `percent`: at least 0.1.
+        """
+        last = round(percent * 10) - 1  # of 0 to 999
         rules = (
             "add table inet loss",
             "add chain inet loss in { type filter hook input priority 0; }",
-            f'add rule inet loss in iifname "eth0" numgen random mod 1000 < {percent * 10:g} drop',
+            f'add rule inet loss in iifname "eth0" numgen random mod 1000 <= {last} drop',
         )
         inside = ["ip", "netns", "exec", self._name, "nft", "\n".join(rules)]
         subprocess.run(inside, check=True)
