@@ -65,7 +65,7 @@ class OnCluster(Experiment):
         environment: dict[str, str] | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(storage, arm, kept_in, **SETTINGS, **settings)
+        super().__init__(storage, arm, kept_in, **{**SETTINGS, **settings})
         self._cluster = cluster
         self._own = settings
         self._environment = {**cluster.environment, **(environment or {})}
