@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import secrets
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from grpo_trainable.command_line import UsageError, number
 sys.path.append(str(ROOT / "tests" / "cluster"))
 
 import machines
-from ray_cluster import PORT, ray_start
+from ray_cluster import ray_cluster
 
 ROWS = 1000  # rows of each matrix, which is 4 MB
 START_S, DEADLINE_S = 600.0, 120.0
@@ -144,31 +142,16 @@ def in_cluster(args: argparse.Namespace) -> dict[str, Any]:
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",
-        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
     }
-    with (
-        tempfile.TemporaryDirectory(prefix="disk-") as disk,
-        machines.machines(1 + args.machines, Path(disk)) as made,
-    ):
-        first = made[0]
-        address = f"{first.address}:{PORT}"
-        for machine in made:
-            head = ("--head", f"--port={PORT}", "--include-dashboard=false")
-            joins = head if machine is first else (f"--address={address}",)
-            status, printed = machine.run(ray_start(machine, disk, joins), environment)
-            if status != 0:
-                sys.exit(f"machine {machine.address}: Ray did not start\n{printed}")
-        for machine in made:
+    with ray_cluster(1 + args.machines, **environment) as cluster:
+        for machine in cluster.machines:
             machine.limit(args.mbit)
-        command = [sys.executable, str(Path(__file__).resolve()), "--inside", address]
+        command = [sys.executable, str(Path(__file__).resolve()), "--inside", cluster.address]
         command += ["--matrices", str(args.matrices), "--repeats", str(args.repeats)]
-        status, printed = first.run(command, environment)
+        status, printed = cluster.machines[0].run(command, cluster.environment)
     if status != 0:
         sys.exit(f"the machines could not be measured\n{printed}")
     return json.loads(printed.splitlines()[-1])

@@ -10,6 +10,11 @@ again: rounds, or prompts asked for once more. The JSON is written after every f
 command goes on with what it has unless the product has changed since.
 
 Filling a disk needs the right to mount one.
+
+With --cluster the trials run on a Ray cluster of four machines: one with the command, three with
+learner, generators and Trainable. What breaks are machines, links and an object store. That every
+process of ours ends belongs to surviving: on all machines, lost ones included. Machines are
+namespaces (`tests/cluster/machines.py`), which need root, and `nft` to lose packets.
 """
 
 from __future__ import annotations
@@ -21,45 +26,65 @@ import statistics
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import broken_disks
 import broken_inputs
 import kills
 from measure import parser_of, provenance, run_benchmark, write
+from product import RESULTS
 from survival import CHECKPOINT_EVERY, ROUNDS, SETTINGS, Fault, Lost, Outcome
+
+from grpo_trainable.command_line import UsageError
 
 FAULTS = (*kills.FAULTS, *broken_disks.FAULTS, *broken_inputs.FAULTS)
 
 
 def main() -> None:
-    parser = parser_of(__doc__, "faults.json", seed="of the moments")
+    parser = parser_of(__doc__, seed="of the moments")
+    parser.add_argument("--cluster", action="store_true", help="faults of a cluster's machines")
     parser.add_argument("--fault", action="append", help="part of the name of those to run (all)")
     parser.add_argument("--repeats", type=int, help="of each at most, instead of its own number")
+    where = "JSON file (benchmarks/results/faults.json, with --cluster faults_cluster.json)"
+    parser.add_argument("--out", type=Path, help=where)
     args = parser.parse_args()
-    chosen = [f for f in FAULTS if not args.fault or any(part in f.name for part in args.fault)]
+    faults, settings = on_a_cluster() if args.cluster else (FAULTS, SETTINGS)
+    out = args.out or RESULTS / ("faults_cluster.json" if args.cluster else "faults.json")
+    chosen = [f for f in faults if not args.fault or any(part in f.name for part in args.fault)]
     if not chosen:
-        parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in FAULTS)}")
-    about = {**provenance(args), "workload": {"rounds": ROUNDS, **SETTINGS}}
+        parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in faults)}")
+    about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    kept = json.loads(out.read_text()) if out.exists() else {}
     done = kept["faults"] if kept.get("product") == about["product"] else {}
-    outcomes = {
-        fault.name: [Outcome(**outcome) for outcome in done[fault.name]]
-        for fault in chosen
-        if fault.name in done
-    }
+    outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
         repeats = min(fault.repeats, args.repeats or fault.repeats)
         for repeat in range(len(outcomes.get(fault.name, ())), repeats):
             outcome = attempt(fault, random.Random(f"{args.seed}/{fault.name}/{repeat}"), repeat)
             outcomes.setdefault(fault.name, []).append(outcome)
             print(f"{fault.name} {repeat}: {line(outcome)}", flush=True)
-            write(args.out, {**about, "faults": plain(outcomes)}, quiet=True)
+            write(out, {**about, "faults": plain(outcomes)}, quiet=True)
     print()
     print(table(outcomes))
     print()
-    write(args.out, {**about, "faults": plain(outcomes)})
+    write(out, {**about, "faults": plain(outcomes)})
+
+
+def on_a_cluster() -> tuple[Sequence[Fault], dict[str, Any]]:
+    """The faults of a cluster, and the settings of the trials they strike."""
+    try:
+        import cluster_faults
+        import cluster_survival
+        import store_faults
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cluster: {error}; pip install -e '.[test,test-extras]'") from None
+    why = cluster_survival.missing()
+    if why is not None:
+        raise UsageError(f"--cluster: no machines can be made here: {why}")
+    faults = (*cluster_faults.FAULTS, *store_faults.FAULTS)
+    return faults, {**SETTINGS, **cluster_survival.SETTINGS}
 
 
 def plain(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from measure import ROOT
@@ -63,11 +63,17 @@ class Lost(Exception):
 class Experiment:
     """One trial of `async_vs_sync` under `storage`, run by the command as a user runs it."""
 
-    def __init__(self, storage: Path, arm: str, **settings: Any) -> None:
+    longest_s = LONGEST_S  # how long anything that is waited for may take
+    trials = "*"  # which of the directories in the experiment's is the trial's
+
+    def __init__(
+        self, storage: Path, arm: str, kept_in: str | None = None, **settings: Any
+    ) -> None:
+        """`kept_in`: what --storage says, where the files are only brought to `storage`."""
         self.arm, self.settings = arm, settings
         self.directory = storage / "faults"
         script = str(ROOT / "launch" / "tune.py")
-        where = ["--name", "faults", "--storage", str(storage)]
+        where = ["--name", "faults", "--storage", kept_in or str(storage)]
         self.resume_command = [sys.executable, script, "--resume", "must", *where]
         pairs = {"arm": arm, **SETTINGS, **settings}
         options = [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
@@ -78,12 +84,12 @@ class Experiment:
 
     @property
     def trial(self) -> Path:
-        (path,) = self.directory.glob("*/result.json")
+        (path,) = self.directory.glob(f"{self.trials}/result.json")
         return path.parent
 
     def rows(self) -> list[dict[str, Any]]:
         """Whole lines of the trial's result.json."""
-        for path in self.directory.glob("*/result.json"):
+        for path in self.directory.glob(f"{self.trials}/result.json"):
             return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         return []
 
@@ -95,6 +101,13 @@ class Experiment:
         with Running(self, self.resume_command) as running:
             return running.ends_well()
 
+    def launch(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[Any]:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def uninterrupted(self) -> tuple[Any, ...]:
+        """The fingerprint of the same trial when nothing happens to it."""
+        return uninterrupted(self.arm, tuple(sorted(self.settings.items())))
+
 
 class Running:
     """The command, as a process. Leaving it ends the process if it has not ended."""
@@ -102,7 +115,7 @@ class Running:
     def __init__(self, experiment: Experiment, command: Sequence[str]) -> None:
         self._experiment = experiment
         self._log = TemporaryFile()  # noqa: SIM115  # closed on leaving
-        self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
+        self.process = experiment.launch(command, self._log)
 
     def __enter__(self) -> Running:
         return self
@@ -118,12 +131,13 @@ class Running:
         return os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     def wait_for(self, condition: Callable[[], Any], step_s: float = 0.02) -> Any:
-        end = time.monotonic() + LONGEST_S
+        longest_s = self._experiment.longest_s
+        end = time.monotonic() + longest_s
         while not (found := condition()):
             if self.process.poll() is not None:
                 raise Lost(f"ended before: {self.printed()[-300:]}")
             if time.monotonic() > end:
-                raise Lost(f"waited {LONGEST_S:g} s in vain")
+                raise Lost(f"waited {longest_s:g} s in vain: {self.printed()[-300:]}")
             time.sleep(step_s)
         return found
 
@@ -142,9 +156,10 @@ class Running:
     def output(self) -> str:
         """Once it has ended."""
         try:
-            self.process.wait(timeout=LONGEST_S)
+            self.process.wait(timeout=self._experiment.longest_s)
         except subprocess.TimeoutExpired:
-            raise Lost(f"did not end within {LONGEST_S:g} s") from None
+            told = self.printed()[-300:]
+            raise Lost(f"did not end within {self._experiment.longest_s:g} s: {told}") from None
         return self.printed()
 
     def ends_well(self) -> str:
@@ -253,8 +268,7 @@ def equals_uninterrupted(experiment: Experiment) -> bool | None:
     None for an arm that does not promise it."""
     if experiment.arm.startswith("async"):
         return None
-    settings = tuple(sorted(experiment.settings.items()))
-    return fingerprint(experiment) == uninterrupted(experiment.arm, settings)
+    return fingerprint(experiment) == experiment.uninterrupted()
 
 
 @cache

@@ -5,17 +5,24 @@ and `unshare`."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 TOOLS = ("ip", "nsenter", "unshare", "mount")
+CLONE_NEWNET = 0x40000000  # of <sched.h>
 SUBNET = "10.77.0"
 SHARED_MEMORY = DISK = "2g"
+_SETS = itertools.count()  # of machines that this process has made
 
 
 def missing() -> str | None:
@@ -33,7 +40,8 @@ def missing() -> str | None:
 def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
     """Machines 1 to `count`; `disk` is a directory that each has for itself. All their processes
     end with them."""
-    switch = f"grpo-{os.getpid()}-sw"
+    prefix = f"grpo-{os.getpid()}-{next(_SETS)}"
+    switch = f"{prefix}-sw"
     made: list[Machine] = []
     disk.mkdir(parents=True, exist_ok=True)
     try:
@@ -41,7 +49,7 @@ def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
         for number in range(1, count + 1):
-            made.append(Machine(number, switch, disk))
+            made.append(Machine(number, prefix, switch, disk))
         yield made
     finally:
         for machine in made:
@@ -50,9 +58,9 @@ def machines(count: int, disk: Path) -> Iterator[list[Machine]]:
 
 
 class Machine:
-    def __init__(self, number: int, switch: str, disk: Path) -> None:
+    def __init__(self, number: int, prefix: str, switch: str, disk: Path) -> None:
         self.address = f"{SUBNET}.{number}"
-        self._name, self._port = f"grpo-{os.getpid()}-{number}", f"p{number}"
+        self._name, self._port = f"{prefix}-{number}", f"p{number}"
         self._switch = switch
         name = self._name
         _ip("netns", "add", name)
@@ -90,18 +98,51 @@ class Machine:
         """Pulls its network cable out."""
         _ip("-n", self._name, "link", "set", "eth0", "down")
 
+    def lose(self, percent: float) -> None:
+        """Drops so many of the packets that its network cable brings, at random. Needs `nft`.
+
+        `percent`: at least 0.1.
+        """
+        last = round(percent * 10) - 1  # of 0 to 999
+        rules = (
+            "add table inet loss",
+            "add chain inet loss in { type filter hook input priority 0; }",
+            f'add rule inet loss in iifname "eth0" numgen random mod 1000 <= {last} drop',
+        )
+        inside = ["ip", "netns", "exec", self._name, "nft", "\n".join(rules)]
+        subprocess.run(inside, check=True)
+
+    def listen(self) -> socket.socket:
+        """A socket that listens at a free port of this machine, for a server in our process."""
+
+        # A namespace is entered by a thread and left as it ends; the socket stays there.
+        def enter() -> socket.socket:
+            with open(f"/proc/{self._keeper.pid}/ns/net") as network:
+                if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), "no way into the machine's network")
+            return socket.create_server((self.address, 0))
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(enter).result()
+
+    def seen(self, path: Path) -> Path:
+        """Where we find what this machine has at an absolute path, its own disk included."""
+        return Path(f"/proc/{self._keeper.pid}/root") / path.relative_to("/")
+
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], **options: object
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: Any = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         """Starts a command on this machine."""
         inside = ["nsenter", "-t", str(self._keeper.pid), "-n", "-m", "--", *command]
         return subprocess.Popen(
             inside,
             env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             text=True,
-            **options,  # type: ignore[call-overload]
         )
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from machines import Machine
-from ray_cluster import Cluster, ray_start
+from ray_cluster import Cluster
 
 # Each machine has room for one actor, so nobody can take in the generator of another.
 SPREAD = (
@@ -61,9 +61,7 @@ def test_a_trial_goes_on_without_a_lost_machine_and_uses_the_one_that_comes(
         wait_for(lambda: rows(tmp_path)[-1]["fleet/generators"] == 1, 120.0)
         reached = len(rows(tmp_path))
         wait_for(lambda: len(rows(tmp_path)) >= reached + 3, 120.0)
-        joins = ray_start(machine, str(cluster.disk), [f"--address={cluster.address}"])
-        status, printed = machine.run(joins, cluster.environment)
-        assert status == 0, printed
+        cluster.join(machine)
         wait_for(lambda: rows(tmp_path)[-1]["fleet/generators"] == 2, 240.0)
         running.send_signal(signal.SIGINT)
         told, _ = running.communicate()

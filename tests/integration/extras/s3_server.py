@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ class Silent(WSGIRequestHandler):
 class Store:
     """`refuses(method, path)` may be set: what to answer with, or "stall"; None lets it pass."""
 
+    host: str = "127.0.0.1"
     port: int = 0
     refuses: Callable[[str, str], str | None] = lambda method, path: None
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -32,7 +34,7 @@ class Store:
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -43,7 +45,7 @@ class Store:
             "AWS_ENDPOINT_URL": self.address,
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
-            "NO_PROXY": "127.0.0.1",
+            "NO_PROXY": self.host,
         }
 
     def make_bucket(self, name: str) -> None:
@@ -78,19 +80,23 @@ class Store:
 
 
 @contextmanager
-def s3_store() -> Iterator[Store]:
-    store = Store()
+def s3_store(listener: socket.socket | None = None) -> Iterator[Store]:
+    """An empty store; at `listener`, which may be on another machine, one that has what the store
+    of this process has, and can be made to fail alone."""
+    store = Store() if listener is None else Store(host=listener.getsockname()[0])
     behind = DomainDispatcherApplication(create_backend_app)
     server = make_server(
-        *("127.0.0.1", 0, lambda environ, start: store.answer(behind, environ, start)),
+        *(store.host, 0, lambda environ, start: store.answer(behind, environ, start)),
         threaded=True,
         request_handler=Silent,
+        fd=None if listener is None else listener.fileno(),
     )
     store.port = server.port
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        store.empty()
+        if listener is None:
+            store.empty()
         yield store
     finally:
         store.over.set()
