@@ -31,11 +31,13 @@ def verifiers_environment(**config: Any) -> type:
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec
+            index = spec["idx"]
+            assert isinstance(index, int), spec
             self.close()
-            tasks.extend(islice(stream, max(spec["idx"] + 1 - len(tasks), 0)))
-            if spec["idx"] >= len(tasks):
-                raise ValueError(f"idx={spec['idx']}: the taskset has {len(tasks)} tasks")
-            task = tasks[spec["idx"]]
+            tasks.extend(islice(stream, max(index + 1 - len(tasks), 0)))
+            if index >= len(tasks):
+                raise ValueError(f"idx={index}: the taskset has {len(tasks)} tasks")
+            task = tasks[index]
             self._dialogue = Dialogue(lambda ask: played(vf, env, task, ask))
             text = self._dialogue.listen()
             if text is None:
