@@ -34,11 +34,11 @@ def verifiers_environment(**config: Any) -> type:
             index = spec["idx"]
             assert isinstance(index, int), spec
             self.close()
+            index: Any = spec["idx"]
             tasks.extend(islice(stream, max(index + 1 - len(tasks), 0)))
-            if index >= len(tasks):
+            if not 0 <= index < len(tasks):
                 raise ValueError(f"idx={index}: the taskset has {len(tasks)} tasks")
-            task = tasks[index]
-            self._dialogue = Dialogue(lambda ask: played(vf, env, task, ask))
+            self._dialogue = Dialogue(lambda ask: played(vf, env, tasks[index], ask))
             text = self._dialogue.listen()
             if text is None:
                 raise ValueError("the episode ended before the policy was asked anything")
