@@ -48,7 +48,7 @@ class Round(NamedTuple):
 
 def main() -> None:
     counts = {"rounds": (24, "of 64 responses, which every critic trains on in turn")}
-    parser = parser_of(__doc__, "critic_ceiling.json", counts=counts)
+    parser = parser_of(__doc__, "critic_ceiling.json", seed="of prompts and draws", counts=counts)
     args = parser.parse_args()
     sampler = PrefixSampler(args.seed)
     rounds = [sampler.round(index) for index in range(args.rounds)]

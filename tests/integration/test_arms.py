@@ -58,7 +58,7 @@ ARMS = {
         loss={"type": "ppo", "advantage": "vine"},
         vine={"samples": 2, "chunk_tokens": 5},
     ),
-    # A story that begins with "Once" is not interrupted.
+    # A story that says "day" at once, as in "One sunny day", is not interrupted.
     "interrupted": trial_config(
         arm="interrupted",
         placement="colocated",
@@ -69,7 +69,7 @@ ARMS = {
             "overlong": "interrupt",
             "overlong_buffer": 8,
             "interruption": INTERRUPTION,
-            "thinking_end": "Once",
+            "thinking_end": "day",
         },
     ),
     "sync": trial_config(arm="sync"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from policies import write_quick_policy
 from test_learner import Pair, copy, distance, equal
+
+from grpo_trainable.algo import explained_variance
+from grpo_trainable.rollout import RolloutGroup
 
 GAE = {"advantage": "gae", "whiten": False}
 
@@ -81,6 +85,32 @@ def test_the_critic_learns_what_responses_earn(policy_path: str, body: str) -> N
     if body == "own":
         assert explained[-1] > 0.5
         assert equal(pair.weights(), before)
+
+
+@pytest.mark.slow
+def test_a_critic_knows_what_is_written_and_not_what_comes_next(policy_path: str) -> None:
+    sampling = {"prompts": 16, "group_size": 4, "min_new_tokens": 2, "max_new_tokens": 2}
+    pair = pair_with(
+        policy_path, critic={"clip": 0.0}, rollout=sampling, optim={"lr": 0}, rounds=1000
+    )
+    # What a response earns depends on its first token and on nothing else.
+    tokens = pair.weights()["embedding.weight"]  # (V, D)
+    earned = tokens @ torch.randn(tokens.shape[1], generator=torch.Generator().manual_seed(5))
+    earned = earned / earned.std()
+
+    def rollouts() -> list[RolloutGroup]:
+        return [replace(g, rewards=earned[g.response_ids[:, 0]]) for g in pair.rollouts()]
+
+    for _ in range(150):
+        pair.learner.update([rollouts()])
+    others = [group for _ in range(8) for group in rollouts()]
+    values = torch.cat(pair.learner._batches.values(others))
+    returns = torch.cat([group.rewards for group in others])
+    before, after = (explained_variance(values[:, state], returns) for state in (0, 1))
+    assert before is not None
+    assert after is not None
+    assert after > 0.5
+    assert before < 0.1
 
 
 @pytest.mark.slow
