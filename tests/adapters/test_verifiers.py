@@ -37,10 +37,12 @@ def test_a_single_reply_is_scored_by_its_task() -> None:
     env.close()
 
 
-def test_a_task_that_is_not_there_is_named() -> None:
+@pytest.mark.parametrize("index", [3, -1])
+def test_a_task_that_is_not_there_is_named(index: int) -> None:
     env = verifiers_environment(taskset={"id": "sums_taskset"})()
-    with pytest.raises(ValueError, match=r"^idx=3: the taskset has 3 tasks$"):
-        env.reset({"idx": 3})
+    env.reset({"idx": 2})
+    with pytest.raises(ValueError, match=rf"^idx={index}: the taskset has 3 tasks$"):
+        env.reset({"idx": index})
 
 
 def test_what_only_a_harness_has_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_an_adapter_is_short(name):
 def test_a_missing_library_is_named_with_the_line_that_installs_it():
     with pytest.raises(ValueError, match=r"^the library no_such is not installed: pip install -e"):
         library("no_such.part", extra="none")
+
+
+@pytest.mark.parametrize("name", [name for name in FACTORIES if name != "trl_factory"])
+def test_the_extra_that_an_adapter_names_exists(name):
+    (folder,) = adapters.__path__
+    source = (Path(folder) / f"{name}.py").read_text(encoding="utf-8")
+    (extra,) = re.findall(r'library\("[\w.]+", extra="([\w-]+)"\)', source)
+    project = (Path(folder).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"\n{extra} = [" in project
 
 
 # ---- TRL's shape -----------------------------------------------------------------------------
