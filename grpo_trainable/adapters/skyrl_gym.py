@@ -8,6 +8,7 @@ from typing import Any
 from grpo_trainable.adapters.libraries import library
 from grpo_trainable.adapters.messages import text_of
 from grpo_trainable.environments import JSONValue, Turn
+from grpo_trainable.tasks.messages import as_messages
 
 NO_EXTRAS = ("prompt", "env_class")
 
@@ -35,7 +36,7 @@ def skyrl_gym_environment(name: str, **options: Any) -> type:
             self.close()
             extras = {key: value for key, value in spec.items() if key not in NO_EXTRAS}
             self._env = skyrl_gym.make(name, extras=extras, **options)
-            messages, _ = self._env.init(spec["prompt"])
+            messages, _ = self._env.init(as_messages(spec["prompt"]))
             return f"{text_of(messages)}\n"
 
         def step(self, action: str) -> Turn:

@@ -54,6 +54,7 @@ def test_one_environment_after_the_other() -> None:
     env.step("no\n")
     env.reset(ROW)
     assert env.step("#### 5\n") == Turn("\n", 1.0, True, {"steps": 1})
+    assert env.reset({**ROW, "prompt": "2 + 3 = ?"}) == "2 + 3 = ?\n"
     env.close()
 
 
