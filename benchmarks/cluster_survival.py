@@ -1,8 +1,9 @@
 """One experiment on a Ray cluster of machines of our own making, and what of it is left there.
 
 The command and the head of the cluster are on one machine, which has room for nothing else. Three
-others have room for two actors each, so the death of one leaves room for a whole trial. Ray spreads
-the Trainable, the learner and two generators over them: the first two are never together.
+others have two CPUs each. The learner leaves no room for anything else on its machine, and Ray
+spreads the Trainable and two generators over the other two, of which one has room for all three:
+the death of one machine leaves room for the whole trial.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WORKERS = 3
 SETTINGS = {
     "resources.spread": "spread",
     "resources.num_generators": 2,
-    "resources.learner_cpus": 0.9,
+    "resources.learner_cpus": 1.95,
     "resources.generator_cpus": 0.9,
     "rollout.unit_prompts": 2,
 }

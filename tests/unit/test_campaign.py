@@ -65,6 +65,13 @@ def test_a_campaign_goes_on_where_it_was_cut_short_and_keeps_the_other_faults(ca
     }
 
 
+def test_a_campaign_begins_anew_when_the_trials_have_changed(campaign, monkeypatch):
+    campaign("--fault", "one", "--repeats", "1")
+    monkeypatch.setattr(faults, "SETTINGS", {**faults.SETTINGS, "rollout.prompts": 8})
+    _, written = campaign("--fault", "two", "--repeats", "1")
+    assert list(written) == ["two"]
+
+
 def test_a_campaign_begins_anew_when_the_product_has_changed(campaign):
     campaign("--fault", "one", "--repeats", "1")
     struck, written = campaign("--fault", "two", "--repeats", "1", product="2")
