@@ -189,8 +189,8 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
     events.Reload()
     scalars = events.Tags()["scalars"]
     steps = {name: [event.step for event in events.Scalars(name)] for name in scalars}
-    # At lag 1 the learner has the weights of the first round's tokens alone, and of what was sampled
-    # again after a resumption.
+    # At lag 1 the learner has the weights of the first round's tokens alone, and of what a
+    # resumption sampled again.
     known = steps.pop("kl/sampler_mismatch_nats")
     assert known[0] == 1
     assert len(known) <= 3
