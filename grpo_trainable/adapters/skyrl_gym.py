@@ -36,7 +36,8 @@ def skyrl_gym_environment(name: str, **options: Any) -> type:
             self.close()
             extras = {key: value for key, value in spec.items() if key not in NO_EXTRAS}
             self._env = skyrl_gym.make(name, extras=extras, **options)
-            messages, _ = self._env.init(as_messages(spec["prompt"]))
+            prompt: Any = spec["prompt"]
+            messages, _ = self._env.init(as_messages(prompt))
             return f"{text_of(messages)}\n"
 
         def step(self, action: str) -> Turn:

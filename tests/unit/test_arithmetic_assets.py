@@ -80,6 +80,7 @@ def test_a_trial_of_the_math_task_asks_them_without_any_setting():
     assert task.reward(right, example.ground_truth).reward == 1.0
 
 
+@pytest.mark.slow
 def test_every_prompt_fits_beside_a_response():
     config = GRPOConfig.from_dict({"task": {"name": "math"}})
     task = build_task(config)

@@ -22,6 +22,8 @@ from callbacks.trial_files import restored_iteration
 from grpo_trainable.checkpointing import MANIFEST, TrialState, part_file, write_checkpoint
 from grpo_trainable.details import DETAILS
 
+pytestmark = pytest.mark.slow  # directories of whole experiments
+
 
 def saved(trial: FakeTrial, number: int, round_: int) -> Path:
     """A whole checkpoint that Tune has noted."""

@@ -190,6 +190,7 @@ def test_flipped_bit_is_named(tmp_path: Path, name: str) -> None:
         read_checkpoint(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_the_manifest_passes(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, trial())
     content = (tmp_path / MANIFEST).read_bytes()

@@ -115,6 +115,7 @@ def test_a_damaged_evaluation_is_refused_in_one_line(name, content, text, tmp_pa
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_link_is_not_followed(tmp_path):
     out = written(tmp_path / "mine", answered([[1]]))
     (out / "generations.parquet").rename(tmp_path / "elsewhere")

@@ -155,6 +155,7 @@ def same(one: RolloutGroup, other: RolloutGroup) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_slow_answers_change_no_token(seed: int):
     _, _, at_once = played()
