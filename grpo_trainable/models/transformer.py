@@ -60,12 +60,14 @@ class Attention(nn.Module):
         """Rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
         b, s, _ = x_BSD.shape
         qkv = self.qkv(x_BSD).view(b, s, 3, self.num_heads, self.head_dim)
-        qkv = qkv.permute(2, 0, 3, 1, 4)
-        return rotate(qkv[:2], cos_SH, sin_SH), qkv[2]
+        qk, v = qkv.split((2, 1), dim=2)  # the gradients of slices would each fill all three
+        qk = rotate(qk.permute(2, 0, 3, 1, 4), cos_SH, sin_SH)
+        return qk, v.squeeze(2).transpose(1, 2)
 
     def attend(self, qk: Tensor, v_BNSH: Tensor) -> Tensor:
         """Causal attention and the output projection, (B, S, D)."""
-        out_BNSH = F.scaled_dot_product_attention(qk[0], qk[1], v_BNSH, is_causal=True)
+        q_BNSH, k_BNSH = qk.unbind()
+        out_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
         return self.out(out_BNSH.transpose(1, 2).flatten(2))
 
     def forward(
@@ -82,9 +84,10 @@ class Attention(nn.Module):
         """Each row attends to its own tokens, and the projections run once a token."""
         by_head = (3, self.num_heads, self.head_dim)
         qkv = self.qkv(x_1TD[0]).unflatten(-1, by_head)
-        qk = rotate(qkv[:, :2], cos_TH[:, None, None], sin_TH[:, None, None])
-        rows = packing.to_rows(torch.cat((qk, qkv[:, 2:]), dim=1).flatten(1))
-        q, k, v = rows.unflatten(-1, by_head).permute(2, 0, 3, 1, 4)
+        qk, v = qkv.split((2, 1), dim=1)
+        qk = rotate(qk, cos_TH[:, None, None], sin_TH[:, None, None])
+        rows = packing.to_rows(torch.cat((qk, v), dim=1).flatten(1))
+        q, k, v = (x.transpose(1, 2) for x in rows.unflatten(-1, by_head).unbind(2))
         out_BNSH = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(packing.from_rows(out_BNSH.transpose(1, 2).flatten(2)))[None]
 
