@@ -81,6 +81,8 @@ bench-startup: $(READY)
 
 # Whole trials and weights on their way: two and a half hours on a machine that does nothing else.
 bench-trials: $(READY)
+	$(PIP_INSTALL) -e '.[report]'
+	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/asynchrony.py $(ARGS)
 	$(BIN)/python benchmarks/learning.py $(ARGS)
 	$(BIN)/python benchmarks/logging_overhead.py

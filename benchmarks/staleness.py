@@ -4,7 +4,7 @@ About 60 gradient steps of 16 prompts x 4 responses in two kinds of staleness: `
 over each rollout batch (evaluated after 56 steps and after 64, and judged by the worse), and
 `lag 8`, rollouts sampled by weights up to eight gradient steps old (60 steps). Each with
 `grpo_clip`, which has the ratio to the weights that sampled, and with `reinforce_with_baseline`,
-which takes the same rollouts for fresh; at the default learning rate and at one higher. A trial
+which takes the same rollouts for fresh; at 2e-4 and at a higher learning rate. A trial
 that fails, as when its loss is no number any more, is a result too. The JSON is written after every
 trial, and the same command goes on with what it has unless the product has changed since.
 """
@@ -23,9 +23,9 @@ STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, setting
     "lag 8": ("async_k1", ["lag=8", "rounds=60", "eval.every=20"]),
 }
 LOSSES = {"ratio": "grpo_clip", "no ratio": "reinforce_with_baseline"}
-LRS = (2e-4, 5e-4)  # the default, and one higher
+LRS = (2e-4, 5e-4)  # what off_policy.py trains with, and a higher one
 FROM_STEP = 56  # evaluations from this gradient step on count; the worst of them
-BOUND = 0.6  # reward that the ratio has to reach at the default
+BOUND = 0.6  # reward that the ratio has to reach at the lower one
 
 
 def main() -> None:

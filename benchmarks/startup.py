@@ -5,9 +5,10 @@ trial, and interrupts it then. The row is found when it is in result.json, where
 CPU seconds are those of every process that the command had started by then, by what it is; what
 ended before counts for who started it.
 
-With `--baseline DIRECTORY`, a checkout of another commit, both take turns, the first of a pair
-being the other one each time; the ratios are those of pairs. Both run in the environment that runs
-this. Some half a minute a repeat of both, on a machine that does nothing else.
+Beside it the least job of Ray Tune with an actor that imports torch (startup_floor.py), which is
+what no start can be faster than, and with `--baseline DIRECTORY` a checkout of another commit. They
+take turns, each time in the other order; the ratios are those of one turn. All run in the
+environment that runs this. Some half a minute a repeat, on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
 from product import PACKAGES
@@ -33,6 +34,7 @@ from grpo_trainable.noise import PROC, TICKS_PER_S
 NAME = "startup"
 DEADLINE_S = 300.0
 LOOK_EVERY_S = 0.01
+FLOOR = str(ROOT / "benchmarks" / "startup_floor.py")
 FIGURES = ("seconds", "trial_s", "cpu_s")
 # What Ray calls an actor's process: ray::DetailedGRPO, ray::Learner.warm_up.
 ACTOR = re.compile(r"ray::(\w+)")
@@ -42,75 +44,85 @@ ROLES |= {"Colocated": "worker", "IDLE": "spare worker"}
 
 def main() -> None:
     parser = parser_of(
-        __doc__, "startup.json", seed="of the first trial", counts={"repeats": (5, "of each tree")}
+        __doc__, "startup.json", seed="of the first trial", counts={"repeats": (5, "of each job")}
     )
     parser.add_argument("--arm", help="of the space, alone (its order has another first arm)")
     parser.add_argument(
         "--baseline", type=Path, metavar="DIRECTORY", help="a checkout of another commit"
     )
     args = parser.parse_args()
-    trees = {"here": ROOT}
-    if args.baseline is not None:
-        trees["baseline"] = args.baseline.resolve(strict=True)
     options = ["--seed", str(args.seed), *(["--set", f"arm={args.arm}"] if args.arm else [])]
-    starts: dict[str, list[dict[str, Any]]] = {tree: [] for tree in trees}
-    for tree in trees.values():
-        start_of(tree, options)  # not counted: Python compiles what has changed
+    jobs = {"here": Job.of_tree(ROOT, options), "floor": Job(ROOT, (FLOOR,))}
+    if args.baseline is not None:
+        jobs["baseline"] = Job.of_tree(args.baseline.resolve(strict=True), options)
+    starts: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
+    for job in jobs.values():
+        start_of(job)  # not counted: Python compiles what has changed
     for repeat in range(args.repeats):
-        for tree in sorted(trees, reverse=repeat % 2 == 0):
-            found = start_of(trees[tree], options)
-            starts[tree].append(found)
-            print(f"{repeat} {tree:<8} {shown(found)}", flush=True)
+        for name in sorted(jobs, reverse=repeat % 2 == 0):
+            found = start_of(jobs[name])
+            starts[name].append(found)
+            print(f"{repeat} {name:<8} {shown(found)}", flush=True)
     result = {
         **provenance(args),
         "workload": {"space": "async_vs_sync", "options": options},
-        "starts": {tree: summary(own) for tree, own in starts.items()},
+        "starts": {name: summary(own) for name, own in starts.items()},
+        "ratios": {
+            other: ratios(starts["here"], starts[other]) for other in jobs if other != "here"
+        },
     }
     if args.baseline is not None:
-        result["baseline"] = commit_of(trees["baseline"])
-        pairs = list(zip(starts["here"], starts["baseline"], strict=True))
-        result["ratio"] = {
-            name: spread([new[name] / old[name] for new, old in pairs]) for name in FIGURES
-        }
-    for tree, own in result["starts"].items():
-        print(f"\n{tree}, medians: {shown({name: own[name]['median'] for name in FIGURES})}")
+        result["baseline"] = commit_of(jobs["baseline"].tree)
+    for name, own in result["starts"].items():
+        print(f"\n{name}, medians: {shown({figure: own[figure]['median'] for figure in FIGURES})}")
         for process, cpu_s in own["cpu_s_by_process"].items():
             print(f"  {cpu_s:6.2f} CPU s  {process}")
-    for name, ratio in result.get("ratio", {}).items():
-        low, high = ratio["min"], ratio["max"]
-        print(f"{name}: {ratio['median']:.2f} of the baseline's ({low:.2f}-{high:.2f})")
+    for other, found in result["ratios"].items():
+        for figure, ratio in found.items():
+            low, high = ratio["min"], ratio["max"]
+            print(f"{figure}: {ratio['median']:.2f} x that of the {other} ({low:.2f}-{high:.2f})")
     write(args.out, result)
 
 
 # ---- One start -------------------------------------------------------------------------------
 
 
-def start_of(tree: Path, options: Sequence[str]) -> dict[str, Any]:
-    """One start of the job as this tree has it: the seconds from the command until the first trial
-    is set up, which starts its actors, and until its first row is written; CPU seconds by then."""
+class Job(NamedTuple):
+    """A command of a checkout, without its name and storage."""
+
+    tree: Path
+    words: tuple[str, ...]
+
+    @classmethod
+    def of_tree(cls, tree: Path, options: Sequence[str]) -> Job:
+        """The default job as this checkout has it."""
+        script = str(tree / "launch" / "tune.py")
+        return cls(tree, (script, "--space", "async_vs_sync", *options))
+
+
+def start_of(job: Job) -> dict[str, Any]:
+    """One start of a job: the seconds from the command until the first trial is set up, which
+    starts its actors, and until its first row is written; CPU seconds by then."""
     with tempfile.TemporaryDirectory() as storage:
-        command = [
-            *(sys.executable, str(tree / "launch" / "tune.py"), "--space", "async_vs_sync"),
-            *(*options, "--name", NAME, "--storage", storage),
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        command = [sys.executable, *job.words, "--name", NAME, "--storage", storage]
+        environment = {**os.environ, "PYTHONPATH": str(job.tree)}
         begin = time.perf_counter()
         with (
             open(Path(storage, "printed"), "w+") as printed,
             subprocess.Popen(
-                command, stdout=printed, stderr=subprocess.STDOUT, cwd=tree, env=environment
-            ) as job,
+                command, stdout=printed, stderr=subprocess.STDOUT, cwd=job.tree, env=environment
+            ) as process,
         ):
             try:
-                placed, rows = wait_for(job, Path(storage), least_bytes=0)
-                end, _ = wait_for(job, Path(storage), least_bytes=1)
-                cpu_s = cpu_seconds(job.pid)
+                placed, rows = wait_for(process, Path(storage), least_bytes=0)
+                end, _ = wait_for(process, Path(storage), least_bytes=1)
+                cpu_s = cpu_seconds(process.pid)
             except NoRound as error:
                 printed.seek(0)
-                raise SystemExit(f"{tree}: {error}\n{printed.read()}") from None
+                raise SystemExit(f"{' '.join(command)}: {error}\n{printed.read()}") from None
             finally:
-                job.send_signal(signal.SIGINT)
-                job.wait(DEADLINE_S)
+                process.send_signal(signal.SIGINT)
+                process.wait(DEADLINE_S)
     return {
         "seconds": end - begin,
         "trial_s": placed - begin,
@@ -188,6 +200,14 @@ def summary(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{name: spread([start[name] for start in starts]) for name in FIGURES},
         "cpu_s_by_process": dict(sorted(by_process.items(), key=lambda item: -item[1])),
         "arm": sorted({start["arm"] for start in starts}),
+    }
+
+
+def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What one start comes to beside the other of its turn."""
+    turns = list(zip(ours, others, strict=True))
+    return {
+        figure: spread([own[figure] / other[figure] for own, other in turns]) for figure in FIGURES
     }
 
 

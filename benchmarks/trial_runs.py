@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -31,15 +32,16 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def finished_trial(arm: str, *, seed: int, options: list[str]) -> Iterator[Path]:
-    """The directory of one trial. TrialFailed when it fails."""
+def finished_trial(arm: str, *, seed: int, options: list[str], tree: Path = ROOT) -> Iterator[Path]:
+    """The directory of one trial, run as a checkout has it. TrialFailed when it fails."""
     with tempfile.TemporaryDirectory() as storage:
         command = [
-            *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
+            *(sys.executable, str(tree / "launch" / "tune.py"), "--space", "async_vs_sync"),
             *("--set", f"arm={arm}", "--seed", str(seed), *options),
             *("--name", "trial", "--storage", storage),
         ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=tree, env=environment)
         if done.returncode != 0:
             raise TrialFailed(f"{arm} with seed {seed}: status {done.returncode}\n{done.stdout}")
         (path,) = Path(storage).glob("trial/*/result.json")

@@ -1,0 +1,166 @@
+"""Do lag-0 runs here give the same bits as in another checkout?
+
+    python benchmarks/bits.py DIRECTORY
+
+Runs short trials of `launch/tune.py` at lag 0 in both trees, in the environment that runs this:
+each placement, each kind of k, a replay buffer in each way of drawing from it, and the objective's
+main choices. Two runs are equal when every metric that both trees have is equal in every row, but
+for those that measure time, and so is every tensor of policy, optimizer and buffer that both have
+in their last checkpoint. Exit status 1 when one differs; a difference is named, and so are the
+tensors of the one that the other lacks.
+
+After a change that is meant to alter no figure this is the proof that `stale.py --equal` asks for;
+the seconds of a round are medians of so short a run that they show no more than a blunder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import ROOT, parser_of, provenance, run_benchmark, write
+from startup import commit_of
+from trial_runs import finished_trial, rows_of
+
+from grpo_trainable.metrics import TIMED
+
+SHORT = [
+    *("--iterations", "5", "--checkpoint-every", "2"),
+    *("--set", "rollout.prompts=4", "--set", "rollout.max_new_tokens=24"),
+    *("--set", "eval.every=3", "--set", "eval.prompts=16"),
+    *("--set", "optim.lr=2e-4"),  # trees may differ in their default
+]
+# Label -> the arm of async_vs_sync and what is set.
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "colocated": ("colocated_k1", []),
+    "colocated, two cores": ("colocated_k1_two_cores", []),
+    "disaggregated": ("sync", []),
+    "same_batch": ("colocated_k1", ["k=4", "k_mode=same_batch"]),
+    "minibatches": ("colocated_k1", ["k=4", "k_mode=minibatches"]),
+    "fresh_batches": ("colocated_k2", []),
+    **{
+        f"replay, {sampling}": (
+            "colocated_k1",
+            ["buffer_capacity=3", "buffer.sample_batches=2", f"buffer_sampling={sampling}"],
+        )
+        for sampling in ("fifo", "uniform", "mixed")
+    },
+    "cispo, cap, KL": (
+        "colocated_k1",
+        ["k=2", "loss.type=cispo", "loss.importance_cap=2", "loss.kl_coef=0.02"],
+    ),
+    "gspo, rloo": ("colocated_k1", ["k=2", "loss.type=gspo", "loss.advantage=rloo"]),
+    "reinforce, token_mean": (
+        "colocated_k1",
+        ["loss.type=reinforce_with_baseline", "loss.aggregation=token_mean"],
+    ),
+}
+PARTS = ("policy", "optimizer", "buffer")
+
+Row = Mapping[str, Any]
+
+
+def main() -> int:
+    parser = parser_of(__doc__, "bits.json", seed="of the trials")
+    parser.add_argument("baseline", type=Path, metavar="DIRECTORY", help="the other checkout")
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="(all)")
+    args = parser.parse_args()
+    trees = {"here": ROOT, "baseline": args.baseline.resolve(strict=True)}
+    results = {}
+    for label in args.runs:
+        runs = {tree: trial(place, label, args.seed) for tree, place in trees.items()}
+        results[label] = compared(**runs)
+        print(show(label, results[label]), flush=True)
+    origin = {**provenance(args), "baseline": commit_of(trees["baseline"])}
+    write(args.out, {**origin, "workload": {"options": SHORT}, "runs": results})
+    return 0 if all(result["equal"] for result in results.values()) else 1
+
+
+def trial(tree: Path, label: str, seed: int) -> dict[str, Any]:
+    """The rows of one run, and SHA-256 of the tensors in its last checkpoint, by file and name."""
+    arm, settings = RUNS[label]
+    options = [*SHORT, *(word for setting in settings for word in ("--set", setting))]
+    with finished_trial(arm, seed=seed, options=options, tree=tree) as directory:
+        last = max(directory.glob("checkpoint_*/manifest.json"))
+        return {"rows": rows_of(directory), "tensors": digests(last.parent)}
+
+
+def digests(checkpoint: Path) -> dict[str, str]:
+    """SHA-256 of every tensor, by the part of the checkpoint and its name there."""
+    from safetensors.torch import load_file
+
+    return {
+        f"{part} {name}": hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for part in PARTS
+        for path in sorted(checkpoint.glob(f"{part}-*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def compared(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs agree in, and everything in which they do not."""
+    rows = list(zip(here["rows"], baseline["rows"], strict=False))
+    names = [name for name in common(here["rows"], baseline["rows"]) if not name.startswith(TIMED)]
+    differing = [
+        f"{name} in round {number}"
+        for number, pair in enumerate(rows, 1)
+        for name in names
+        if not same(*(row.get(name) for row in pair))
+    ]
+    own, others = here["tensors"], baseline["tensors"]
+    tensors = sorted(own.keys() & others.keys())
+    assert names, "two runs have metrics in common"
+    assert tensors, "two runs have tensors in common"
+    differing += [name for name in tensors if own[name] != others[name]]
+    if len(here["rows"]) != len(baseline["rows"]):
+        differing.insert(0, "the number of rounds")
+    return {
+        "equal": not differing,
+        "differing": differing,
+        "rounds": len(rows),
+        "metrics": len(names),
+        "tensors": len(tensors),
+        "one_has": sorted({kind(name) for name in own.keys() ^ others.keys()}),
+        "digest": digest_of(own[name] for name in tensors),
+        "step_s": {
+            tree: statistics.median(row["time/step_s"] for row in run["rows"])
+            for tree, run in (("here", here), ("baseline", baseline))
+        },
+    }
+
+
+def kind(tensor: str) -> str:
+    """The name of a tensor without the number of its group."""
+    return re.sub(r"\d+/", "", tensor)
+
+
+def digest_of(digests: Iterable[str]) -> str:
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def common(here: Sequence[Row], baseline: Sequence[Row]) -> list[str]:
+    """Our metrics (they have an area) that both trees write."""
+    names = (set().union(*rows) for rows in (here, baseline))
+    return sorted(name for name in set.intersection(*names) if "/" in name)
+
+
+def same(one: Any, other: Any) -> bool:
+    return one == other or (one != one and other != other)  # NaN stands for itself
+
+
+def show(label: str, result: Mapping[str, Any]) -> str:
+    if not result["equal"]:
+        return f"{label}: differs in {', '.join(result['differing'][:5])}"
+    lacking = f"; one alone has {', '.join(result['one_has'])}" if result["one_has"] else ""
+    return (
+        f"{label}: {result['metrics']} metrics of {result['rounds']} rounds and "
+        f"{result['tensors']} tensors are equal ({result['digest'][:12]}){lacking}"
+    )
+
+
+if __name__ == "__main__":
+    run_benchmark(main)

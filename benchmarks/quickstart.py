@@ -1,0 +1,129 @@
+"""The run that README and quickstart show: the main job, as `make tune` starts it.
+
+    python benchmarks/quickstart.py            a quarter of an hour on two idle cores
+    python benchmarks/quickstart.py --no-run   tables and pictures of the run that is there
+
+Keeps in docs/quickstart/ what the run printed (paths shortened), its report.json, and pictures of
+the report; puts the table that it ended with into both pages, each with the columns that it has;
+and writes benchmarks/results/quickstart.json, which says what all of it comes from, with the
+SHA-256 of report.json. The picture of the page itself needs Chromium: without it the old one stays,
+and that is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from measure import ROOT, parser_of, provenance, run_benchmark, write
+
+from grpo_trainable.command_line import align
+
+NAME = "first"
+STORAGE = Path.home() / "ray_results" / "quickstart"
+DOCS = ROOT / "docs"
+KEPT = DOCS / "quickstart"
+PAGES = (ROOT / "README.md", DOCS / "quickstart.md")
+PLOTS = ("reward_wall_clock", "stages", "legend")
+# What the picture of the page leaves out, and its size.
+HIDDEN = "section:not(#arms):not(:has(figure#reward_rounds)), #arms p { display: none }"
+SIZE = "1260,1312"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--hide-scrollbars",
+]
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "quickstart.json", seed="of the trials")
+    parser.add_argument("--storage", type=Path, default=STORAGE, help=f"of the run ({STORAGE})")
+    parser.add_argument("--no-run", action="store_true", help="put the run that is there in place")
+    args = parser.parse_args()
+    if not args.no_run:
+        origin = provenance(args)
+        KEPT.joinpath("log.txt").write_text(log_of_a_run(args.storage, args.seed))
+        report = args.storage / NAME / "report.json"
+        shutil.copyfile(report, KEPT / "report.json")
+        workload = {"space": "async_vs_sync", "trials": json.loads(report.read_text())["trials"]}
+        digest = hashlib.sha256(report.read_bytes()).hexdigest()
+        write(args.out, {**origin, "workload": workload, "report_json_sha256": digest})
+    for plot in PLOTS:
+        shutil.copyfile(args.storage / NAME / "plots" / f"{plot}.png", KEPT / f"{plot}.png")
+    picture(args.storage / NAME / "report.html", KEPT / "report.png")
+    table = table_of(KEPT.joinpath("log.txt").read_text())
+    for page in PAGES:
+        put(page, table)
+
+
+def log_of_a_run(storage: Path, seed: int) -> str:
+    """What the command prints, shown meanwhile, with short paths."""
+    shutil.rmtree(storage / NAME, ignore_errors=True)
+    command = [
+        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
+        *("--seed", str(seed), "--name", NAME, "--storage", str(storage)),
+    ]
+    lines = []
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.replace(str(storage), "~/ray_results"))
+    if job.returncode != 0:
+        sys.exit(f"launch/tune.py: status {job.returncode}")
+    return "".join(lines)
+
+
+def table_of(log: str) -> list[dict[str, str]]:
+    """The table that the command ended with: a row an arm, its cells by the titles."""
+    _, found, after = log.rpartition("\narm ")
+    assert found, "the command ends with a table of arms"
+    header, *lines = f"arm {after}".splitlines()
+    # All columns but the first are aligned to the right, and a cell may be empty.
+    titles = [(found[0], found.end()) for found in re.finditer(r"\S+(?: \S+)*", header)]
+    rows = []
+    for line in itertools.takewhile(lambda line: "  " in line, lines):
+        arm, rest = re.split(r"\s{2,}", line.ljust(len(header)), maxsplit=1)
+        begins = [len(header) - len(rest), *(end for _, end in titles[1:])]
+        cells = [line[begin:end].strip() for begin, end in itertools.pairwise(begins)]
+        rows.append(dict(zip((title for title, _ in titles), [arm, *cells], strict=True)))
+    return rows
+
+
+def put(page: Path, table: Sequence[Mapping[str, str]]) -> None:
+    """Puts the table in the place of the one that the page has, with the columns of that."""
+    text = page.read_text(encoding="utf-8")
+    found = re.search(r"(?<=```text\n)(?P<titles>arm\s+rounds.*)\n(?:.+\n)*?(?=```)", text)
+    if found is None:
+        sys.exit(f"{page}: has no table of arms")
+    titles = re.split(r"\s{2,}", found["titles"].strip())
+    rows = [titles, *([row[title] for title in titles] for row in table)]
+    page.write_text(text[: found.start()] + align(rows) + "\n" + text[found.end() :])
+
+
+def picture(report: Path, out: Path) -> None:
+    """The table and the first plots of the page."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        print(f"no Chromium here: {out.relative_to(ROOT)} stays as it is")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        page = Path(place, "report.html")
+        style = f"<style>{HIDDEN}</style></head>"
+        page.write_text(report.read_text(encoding="utf-8").replace("</head>", style, 1))
+        options = [f"--user-data-dir={place}/profile", f"--window-size={SIZE}"]
+        command = [browser, *QUIET, *options, f"--screenshot={out}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+
+if __name__ == "__main__":
+    run_benchmark(main)
