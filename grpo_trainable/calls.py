@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 
@@ -31,6 +31,10 @@ class OutOfBand:
     described: Any  # what the receiver has to know of them
     ref: Any  # the reference by which it gets them
     sent_at: float  # when they could begin to travel, in seconds since 1970
+
+    def later(self, seconds: float) -> OutOfBand:
+        """The same by a clock that is so many seconds ahead."""
+        return replace(self, sent_at=self.sent_at + seconds)
 
 
 class Call(Protocol):

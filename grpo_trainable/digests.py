@@ -1,4 +1,5 @@
-"""The SHA-256 of a file. The standard library only: commands compare files before torch loads."""
+"""The SHA-256 of a file, and of this package. The standard library only: commands compare files
+before torch loads."""
 
 from __future__ import annotations
 
@@ -22,4 +23,14 @@ def digest_of(key: str, path: str | Path) -> str:
                 digest.update(chunk)
     except OSError as error:
         raise ValueError(f"{key}: {path} cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def package_digest() -> str:
+    """The SHA-256 of the code of this package, names included."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable import command_line
-from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, number
+from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
 from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
@@ -81,7 +81,11 @@ def _main(argv: Sequence[str]) -> int:
         print_trials(plan, args.dry_run)
         return OK
     plan.prepare_directory()
-    return run(plan)
+    try:
+        return run(plan)
+    except UsageError:  # the cluster is not what the trials need, and none was started
+        plan.withdraw()
+        raise
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

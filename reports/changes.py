@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,6 +141,19 @@ WORDING = Quantity(
     relative=False,
     because="texts of one kind share phrases; a template shares all but a word",
 )
+COMMONEST = Quantity(
+    name="commonest_3gram_share",
+    title="commonest 3-gram",
+    measured="share of the held-out responses that contain the most frequent run of three words, "
+    "which may be another one at the end than at the start",
+    form="{:.0%}",
+    unit="",
+    fell="fewer responses have a phrase in common (3-gram)",
+    rose="more responses have a phrase in common (3-gram)",
+    threshold=0.25,
+    relative=False,
+    because="one response in four more contains one and the same phrase, whatever its other words",
+)
 NLL = Quantity(
     name="reference_nll_nats",
     title="reference NLL",
@@ -152,7 +166,7 @@ NLL = Quantity(
     relative=False,
     because="a token is a quarter less likely (e^-0.3 = 0.74), or a third more (e^0.3 = 1.35)",
 )
-QUANTITIES = (LENGTH, TRUNCATED, ENTROPY, REPEATED, DISTINCT, WORDING, NLL)
+QUANTITIES = (LENGTH, TRUNCATED, ENTROPY, REPEATED, DISTINCT, WORDING, COMMONEST, NLL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +304,14 @@ def _of_responses(responses: Sequence[Response]) -> dict[str, float]:
         TRUNCATED.name: statistics.fmean(not response.finished for response in responses),
         DISTINCT.name: len(distinct) / len(responses),
         **({REPEATED.name: statistics.fmean(repeated)} if repeated else {}),
+        **_commonest(responses),
     }
+
+
+def _commonest(responses: Sequence[Response]) -> dict[str, float]:
+    """In how many responses the commonest 3-gram is; empty where none has three words."""
+    holders = Counter(run for r in responses for run in set(ngrams(words(r.text), WORDING_WORDS)))
+    return {COMMONEST.name: max(holders.values()) / len(responses)} if holders else {}
 
 
 def words(text: str) -> list[str]:

@@ -65,9 +65,14 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="topr",
             meaning="TOPR",
-            settings={"loss.type": "topr", "loss.advantage": "group_mean"},
+            settings={
+                "loss.type": "topr",
+                "loss.advantage": "group_mean",
+                "loss.aggregation": "constant",
+            },
             paper="2503.14286",
-            differs="The paper trains on rewards of ±1 less a constant.",
+            differs="The paper trains on rewards of ±1 less a constant. One gradient step a round: "
+            "at lag 0 no weight is below 1.",
         ),
         Preset(
             name="dppo_tv",
@@ -78,7 +83,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ.",
+            differs="The authors' code also cuts ρ. One gradient step a round: at lag 0 no token "
+            "is masked.",
         ),
         Preset(
             name="dppo_kl",
@@ -89,12 +95,13 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.aggregation": "constant",
             },
             paper="2602.04879",
-            differs="The authors' code also cuts ρ.",
+            differs="The authors' code also cuts ρ. One gradient step a round: at lag 0 no token "
+            "is masked.",
         ),
         Preset(
             name="m2po",
             meaning="M2PO",
-            settings={"loss.type": "m2po"},
+            settings={"loss.type": "m2po", "loss.aggregation": "token_mean"},
             paper="2510.01161",
             differs="At lag 0; the paper is about rollouts that are far behind: add "
             "`placement=disaggregated lag=8`.",
@@ -115,7 +122,11 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="maxrl",
             meaning="MaxRL",
-            settings={"loss.type": "reinforce_with_baseline", "loss.advantage": "maxrl"},
+            settings={
+                "loss.type": "reinforce_with_baseline",
+                "loss.advantage": "maxrl",
+                "loss.aggregation": "constant",
+            },
             paper="2602.02710",
             differs="Meant for rewards of 0 and 1.",
         ),
@@ -125,6 +136,7 @@ ALGORITHMS: dict[str, Preset] = {
             settings={
                 "loss.type": "reinforce_with_baseline",
                 "loss.advantage": "rloo",
+                "loss.aggregation": "constant",
                 "loss.kl_coef": 0.05,
                 "loss.kl_in": "reward",
             },
@@ -134,7 +146,11 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="reinforce",
             meaning="REINFORCE",
-            settings={"loss.type": "no_baseline", "loss.advantage": "none"},
+            settings={
+                "loss.type": "no_baseline",
+                "loss.advantage": "none",
+                "loss.aggregation": "constant",
+            },
             paper="https://doi.org/10.1007/BF00992696",
         ),
         Preset(
@@ -217,7 +233,8 @@ ALGORITHMS: dict[str, Preset] = {
                 "vine.samples": 9,
             },
             paper="2410.01679",
-            differs="States every so many tokens; in the paper at the ends of steps.",
+            differs="States every so many tokens; in the paper at the ends of steps. One gradient "
+            "step a round.",
         ),
         Preset(
             name="areal",

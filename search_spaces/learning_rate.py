@@ -7,7 +7,7 @@ from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, LEARNING, SPEED
 
 # The default first: the others are compared with it.
-RATES = ("2e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
+RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
 
 LEARNING_RATE = SearchSpace(
     name="learning_rate",

@@ -66,5 +66,6 @@ def find_preset(name: str) -> Preset:
         return PRESETS[name]
     if name in SPACES:
         raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
-    hint = did_you_mean(name, PRESETS) or f"valid: {', '.join(PRESETS)}"
+    # REINFORCE++ is spoken as it is spelled here.
+    hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
     raise ConfigError(f"--preset {name}: unknown; {hint}")

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from grpo_trainable.command_line import UsageError
+from grpo_trainable.digests import package_digest
 from grpo_trainable.shipping import ShippingError, contents, lacking_on, ship
 from grpo_trainable.storage import Place, StoredPath, refusal
 
@@ -62,7 +63,8 @@ def check_nodes(storage: Place) -> None:
     """Looks from every node at the directory of the experiments and for this package.
 
     Raises:
-        UsageError: a node does not answer, sees another directory, or lacks the package.
+        UsageError: a node does not answer, sees another directory, or lacks the package as it is
+            here.
     """
     if not isinstance(storage, Path):
         _check_each(storage, partial(_may_write, storage))
@@ -90,17 +92,19 @@ def ship_to_nodes(files: Mapping[str, str]) -> dict[str, bytes]:
 
 def _check_each(storage: Place, refuses: Callable[[], str | None]) -> None:
     """`refuses` says on a node, in a line, why the storage cannot be used from there."""
+    here = package_digest()
     seen = {node: _look_from(node_id, refuses) for node, node_id in _nodes().items()}
     for node, ref in seen.items():
         try:
-            lacks_package, wrong = ray.get(ref, timeout=LOOK_S)
+            package, wrong = ray.get(ref, timeout=LOOK_S)
         except RayError as error:
             reason = " ".join(str(error).split())[:200]
             raise UsageError(f"node {node} of the cluster cannot be used ({reason})") from error
-        if lacks_package:
+        if package != here:
+            has = "no grpo_trainable" if package is None else "another version of grpo_trainable"
             raise UsageError(
-                f"node {node} of the cluster has no grpo_trainable; install it there, in the "
-                "environment that Ray was started in"
+                f"node {node} of the cluster has {has}; install the one that is here, in the "
+                "environment that Ray was started in there"
             )
         if wrong is not None:
             raise UsageError(f"--storage {storage}: node {node} of the cluster {wrong}")
@@ -123,17 +127,24 @@ def _nodes() -> dict[str, str]:
 
 
 def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
-    """A reference to (whether a node lacks our package, what else is wrong there)."""
-    pickled = pickle.dumps(refuses)
+    """A reference to the digest of our package on a node, None where it has none, and what else is
+    wrong there; not asked where the package is another one."""
+    pickled, here = pickle.dumps(refuses), package_digest()
 
     # A function within a function travels by value: a node without our package can run it.
-    def look() -> tuple[bool, str | None]:
+    def look() -> tuple[str | None, str | None]:
         import importlib.util
         import pickle
 
         if importlib.util.find_spec("grpo_trainable") is None:
-            return True, None
-        return False, pickle.loads(pickled)()
+            return None, None
+        try:
+            from grpo_trainable.digests import package_digest
+        except ImportError:
+            return "of before there were digests", None
+        if (digest := package_digest()) != here:
+            return digest, None
+        return digest, pickle.loads(pickled)()
 
     there = NodeAffinitySchedulingStrategy(node_id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": there}

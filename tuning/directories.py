@@ -7,6 +7,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,20 @@ def refusal(directory: Place) -> str | None:
     nearest = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return None if writable else "cannot write there"
+
+
+def is_taken(directory: Place) -> bool:
+    """Whether there is something under the name of an experiment. A store may show a directory in
+    which nothing is."""
+    return directory.exists() if isinstance(directory, Path) else bool(directory.files())
+
+
+def removed(directory: Place, name: str) -> None:
+    """Removes a file of a directory, and the directory if it was the only one; as far as can be."""
+    with suppress(OSError):
+        (directory / name).unlink()
+        if isinstance(directory, Path):
+            directory.rmdir()
 
 
 def write_file(directory: Place, name: str, content: bytes) -> None:

@@ -33,23 +33,56 @@ def total(nodes: Nodes, kind: str) -> float:
     return sum(node.get(kind, 0.0) for node in nodes)
 
 
-def room_beside(bundles: Iterable[Mapping[str, float]], nodes: Nodes) -> Nodes | None:
-    """What the nodes have left when each bundle has a place on one of them; None where a bundle
-    finds none.
+def room_beside(
+    bundles: Iterable[Mapping[str, float]], nodes: Nodes, strategy: str = "PACK"
+) -> Nodes | None:
+    """What the nodes have left when each bundle has a place on one of them; None where Ray finds
+    none for a bundle, although there might be one.
 
-    The largest bundle comes first, and each goes where it leaves the least free, on a node without
-    GPUs where it needs none (best fit decreasing). As with Ray's own placement, some rare bundles
-    that would fit otherwise find no room.
+    `strategy`: Ray's PACK or SPREAD, followed as Ray 2.60 does (`BundlePackSchedulingPolicy`,
+    `BundleSpreadSchedulingPolicy`). The largest bundle comes first and takes the node that has the
+    largest share of what it asks for free then. With PACK all others that fit come to the same
+    node, which is then done with; with SPREAD no node takes a second one while another has room.
     """
     left = [{kind: node.get(kind, 0.0) for kind in KINDS} for node in nodes]
-    for bundle in sorted(bundles, key=_size, reverse=True):
-        fitting = [node for node in left if all(_fits(bundle, node, kind) for kind in KINDS)]
-        if not fitting:
+    waiting = sorted(bundles, key=_size, reverse=True)
+    candidates, taken = list(left), []
+    while waiting:
+        bundle, *waiting = waiting
+        node = _roomiest(bundle, candidates) or _roomiest(bundle, taken)
+        if node is None:
             return None
-        node = min(fitting, key=_size)
-        for kind in KINDS:
-            node[kind] = round(node[kind] - bundle.get(kind, 0.0), 4)
+        _take(bundle, node)
+        if strategy == "SPREAD":
+            taken = [*taken, *(other for other in candidates if other is node)]
+        else:
+            waiting = [other for other in waiting if not _took(other, node)]
+        candidates = [other for other in candidates if other is not node]
     return left
+
+
+def _roomiest(
+    bundle: Mapping[str, float], nodes: Sequence[dict[str, float]]
+) -> dict[str, float] | None:
+    """The node on which the bundle leaves the largest shares free of what it asks for."""
+    fitting = [node for node in nodes if all(_fits(bundle, node, kind) for kind in KINDS)]
+    asked = [kind for kind in KINDS if bundle.get(kind)]
+    return max(
+        fitting, key=lambda node: sum(1 - bundle[kind] / node[kind] for kind in asked), default=None
+    )
+
+
+def _took(bundle: Mapping[str, float], node: dict[str, float]) -> bool:
+    """Whether the node had room for the bundle, which it has taken then."""
+    fits = all(_fits(bundle, node, kind) for kind in KINDS)
+    if fits:
+        _take(bundle, node)
+    return fits
+
+
+def _take(bundle: Mapping[str, float], node: dict[str, float]) -> None:
+    for kind in KINDS:
+        node[kind] = round(node[kind] - bundle.get(kind, 0.0), 4)
 
 
 def _size(resources: Mapping[str, float]) -> tuple[float, float]:
@@ -67,7 +100,7 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
         UsageError: its actors need more than there is, or find no room on any single node.
     """
     for trial in trials:
-        if room_beside(trial.bundles(), nodes) is None:
+        if room_beside(trial.bundles(), nodes, trial.placement_strategy) is None:
             raise UsageError(_misfit(trial, nodes, where))
 
 
@@ -113,15 +146,15 @@ def _shown(resources: Mapping[str, float]) -> str:
 
 def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
     """How many of the largest trials fit beside each other, at most as many as there are."""
-    shapes = {str(trial.bundles()): trial.bundles() for trial in trials}
-    return min(_times(bundles, nodes, len(trials)) for bundles in shapes.values())
+    shapes = {(str(trial.bundles()), trial.placement_strategy): trial for trial in trials}
+    return min(_times(trial, nodes, len(trials)) for trial in shapes.values())
 
 
-def _times(bundles: Sequence[Mapping[str, float]], nodes: Nodes, most: int) -> int:
-    """How often the bundles fit, up to `most` times."""
+def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
+    """How often a trial fits, up to `most` times."""
     left: Nodes | None = nodes
     for times in range(most):
-        left = room_beside(bundles, left)
+        left = room_beside(trial.bundles(), left, trial.placement_strategy)
         if left is None:
             return times
     return most

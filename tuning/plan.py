@@ -37,7 +37,14 @@ from search_spaces.find import absolute, directory_of, find_space, source_file
 from search_spaces.preset import Preset
 from search_spaces.presets import find_preset
 from tuning.checks import Missing, check_population, checks_of
-from tuning.directories import directory_named, refusal, refuse_state_of_others, write_file
+from tuning.directories import (
+    directory_named,
+    is_taken,
+    refusal,
+    refuse_state_of_others,
+    removed,
+    write_file,
+)
 from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unlike
 from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
 
@@ -373,7 +380,7 @@ class Plan:
             PluginError: an object of the user's cannot be used.
             Missing: one of these that valid trials need is missing.
         """
-        if not self.resuming and self.directory.exists():
+        if not self.resuming and is_taken(self.directory):
             raise UsageError(
                 f"--name {self.name}: {self.directory} exists; choose another name, or go on with "
                 "it by --resume"
@@ -493,6 +500,12 @@ class Plan:
             raise UsageError(
                 f"--storage {self.storage}: cannot write there ({_told(error)})"
             ) from None
+
+    def withdraw(self) -> None:
+        """Takes back what `prepare_directory` wrote for a new experiment, where no trial has begun:
+        its name is free again."""
+        if not (self.resuming or self.has_state):
+            removed(self.directory, EXPERIMENT_FILE)
 
 
 def _told(error: Exception) -> str:

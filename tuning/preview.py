@@ -17,17 +17,15 @@ MOST_CHARACTERS = 1200  # of a prompt, or of a true answer, that are shown
 
 def preview(trials: Sequence[GRPOConfig]) -> str:
     """A table with a line for each trial, in their order, and below it what all have in common."""
-    flat = [flatten(trial.to_dict()) for trial in trials]
-    shared = {key: value for key, value in flat[0].items() if _is_shared(key, flat)}
+    flat = [trial.in_effect for trial in trials]
     columns = [*LABELS, *differing(trials)]
     rows = [[shown(settings.get(key, "-")) for key in columns] for settings in flat]
-    defaults = [defaults_with(trial.task.name) for trial in trials]
-    return "\n".join([align([columns, *rows]), *_in_common(shared, defaults)])
+    return "\n".join([align([columns, *rows]), *_in_common(trials)])
 
 
 def differing(trials: Sequence[GRPOConfig]) -> list[str]:
     """The keys in which the trials differ, beside arm and seed."""
-    flat = [flatten(trial.to_dict()) for trial in trials]
+    flat = [trial.in_effect for trial in trials]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     return [key for key in keys if key not in LABELS and not _is_shared(key, flat)]
 
@@ -78,6 +76,8 @@ def shown(value: Any) -> str:
     """A value as `--set` takes it, whole."""
     if value is None or isinstance(value, str):
         return "none" if value is None else value
+    if isinstance(value, float):
+        value = float(f"{value:.12g}")  # 5 · 3e-4 is 0.0015
     return json.dumps(value, separators=(",", ":"))
 
 
@@ -87,13 +87,24 @@ def _is_shared(key: str, flat: Sequence[dict[str, Any]]) -> bool:
     return same and key not in LABELS
 
 
-def _in_common(shared: dict[str, Any], defaults: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The settings that all trials share: those that somebody chose, then those that are the
-    `defaults` of every trial."""
+def _in_common(trials: Sequence[GRPOConfig]) -> Iterator[str]:
+    """The settings that all trials share and one reads at least: those that somebody chose, then
+    those that are the defaults of every trial."""
+    flat = [trial.in_effect for trial in trials]
+    given = [flatten(trial.to_dict()) for trial in trials]
+    defaults = [defaults_with(trial.task.name) for trial in trials]
+    shared = [
+        key
+        for key in flat[0]
+        if _is_shared(key, flat) and any(trial.reads(key) for trial in trials)
+    ]
     chosen = [
         key
-        for key, value in shared.items()
-        if not all(key in own and own[key] == value for own in defaults)
+        for key in shared
+        if not all(
+            key in own and own[key] == settings[key]
+            for own, settings in zip(defaults, given, strict=True)
+        )
     ]
     for title, keys in (
         ("the same in every trial:", chosen),
@@ -101,7 +112,7 @@ def _in_common(shared: dict[str, Any], defaults: Sequence[dict[str, Any]]) -> It
     ):
         if keys:
             yield f"\n{title}"
-            yield from wrapped([f"{key}={shown(shared[key])}" for key in keys])
+            yield from wrapped([f"{key}={shown(flat[0][key])}" for key in keys])
 
 
 def wrapped(items: Sequence[str]) -> Iterator[str]:

@@ -39,8 +39,9 @@ class WaitingCallback(FailSafeCallback):
         self._looked_at = self._clock()
         nodes = self._nodes()
         for trial in trials:
-            bundles = trial.placement_group_factory.bundles
-            if trial not in pending or room_beside(bundles, nodes) is not None:
+            wanted = trial.placement_group_factory
+            bundles = wanted.bundles
+            if trial not in pending or room_beside(bundles, nodes, wanted.strategy) is not None:
                 if trial.trial_id in self._waiting:
                     print(f"{label(trial)}: there is room again", flush=True)
                 self._waiting.discard(trial.trial_id)

@@ -26,7 +26,8 @@ class Colocated:
     """Has the methods of both roles. The generator keeps its own copy of the weights.
 
     Each role computes with the threads that its CPUs buy: `resources.generator_cpus` while
-    sampling, which is fastest on one, `resources.worker_cpus` while training.
+    sampling, where the shipped policy gains nothing from a second, `resources.worker_cpus` while
+    training.
     """
 
     CONCURRENT = ("progress", "score")

@@ -34,7 +34,11 @@ def whitened(rewards: Tensor, eps: float) -> Tensor:
         raise ValueError(
             f"a sample standard deviation needs at least 2 rewards, got {rewards.shape[-1]}"
         )
-    deviations = _deviations(rewards)
+    return _over_std(_deviations(rewards), eps)
+
+
+def _over_std(deviations: Tensor, eps: float) -> Tensor:
+    """Deviations / (their sample std + eps), row by row."""
     std = deviations.std(dim=-1, keepdim=True)
     # The smallest float makes 0 / 0 a 0 when eps is 0; it is too small to change another quotient.
     return deviations / (std + eps).clamp(min=torch.finfo(std.dtype).tiny)
@@ -85,19 +89,26 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     The paper whitens over tokens, so that long responses weigh more; here a response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    return whitened(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
+    # Their mean over the groups is 0 but for rounding, which would give equal rewards an advantage.
+    return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
-    """(r − mean) / (mean + eps) within each group; 0 where the mean is not above 0.
+    """(r − mean) / (mean + eps) within each group; 0 where all rewards are 0.
 
     With rewards of 0 and 1 the gradient is that of the mean log-likelihood of the right responses,
     as far as G samples tell, so hard prompts weigh more (MaxRL, arXiv 2602.02710). Equal rewards
     give 0: without a right response there is nothing to make likely.
+
+    Raises:
+        ValueError: a reward is below 0. The mean could be near 0, and the gradient all one group's.
     """
     _refuse_groups_of_one(rewards, "maxrl")
+    if (rewards < 0).any():
+        lowest = rewards.min().item()
+        raise ValueError(f"maxrl needs rewards of 0 and above, got {lowest:.3g}")
     mean = rewards.mean(dim=-1, keepdim=True)
-    return torch.where(mean > 0, _deviations(rewards) / (mean.clamp(min=0) + eps), 0.0)
+    return torch.where(mean > 0, _deviations(rewards) / (mean + eps), 0.0)
 
 
 def _refuse_groups_of_one(rewards: Tensor, name: str) -> None:

@@ -25,6 +25,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _engine,
         _advantage,
         _token_advantage,
+        _own_reward,
         _importance,
         _signal,
         _rollout,
@@ -83,6 +84,11 @@ def _learners(config: GRPOConfig) -> Iterator[Rule]:
         "resources.spread",
         f"one_node_learners needs resources.num_learners >= 2, got {r.num_learners}",
     )
+    yield (
+        divided and config.task.name == CONTROL,
+        whole,
+        f"must be replicated with task.name={CONTROL}: its networks are small",
+    )
     yield divided and config.has_critic, whole, "must be replicated with loss.advantage=gae"
     yield (
         divided and config.model.lora_rank is not None,
@@ -130,7 +136,7 @@ def _engine(config: GRPOConfig) -> Iterator[Rule]:
         f"must be float32 with engine={config.engine}; needs engine=torch",
     )
     yield (
-        sampler != "float32" and config.importance_cap is None,
+        sampler != "float32" and config.importance_cap is None and not config.corrects_itself,
         "loss.importance_cap",
         f"must be above 0 with model.sampler_dtype={sampler}, by which log-probs change",
     )
@@ -210,8 +216,7 @@ _OF_RESPONSES = ("gspo", "gmpo", "topr")
 def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
     advantage, loss = config.loss.advantage, config.loss.type
     of_tokens = advantage in ("gae", "vine", "group_to_go")
-    vine = advantage == "vine"
-    unvalued = "loss.advantage=vine values states by the task's reward alone"
+    tells_apart = f"loss.advantage={advantage}" if of_tokens else "loss.teacher"
 
     yield (
         loss == "ppo" and not of_tokens,
@@ -219,37 +224,46 @@ def _token_advantage(config: GRPOConfig) -> Iterator[Rule]:
         f"needs loss.advantage=gae or vine, got {advantage}, with which grpo_clip is the same",
     )
     yield (
-        of_tokens and loss in _OF_RESPONSES,
+        (of_tokens or config.loss.teacher is not None) and loss in _OF_RESPONSES,
         "loss.type",
-        f"takes a response as a whole, and loss.advantage={advantage} tells its tokens apart; "
-        "valid: ppo, dapo, cispo, sapo, and others with a ratio for each token",
+        f"takes a response as a whole, and {tells_apart} tells its tokens apart; "
+        "valid: dapo, cispo, sapo, and others with a ratio for each token",
     )
     yield (
-        vine and config.in_mid_batch,
+        advantage == "vine" and config.in_mid_batch,
         "weight_update",
         "must be between_batches with loss.advantage=vine: values are those of one policy",
     )
     yield (
-        vine and config.loss.kl_coef > 0 and config.loss.kl_in == "reward",
-        "loss.kl_in",
-        f"must be loss: {unvalued}",
-    )
-    yield (
-        vine and config.rollout.overlong == "penalty",
-        "rollout.overlong",
-        f"must be score or filter: {unvalued}",
-    )
-    yield (
-        vine and config.rollout.overlong == "interrupt",
+        advantage == "vine" and config.rollout.overlong == "interrupt",
         "rollout.overlong",
         "must be score or filter: completions of loss.advantage=vine are not interrupted, so they "
         "would value states by another law",
     )
-    yield vine and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {unvalued}"
+
+
+# Advantages of the task's own reward, and why nothing else may be taken off it.
+_OF_THE_TASK = {
+    "vine": "loss.advantage=vine values states by the task's reward alone",
+    "maxrl": "loss.advantage=maxrl divides by the mean of rewards that are 0 and above",
+}
+
+
+def _own_reward(config: GRPOConfig) -> Iterator[Rule]:
+    why = _OF_THE_TASK.get(config.loss.advantage)
+    alone = why is not None
+
+    yield alone and config.kl_in_reward, "loss.kl_in", f"must be loss: {why}"
     yield (
-        vine and bool(config.task.part_weights),
+        alone and config.rollout.overlong == "penalty",
+        "rollout.overlong",
+        f"must be score or filter: {why}",
+    )
+    yield alone and config.task.length_penalty > 0, "task.length_penalty", f"must be 0: {why}"
+    yield (
+        alone and bool(config.task.part_weights),
         "task.reward_weights",
-        f"must be none: {unvalued}",
+        f"must be none: {why}",
     )
 
 
@@ -267,6 +281,11 @@ def _signal(config: GRPOConfig) -> Iterator[Rule]:
     rollout, advantage = config.rollout, config.loss.advantage
     left_out = rollout.zero_advantage != "keep"
 
+    yield (
+        left_out and config.loss.teacher is not None,
+        "rollout.zero_advantage",
+        "must be keep with loss.teacher, from which groups of equal rewards learn as well",
+    )
     yield (
         left_out and not compares_a_group(advantage),
         "rollout.zero_advantage",
@@ -433,6 +452,12 @@ def _task(config: GRPOConfig) -> Iterator[Rule]:
         f"task.length_penalty={task.length_penalty:g} needs the number of tokens to aim at",
     )
     yield (
+        (task.length_target or 0) > config.rollout.max_new_tokens,
+        "task.length_target",
+        f"must be <= rollout.max_new_tokens={config.rollout.max_new_tokens}, which no response is "
+        "longer than",
+    )
+    yield (
         not task.has_custom_reward
         and not config.env.plays
         and not set(task.part_weights) <= set(PARTS)
@@ -551,6 +576,11 @@ def _mix(config: GRPOConfig) -> Iterator[Rule]:
         "loss.advantage",
         "compares the rewards of different tasks with task.mix; choose one that compares the "
         "responses of a group, such as group_std",
+    )
+    yield (
+        mixed and config.has_critic and config.loss.whiten,
+        "loss.whiten",
+        "compares the rewards of different tasks with task.mix; set it to false",
     )
     yield (
         config.eval.prompts < tasks,

@@ -526,6 +526,9 @@ class PoolSettings(Settings):
     )
 
 
+PUBLISHED = "whole algorithms are presets, such as --preset rloo (docs/algorithms.md#presets)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossSettings(Settings):
     """What the gradient steps minimise."""
@@ -540,6 +543,7 @@ class LossSettings(Settings):
         ),
         "The policy loss of a token, or a function of your own that computes it.",
         what="function",
+        advice=PUBLISHED,
     )
     advantage: str = choice_or_reference(
         (
@@ -551,6 +555,7 @@ class LossSettings(Settings):
         "by completions of the response; group_to_go: of steps, by what the episodes of the group "
         "earn from there on.",
         what="function",
+        advice=PUBLISHED,
     )
     advantage_eps: float = number(
         1e-8,
@@ -735,7 +740,7 @@ class OptimSettings(Settings):
     SECTION: ClassVar[str] = "optim"
 
     lr: float = number(
-        2e-4, "The learning rate of AdamW; 0 makes a control run that never learns.", minimum=0
+        3e-4, "The learning rate of AdamW; 0 makes a control run that never learns.", minimum=0
     )
     betas: tuple[float, float] = pair(
         (0.9, 0.95),
@@ -877,8 +882,8 @@ class ResourceSettings(Settings):
     learner_gpus: float = gpus(0.0, "GPUs of each learner.")
     worker_cpus: float = number(
         0.95,
-        "CPUs that a colocated worker trains with; the shipped policy is so small that a second "
-        "thread gains it little.",
+        "CPUs that a colocated worker trains with; 1.9 buy a second thread, which makes gradient "
+        "steps of the shipped policy 1.4 to 1.5 times as fast.",
         minimum=0.01,
     )
     worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.")

@@ -29,6 +29,13 @@ from grpo_trainable.config.values import ConfigError, checks_of, section_expecte
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
+# Settings that follow from others where they are none, and the properties that say what they are.
+_FOLLOWING = {
+    "loss.clip_high": "clip_high",
+    "rollout.overlong_buffer": "overlong_buffer",
+    "critic.lr": "critic_lr",
+}
+
 # Settings of a task that a mix has once, for all of its tasks.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
 # Those of them that only some of its tasks may read.
@@ -38,6 +45,8 @@ CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
 IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
 CRITIC_LR = 5.0  # times the policy's
+# Losses with a ratio for how far the policy is from the sampler.
+TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
 # Low and high, each from the paper of the loss (docs/algorithms.md).
 CLIPS = {
     "gspo": (3e-4, 4e-4),
@@ -110,7 +119,7 @@ class GRPOConfig(TrialSettings):
         # `auto` takes an engine that has one.
         promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
         promised = promised and self.model.sampler_dtype == "float32"
-        if self.loss.importance_cap is None and not promised:
+        if self.loss.importance_cap is None and not promised and not self.corrects_itself:
             object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
 
     @classmethod
@@ -131,6 +140,20 @@ class GRPOConfig(TrialSettings):
                 raise unknown_key(str(name))
             values[name] = _section(name, value) if is_dataclass(DEFAULTS[name]) else value
         return cls(**values)
+
+    def reads(self, key: str) -> bool:
+        """Whether the combination of settings reads this one."""
+        return not unmet(key, self) if key in READ_WITH else True
+
+    @property
+    def in_effect(self) -> dict[str, Any]:
+        """Dotted key -> value, with a number for those that follow from others."""
+        following = {
+            key: getattr(self, name)
+            for key, name in _FOLLOWING.items()
+            if self[key] is None and self.reads(key)
+        }
+        return {**flatten(self.to_dict()), **following}
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
@@ -265,6 +288,29 @@ class GRPOConfig(TrialSettings):
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
         return ModelSettings(path=self.loss.teacher, dtype=dtype, head_fp32=head_fp32)
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether the KL to the reference is taken off the rewards."""
+        return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
+
+    @property
+    def corrects_itself(self) -> bool:
+        """Whether the ratio of the loss says how far the policy is from the sampler. By importance
+        weights it would say how far it is from the start of the round.
+        """
+        return self.loss.type in TO_THE_SAMPLER
+
+    @property
+    def taught_by_rewards_alone(self) -> bool:
+        """Whether nothing but differences of the task's rewards within a group teaches."""
+        shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
+        shaped = shaped or self.rollout.overlong == "penalty"
+        # Groups that are left out by their rewards do not get as far as that.
+        otherwise = self.loss.teacher is not None or (
+            shaped and self.rollout.zero_advantage == "keep"
+        )
+        return self.needs_unequal_rewards and not otherwise
 
     @property
     def max_age(self) -> int:

@@ -39,6 +39,7 @@ class Check:
     optional: bool = False  # None is valid
     is_text: bool = False  # any text is a value, so "7" stays text on the command line
     choices: tuple[str, ...] = ()  # the valid values, where they can be listed
+    advice: str = ""  # where to look for what is no valid value, in half a sentence
     # What a value may refer to outside the config: a file or directory, a model, a Python object.
     refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
 
@@ -147,10 +148,12 @@ def choice(words: Sequence[str], meaning: str = "") -> Any:
     return _text(words[0], meaning, expected, valid, "choice", choices=tuple(words))
 
 
-def choice_or_reference(words: Sequence[str], meaning: str = "", *, what: str = "name") -> Any:
+def choice_or_reference(
+    words: Sequence[str], meaning: str = "", *, what: str = "name", advice: str = ""
+) -> Any:
     """One of a few words, or a Python object of the user's: `module:name` or `file.py:name`.
 
-    `what` stands for the name in errors, such as `function` or `Class`.
+    `what` stands for the name in errors, such as `function` or `Class`; `advice` follows it there.
     """
     return _text(
         words[0],
@@ -159,6 +162,7 @@ def choice_or_reference(words: Sequence[str], meaning: str = "", *, what: str = 
         lambda text: text in words or is_reference(text),
         "choice or reference",
         choices=tuple(words),
+        advice=advice,
         refers_to="object",
     )
 
@@ -326,7 +330,7 @@ def converted(key: str, value: Any, check: Check) -> Any:
         return check.convert(value)
     except (TypeError, ValueError, OverflowError):
         near = did_you_mean(value, check.choices) if isinstance(value, str) else None
-        hint = f"; {near}" if near else ""
+        hint = f"; {near or check.advice}" if near or check.advice else ""
         raise ConfigError(f"{key}={shown(value)}: must be {check.expected}{hint}") from None
 
 

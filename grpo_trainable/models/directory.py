@@ -134,7 +134,7 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
         return {"tokenizer.json": SHIPPED_POLICY / "tokenizer.json"}
     hugging_face = is_hugging_face(directory)
     names = hf_directory.model_files(directory) if hugging_face else POLICY_FILES
-    return {name: directory / name for name in names}
+    return {name: directory / name for name in names} | hf_directory.revision_file(directory)
 
 
 def policy_shape(model: PolicySettings) -> PolicyShape:

@@ -93,6 +93,13 @@ def model_files(directory: Path) -> list[str]:
     return ["config.json", "tokenizer.json", *small, *weight_files(directory)]
 
 
+def revision_file(directory: Path) -> dict[str, Path]:
+    """`refs/main`, by which a download from the hub is found again; nothing where the directory is
+    no such download. A machine without it would ask the hub."""
+    main = directory.parent.parent / "refs" / "main"
+    return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
+
+
 def weight_files(directory: Path) -> list[str]:
     """The names of the safetensors files that hold the weights.
 

@@ -64,9 +64,9 @@ class KVCache:
         self.bias = F.pad(self.bias, (0, capacity - held), value=-torch.inf)
         self._lay_out()
         for old, new in zip(before, self._layers, strict=True):
-            # Keys and values share storage. It is zeroed, since a column without a token has weight
-            # 0, and 0 x NaN would still be NaN.
-            new.copy_(F.pad(old, (0, 0, 0, capacity - held)))
+            new[..., :held, :] = old.clone()  # both lie in the same storage
+            # A column without a token has weight 0, and 0 x NaN would still be NaN.
+            new[..., held:, :] = 0.0
 
     def keep(self, rows: Tensor) -> None:
         """Keeps only `rows`."""

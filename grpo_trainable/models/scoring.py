@@ -109,10 +109,10 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
         log_total = total.log()
         log_probs_T[rows] = chosen - log_total
         probs.div_(total[:, None])
-        # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
-        entropy_T[rows] = log_total - torch.linalg.vecdot(
-            probs, logits.clamp_(min=torch.finfo(logits.dtype).min)
-        )
+        if law.early_T is not None:  # else all logits are finite
+            # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
+            logits.clamp_(min=torch.finfo(logits.dtype).min)
+        entropy_T[rows] = log_total - torch.linalg.vecdot(probs, logits)
         logits_TV[rows] = probs
     return log_probs_T, entropy_T
 

@@ -82,12 +82,13 @@ class Attention(nn.Module):
         self, x_1TD: Tensor, cos_TH: Tensor, sin_TH: Tensor, packing: Packing
     ) -> Tensor:
         """Each row attends to its own tokens, and the projections run once a token."""
-        by_head = (3, self.num_heads, self.head_dim)
-        qkv = self.qkv(x_1TD[0]).unflatten(-1, by_head)
+        heads = (self.num_heads, self.head_dim)
+        qkv = self.qkv(x_1TD[0]).unflatten(-1, (3, *heads))
         qk, v = qkv.split((2, 1), dim=1)
         qk = rotate(qk, cos_TH[:, None, None], sin_TH[:, None, None])
-        rows = packing.to_rows(torch.cat((qk, v), dim=1).flatten(1))
-        q, k, v = (x.transpose(1, 2) for x in rows.unflatten(-1, by_head).unbind(2))
+        q, k = packing.to_rows(qk.flatten(1)).unflatten(-1, (2, *heads)).unbind(2)
+        v = packing.to_rows(v.flatten(1)).unflatten(-1, heads)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out_BNSH = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(packing.from_rows(out_BNSH.transpose(1, 2).flatten(2)))[None]
 

@@ -178,7 +178,8 @@ class Fleet:
     def _fetch(self, member: Member, method: str, record: Load | Deposit) -> None:
         assert self._published is not None
         member.fetching += 1
-        self._calls.add(member.actor.submit("sync", method, self._published.handle), record)
+        handle = self._recorder.handle_for(member.actor.name, self._published.handle)
+        self._calls.add(member.actor.submit("sync", method, handle), record)
 
     def loaded(self, member: Member, loaded: Loaded) -> None:
         """A generator has loaded weights."""

@@ -10,7 +10,7 @@ Nothing here imports Ray: actors, calls, waiting and the time come in from outsi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
@@ -229,9 +229,11 @@ class Pipeline:
     def _publish(self) -> None:
         """Publishes the learner's weights to every generator."""
         published = self._learners.publish(self._fleet.needs_from)
-        self._recorder.add_spans("learner", self._learners.name, published.spans)
+        name = self._learners.name
+        self._recorder.add_spans("learner", name, published.spans)
         self._version = published.version
-        self._fleet.publish(published)
+        handle = self._recorder.handle_of(name, published.handle)
+        self._fleet.publish(replace(published, handle=handle))
 
     # ---- Rollouts ----------------------------------------------------------------------------
 

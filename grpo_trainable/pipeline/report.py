@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from grpo_trainable.calls import OutOfBand
 from grpo_trainable.messages import GradientStep, Loaded, Updated
 from grpo_trainable.metrics import ActorSpan, stage_seconds
 from grpo_trainable.pipeline.evaluation import Evaluation, HeldOut
@@ -118,8 +120,19 @@ class Recorder:
         return taken
 
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
-        ahead_s = self._offsets.get(actor, 0.0)
+        ahead_s = self._ahead_s(actor)
         self.round.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
+
+    def handle_for(self, actor: str, handle: Any) -> Any:
+        """A handle of our clock by that of the actor."""
+        return handle.later(self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
+
+    def handle_of(self, actor: str, handle: Any) -> Any:
+        """A handle of the actor's clock by ours."""
+        return handle.later(-self._ahead_s(actor)) if isinstance(handle, OutOfBand) else handle
+
+    def _ahead_s(self, actor: str) -> float:
+        return self._offsets.get(actor, 0.0)
 
     def forget_spans(self, stage: str) -> None:
         """Drops what was recorded of a stage since the last take."""
@@ -138,7 +151,7 @@ class Recorder:
         """An actor has other weights; `sync` is how they came, None in the learner."""
         self.round.versions.append(
             VersionChange(
-                at=answer.at - self._offsets.get(actor, 0.0),
+                at=answer.at - self._ahead_s(actor),
                 role=role,
                 actor=actor,
                 version=answer.version,

@@ -12,12 +12,13 @@ PATIENCE = 4  # rounds in a row without signal, after which it is told
 
 
 class Standstill:
-    """Counts rounds in a row that had no group of unequal rewards to train on. Advantages that
-    learn from equal rewards too (`loss.advantage=batch`, critics) never stand still."""
+    """Counts rounds in a row that had no group of unequal rewards to train on. What learns from
+    equal rewards too (`loss.advantage=batch`, critics, teachers, penalties of length) never stands
+    still."""
 
     def __init__(self, config: GRPOConfig) -> None:
         self.rounds = 0  # rounds in a row, up to now
-        self._watched = config.needs_unequal_rewards
+        self._watched = config.taught_by_rewards_alone
         draws_others = config.rollout.zero_advantage == "resample"
         self._or_draw = "" if draws_others else ", draw others (rollout.zero_advantage=resample)"
 

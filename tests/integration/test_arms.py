@@ -46,7 +46,10 @@ ARMS = {
         arm="critic",
         placement="colocated",
         k=2,
-        loss={"type": "ppo", "advantage": "gae"},
+        loss={
+            **{"type": "ppo", "advantage": "gae"},
+            **{"kl_coef": 0.05, "kl_in": "reward", "kl_target": 1.0},
+        },
         critic={"body": "own"},
     ),
     "vine": trial_config(
@@ -205,6 +208,9 @@ def test_a_trial_with_a_critic_reports_it_and_others_do_not(
             assert (row["time/vine_s"] > 0) == (arm == "vine")
     assert rows(results["critic"])[0]["critic/value_mean"] == 0
     assert all(row["critic/grad_norm"] > 0 for row in rows(results["critic"]))
+    steered = [row["loss/kl_coef"] for row in rows(results["critic"])]
+    assert steered[0] == 0.05
+    assert len(set(steered)) == len(steered)
 
 
 def test_a_row_tells_the_share_of_responses_that_read_the_interruption(

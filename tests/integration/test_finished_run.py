@@ -140,7 +140,7 @@ def test_params_json_has_every_key_in_its_own_place(finished):
     for trial in trial_directories(experiment):
         params = json.loads((trial / "params.json").read_text())
         assert params["rounds"] == 4
-        assert params["optim"]["lr"] == 2e-4
+        assert params["optim"]["lr"] == 3e-4
         assert params["arm"] in trial.name
 
 

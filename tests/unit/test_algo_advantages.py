@@ -58,6 +58,8 @@ def test_eps_is_added_to_the_standard_deviation():
 @given(reward=st.floats(-1e6, 1e6, width=32), group_size=st.integers(2, 9))
 @settings(max_examples=30, deadline=None)
 def test_equal_rewards_give_exactly_zero_advantage(name, eps, reward, group_size):
+    if name == "maxrl":
+        reward = abs(reward)  # refuses negative rewards
     rewards = torch.full((3, group_size), reward)
     assert ADVANTAGES[name](rewards, eps=eps).eq(0).all()
 

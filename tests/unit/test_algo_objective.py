@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grpo_trainable.algo import (
     AGGREGATIONS,
+    IMPORTANCE_LEVELS,
     KL_ESTIMATORS,
     LOSSES,
     compute_objective,
@@ -232,3 +233,53 @@ def test_a_kl_without_the_reference_is_refused():
     policy, old, behaviour, _, *rest = arguments(BATCH, settings)
     with pytest.raises(AssertionError, match="reference"):
         configured(settings)(policy, old, behaviour, None, *rest)
+
+
+# ---- Dual clip, levels and rules of importance weights, by autograd ----------------------------
+
+DUAL_CLIP, FLOOR = 1.15, 0.9
+
+
+def written_out(policy: Tensor, level: str, rule: str, floor: float | None) -> Tensor:
+    """Token mean of w·ℓ, by tensors: ℓ is the clipped loss, at most c·|A| where A < 0."""
+    a, mask = BATCH.advantages, BATCH.mask.double()
+    log_weight = (BATCH.old - BATCH.behaviour) * mask
+    if level == "sequence":
+        log_weight = log_weight.sum(dim=1, keepdim=True).expand(mask.shape)
+    weight = log_weight.exp()
+    if rule == "truncate":
+        weight = weight.clamp(max=CAP)
+    else:
+        weight = weight * ((weight <= CAP) & (weight >= (floor or 0.0)))
+    ratio = (policy - BATCH.old).exp()
+    loss = torch.maximum(-ratio * a, -ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH) * a)
+    loss = torch.where(a < 0, torch.minimum(loss, -DUAL_CLIP * a), loss)
+    return (weight * loss * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("level", IMPORTANCE_LEVELS)
+@pytest.mark.parametrize(
+    ("rule", "floor"), [("truncate", None), ("mask", None), ("mask", FLOOR)]
+)  # fmt: skip
+def test_dual_clip_under_every_importance_weight_is_the_formula_written_out(level, rule, floor):
+    results = []
+    for as_formula in (True, False):
+        policy = BATCH.policy.clone().requires_grad_()
+        if as_formula:
+            value = written_out(policy, level, rule, floor)
+        else:
+            value, _ = compute_objective(
+                policy, *BATCH.tensors()[1:],
+                loss=partial(LOSSES["grpo_clip"], dual_clip=DUAL_CLIP),
+                clip_low=CLIP_LOW, clip_high=CLIP_HIGH, importance_cap=CAP, importance_rule=rule,
+                importance_level=level, importance_floor=floor, kl_coef=0.0, kl_estimator="k3",
+                aggregation="token_mean",
+                denominator=loss_denominator("token_mean", BATCH.mask, MAX_TOKENS),
+            )  # fmt: skip
+        value.backward()
+        results.append((value.detach(), policy.grad))
+    (expected, slope), (got, gradient) = results
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradient, slope, rtol=1e-10, atol=1e-12)
+    ratio = (BATCH.policy - BATCH.old).exp()
+    assert ((ratio > DUAL_CLIP) & (BATCH.advantages < 0) & BATCH.mask).any()  # it cuts something

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.changes import (
+    COMMONEST,
     DISTINCT,
     ENTROPY,
     LENGTH,
@@ -117,9 +118,13 @@ def test_responses_are_measured_by_hand():
         REPEATED.name: pytest.approx(0.1),  # of 0.2 and 0
         DISTINCT.name: 0.75,
         WORDING.name: 1.0,  # of the first run alone: the other end has no more
+        COMMONEST.name: 0.75,  # "a b c", once for the response that has it twice
     }
     # Three words make no 4-gram.
-    assert last == {LENGTH.name: 3.0, TRUNCATED.name: 0.0, DISTINCT.name: 1.0, WORDING.name: 1.0}
+    assert last == {
+        **{LENGTH.name: 3.0, TRUNCATED.name: 0.0, DISTINCT.name: 1.0, WORDING.name: 1.0},
+        COMMONEST.name: 1.0,
+    }
     assert measure([], after) == ({}, {k: v for k, v in last.items() if k != WORDING.name})
 
 
@@ -129,6 +134,24 @@ def test_wording_is_compared_over_equally_many_runs():
     first, last = measure(same, varied)
     assert first[WORDING.name] == 0.5  # of its first four, two distinct
     assert last[WORDING.name] == 0.75
+
+
+def test_stories_of_one_plot_are_named_though_all_are_distinct():
+    names = ("Amy", "Ben", "Carl", "Dora")
+    before = [
+        Response(f"{name} {did} a {name}hat today.", 6, True)
+        for name, did in zip(names, ("drew", "lost", "bought", "found"), strict=True)
+    ]
+    after = [Response(f"{name} dreamed about a {name}hat.", 6, True) for name in names]
+    first, last = measure(before, after)
+    assert first[COMMONEST.name] == 0.25
+    assert last[COMMONEST.name] == 1.0  # "dreamed about a"
+    assert first[DISTINCT.name] == last[DISTINCT.name] == 1.0
+
+
+def test_texts_without_three_words_have_no_phrase():
+    first, last = measure([Response("a b", 2, True)], [Response("", 1, True)])
+    assert COMMONEST.name not in first | last
 
 
 # ---- Thresholds ------------------------------------------------------------------------------

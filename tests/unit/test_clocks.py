@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from grpo_trainable.calls import OutOfBand
 from grpo_trainable.clocks import Answer, offset
 from grpo_trainable.pipeline.report import Recorder, time_metrics
 from grpo_trainable.timers import Span
@@ -26,3 +27,14 @@ def test_spans_of_another_machine_count_at_our_time():
     row = time_metrics(recorder.take(), 0.0, 5.0)
     assert row["time/rollout_s"] == 2.0
     assert row["time/other_s"] == 2.0  # of 5 s, 1 to 3 and 3 to 4 were work
+
+
+def test_weights_travel_since_a_time_of_the_receivers_clock():
+    # The learner's clock is a minute behind ours, the generator's 10 s ahead: 5 is 65 here, 75 there.
+    recorder = Recorder({"learner": -60.0, "generator-0": 10.0})
+    sent = OutOfBand("described", "ref", sent_at=5.0)
+    ours = recorder.handle_of("learner", sent)
+    assert ours.sent_at == 65.0
+    assert recorder.handle_for("generator-0", ours) == OutOfBand("described", "ref", sent_at=75.0)
+    assert recorder.handle_for("generator-1", ours) == ours  # on our machine
+    assert recorder.handle_for("generator-0", "shm:1") == "shm:1"

@@ -172,7 +172,7 @@ DEFAULTS = {
     "critic": {"body": "own", "lr": None, "coef": 0.5, "clip": 0.2},
     "vine": {"samples": 4, "states": "chunks", "chunk_tokens": 16},
     "optim": {
-        "lr": 2e-4,
+        "lr": 3e-4,
         "betas": [0.9, 0.95],
         "weight_decay": 0.0,
         "grad_clip": 1.0,
@@ -503,6 +503,7 @@ def test_a_long_value_is_cut():
 # ---- Contradictions --------------------------------------------------------------------------
 
 APART = {"placement": "disaggregated"}
+MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 and above"
 
 
 @pytest.mark.parametrize(
@@ -619,10 +620,58 @@ APART = {"placement": "disaggregated"}
             (
                 nested(loss__type=loss, loss__advantage="gae"),
                 f"loss.type={loss}: takes a response as a whole, and loss.advantage=gae tells its "
-                "tokens apart; valid: ppo, dapo, cispo, sapo, and others with a ratio for each "
-                "token",
+                "tokens apart; valid: dapo, cispo, sapo, and others with a ratio for each token",
             )
             for loss in ("gspo", "gmpo", "topr")
+        ),
+        *(
+            (
+                nested(loss__type=loss, loss__advantage=advantage, loss__teacher="/a/policy"),
+                f"loss.type={loss}: takes a response as a whole, and loss.teacher tells its tokens "
+                "apart; valid: dapo, cispo, sapo, and others with a ratio for each token",
+            )
+            for loss in ("gspo", "gmpo", "topr")
+            for advantage in ("zero", "group_std")
+        ),
+        (
+            nested(loss__teacher="/a/policy", rollout__zero_advantage="resample"),
+            "rollout.zero_advantage=resample: must be keep with loss.teacher, from which groups of "
+            "equal rewards learn as well",
+        ),
+        *(
+            (nested(loss__advantage="maxrl", **given), f"{line}: {MAXRL_DIVIDES}")
+            for given, line in (
+                (
+                    {"loss__kl_coef": 0.1, "loss__kl_in": "reward"},
+                    "loss.kl_in=reward: must be loss",
+                ),
+                (
+                    {"rollout__overlong": "penalty"},
+                    "rollout.overlong=penalty: must be score or filter",
+                ),
+                (
+                    {"task__length_penalty": 0.1, "task__length_target": 9},
+                    "task.length_penalty=0.1: must be 0",
+                ),
+                (
+                    {"task__reward_weights": '{"answer": 1}'},
+                    r'task.reward_weights="{\"answer\": 1}": must be none',
+                ),
+            )
+        ),
+        (
+            nested(task__length_penalty=0.1, task__length_target=61),
+            "task.length_target=61: must be <= rollout.max_new_tokens=60, which no response is "
+            "longer than",
+        ),
+        (
+            nested(
+                task__name="mix",
+                task__mix={"math": 1, "keyword": 1},
+                loss__advantage="gae",
+            ),
+            "loss.whiten=true: compares the rewards of different tasks with task.mix; set it to "
+            "false",
         ),
         (
             APART | nested(lag=1, weight_update="in_flight", loss__advantage="vine"),
@@ -875,6 +924,16 @@ def test_an_engine_without_a_promise_is_corrected_unless_that_is_turned_off(
     assert GRPOConfig.from_dict(config.to_dict()) == config
 
 
+@pytest.mark.parametrize("loss", ["m2po", "dppo_tv", "dppo_kl", "topr"])
+def test_a_loss_whose_ratio_is_to_the_sampler_keeps_it_with_every_engine(loss):
+    apart = APART | nested(engine="vllm", loss__type=loss)
+    assert GRPOConfig.from_dict(apart).importance_cap is None
+    narrow = APART | nested(loss__type=loss, model__sampler_dtype="bfloat16")
+    assert GRPOConfig.from_dict(narrow).importance_cap is None
+    given = APART | nested(engine="vllm", loss__type=loss, loss__importance_cap=3)
+    assert GRPOConfig.from_dict(given).importance_cap == 3
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -886,6 +945,13 @@ def test_an_engine_without_a_promise_is_corrected_unless_that_is_turned_off(
 )
 def test_a_choice_that_is_not_built_is_no_choice(data):
     assert ": must be one of " in error(data)
+
+
+@pytest.mark.parametrize("data", [nested(loss__type="rloo"), nested(loss__advantage="gdpo")])
+def test_the_name_of_an_algorithm_is_answered_by_where_they_are(data):
+    assert error(data).endswith(
+        "; whole algorithms are presets, such as --preset rloo (docs/algorithms.md#presets)"
+    )
 
 
 def test_fresh_share_of_a_draw_is_the_number_that_was_meant():

@@ -355,6 +355,9 @@ def test_a_model_of_the_hub_is_taken_from_where_it_was_downloaded_to(tmp_path: P
     (downloaded / "refs" / "main").write_text(revision)
     (snapshot / "model.safetensors").touch()
     assert local_directory("org/name") == snapshot
+    # Without it another machine would not find the download, and ask the hub.
+    assert revision_file(snapshot) == {"refs/main": downloaded / "refs" / "main"}
+    assert revision_file(downloaded) == {}
     with pytest.raises(
         ValueError, match=r"^org/other: no such directory, and not to be had"
     ) as error:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from bound_losses import LOSSES, bound
+from policies import write_quick_policy
 from torch import Tensor
 
+from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.user_functions import configured_selection
 from grpo_trainable.algo import (
     ADVANTAGES,
@@ -30,6 +32,8 @@ from grpo_trainable.algo import (
     whitened_tokens,
 )
 from grpo_trainable.config import ConfigError, GRPOConfig, LossSettings
+from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.transports.in_process import InProcess
 
 CLIPS = {"gmpo": (0.4, 0.4), "dppo_tv": (0.15, 0.15), "dppo_kl": (0.05, 0.05)}
 
@@ -247,9 +251,17 @@ def test_advantages_of_known_rewards():
     assert whitened.tolist() == [pytest.approx(row) for row in by_hand]
 
 
-def test_a_group_of_negative_rewards_has_no_likelihood_to_raise():
-    rewards = torch.tensor([[-1.0, 0.0], [-1.0, 1.0]])
-    assert ADVANTAGES["maxrl"](rewards, eps=1e-8).eq(0).all()
+def test_maxrl_refuses_rewards_below_0():
+    # Without a refusal this group, one right response less penalties of length, had advantages of
+    # 4e7 and -2e7: its mean is above 0 by rounding alone.
+    rewards = torch.tensor([[1.0, 0.0, -5 / 12, -7 / 12]])
+    with pytest.raises(ValueError, match=r"maxrl needs rewards of 0 and above, got -0\.583"):
+        ADVANTAGES["maxrl"](rewards, eps=1e-8)
+
+
+def test_a_group_of_equal_rewards_is_exactly_0_beside_others():
+    rewards = torch.tensor([[0.1, 0.1, 0.1], [0.0, 1.0, 0.3], [0.7, 0.2, 0.9]])
+    assert ADVANTAGES["group_mean_batch_std"](rewards, eps=1e-8)[0].eq(0).all()
 
 
 def test_importance_weights_of_known_ratios():
@@ -505,7 +517,7 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
     rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # the second group has no signal
     refused = {}
     of_tokens = {"gae", "vine"}
-    advantages = (*ADVANTAGES, *of_tokens)
+    advantages = (*ADVANTAGES, *of_tokens, "group_to_go")
     for aggregation, advantage, rule in itertools.product(AGGREGATIONS, advantages, RULES):
         loss = {"type": loss_type, "aggregation": aggregation, "advantage": advantage, **rule}
         try:
@@ -520,7 +532,72 @@ def test_every_combination_takes_a_step_or_is_refused_by_name(loss_type):
         "ppo": set(ADVANTAGES),
         **{name: {"none", "zero", *of_tokens} for name in ("gspo", "gmpo", "topr")},
     }
-    assert refused.keys() == expected.get(loss_type, {"none", "zero"})
+    # `group_to_go` is for episodes of control, and tests of those are in test_control.py.
+    assert refused.keys() == expected.get(loss_type, {"none", "zero"}) | {"group_to_go"}
+
+
+TAUGHT = {
+    "by rewards": {},
+    "and a teacher": {"teacher": "policy"},
+    "less a KL": {"kl_coef": 0.1, "kl_in": "reward"},
+    "and a KL in the loss": {"kl_coef": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("taught", TAUGHT)
+def test_a_learner_takes_a_finite_step_by_every_loss_and_advantage_or_they_are_refused(
+    loss_type, taught, policy_path
+):
+    of_rows = loss_type in ("gspo", "gmpo", "topr")
+    refused = set()
+    for advantage in (*ADVANTAGES, "gae", "vine"):
+        loss = {"type": loss_type, "advantage": advantage, **TAUGHT[taught]}
+        if "teacher" in loss:
+            loss["teacher"] = policy_path
+        try:
+            config = GRPOConfig.from_dict({"model": {"path": policy_path}, "loss": loss})
+        except ConfigError as error:
+            assert str(error).startswith("loss.")  # noqa: PT017
+            refused.add(advantage)
+        else:
+            (step,) = Learner(config, InProcess()).update([groups_for(config)]).steps
+            assert not step.skipped
+            assert all(map(math.isfinite, (step.loss, step.grad_norm)))
+    takes_none = loss_type in ("ppo", "no_baseline") or (taught == "and a teacher" and of_rows)
+    assert ("group_std" in refused) == takes_none
+    assert ("zero" in refused) == (takes_none or taught != "and a teacher")
+    assert "vine" in refused or taught != "less a KL"
+
+
+def groups_for(config: GRPOConfig) -> list[RolloutGroup]:
+    """Two groups of two responses of five tokens and less, of which one earns nothing."""
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    zeros = torch.zeros(mask.shape, dtype=torch.int32)
+    values = torch.full(mask.shape, 0.5).masked_fill(torch.arange(5) % 2 == 1, torch.nan)
+    valued = config.loss.advantage == "vine"
+    return [
+        RolloutGroup(
+            prompt_index=index,
+            prompt_ids=torch.tensor([3, 4, 5]),
+            response_ids=torch.arange(10).view(2, 5) % 7 + 3,
+            response_mask=mask,
+            behaviour_log_probs=torch.full(mask.shape, -2.0),
+            rewards=torch.tensor([1.0, 0.0]),
+            finished=torch.ones(2, dtype=torch.bool),
+            token_versions=zeros,
+            token_rounds=zeros,
+            uses=1,
+            state_values=values if valued else None,
+        )
+        for index in range(2)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,25 @@ def trial(**resources: float | str) -> GRPOConfig:
     return GRPOConfig.from_dict({"placement": "disaggregated", "resources": resources})
 
 
-def test_each_bundle_goes_where_it_leaves_the_least():
-    # 3 fills the node of 3; 2 leaves 0 on the node of 2, and 1 goes to the node of 4.
-    left = room_beside(cpus(1, 2, 3), cpus(4, 2, 3))
-    assert left is not None
-    assert [node["CPU"] for node in left] == [3, 0, 0]
+def left_cpus(bundles, nodes, strategy="PACK"):
+    left = room_beside(cpus(*bundles), cpus(*nodes), strategy)
+    return None if left is None else [node["CPU"] for node in left]
+
+
+def test_pack_fills_the_roomiest_node_before_it_takes_another():
+    # 3 goes to the node of 4, where 1 fits as well; 2 goes to that of 3.
+    assert left_cpus((1, 2, 3), (4, 2, 3)) == [0, 2, 1]
+    # 2.9 goes to the node of 4 and leaves no room for a 2 there, and that of 3 has room for one.
+    assert left_cpus((0.1, 2.9, 2, 2), (4, 3)) is None
+    # Both of 2.9 go to the node of 6, and both of 1.9 to that of 4.
+    assert left_cpus((0.1, 2.9, 2.9, 1.9, 1.9), (6, 4)) == [0.1, 0.2]
+
+
+def test_spread_takes_another_node_while_there_is_one():
+    # 3 and 2 take the nodes of 4 and 3, and 1 takes that of 2; with 1 more the roomiest of them.
+    assert left_cpus((1, 2, 3), (4, 2, 3), "SPREAD") == [1, 1, 1]
+    assert left_cpus((1, 1, 2, 3), (4, 2, 3), "SPREAD") == [0, 1, 1]
+    assert left_cpus((3, 3), (6, 2), "SPREAD") == [0, 2]
 
 
 def test_a_bundle_needs_its_room_on_one_node():
@@ -32,11 +46,11 @@ def test_a_bundle_needs_its_room_on_one_node():
     assert room_beside(cpus(0.1, 0.95, 0.95), cpus(2)) is not None
 
 
-def test_what_needs_no_gpu_leaves_the_nodes_with_gpus_free():
-    nodes = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 8.0}]
-    left = room_beside(cpus(2), nodes)
-    assert left == [{"CPU": 2, "GPU": 1}, {"CPU": 6, "GPU": 0}]
-    assert room_beside([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}], nodes) is not None
+def test_what_needs_a_gpu_is_placed_first():
+    nodes = [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0}]
+    # Alone, what needs none may take the room beside the GPU: Ray does not spare it.
+    assert room_beside(cpus(8), nodes) == [{"CPU": 0, "GPU": 1}, {"CPU": 2, "GPU": 0}]
+    assert room_beside([{"CPU": 2.0}, {"CPU": 7.0, "GPU": 1.0}], nodes) is not None
     assert room_beside([{"CPU": 1.0, "GPU": 2.0}], nodes) is None
 
 

@@ -14,13 +14,13 @@ from policies import write_quick_policy
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 from search_spaces.algorithms import ALGORITHMS
 from search_spaces.preset import Preset
-from search_spaces.presets import PRESETS
+from search_spaces.presets import PRESETS, find_preset
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
 
@@ -82,6 +82,11 @@ def test_a_round_of_every_algorithm_moves_the_policy_by_finite_steps(preset, pol
     assert all(math.isfinite(step.loss) and step.grad_norm > 0 for step in updated.steps)
     after = learner.policy.trained()
     assert any(not after[name].equal(weights) for name, weights in before.items())
+
+
+def test_reinforce_with_its_pluses_is_asked_back_by_its_name_here():
+    with pytest.raises(ConfigError, match=r"unknown; did you mean reinforce_pp\?"):
+        find_preset("reinforce++")
 
 
 # ---- The page ----------------------------------------------------------------------------------

@@ -27,23 +27,36 @@ def test_keys_in_which_trials_differ_are_columns_and_the_others_stand_below():
     assert table.splitlines() == [
         "arm   seed  k  optim.lr",
         "arm0     3  1     0.001",
-        "arm1     3  2    0.0002",
+        "arm1     3  2    0.0003",
     ]
     assert chosen == "the same in every trial:\n  rounds=8"
     assert defaults.startswith("left at its default in every trial:\n  placement=colocated")
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_every_setting_of_every_trial_is_there_once():
+def test_every_setting_that_a_trial_reads_is_there_once():
     both = trials({"task": {"name": "my:Task", "size": 3}}, {"k": 2})
     text = preview(both)
+    words = [word.split("=")[0] for word in text.split()]
     for trial in both:
         for key in flatten(trial.to_dict()):
-            assert len([word for word in text.split() if word.split("=")[0] == key]) == 1, key
+            assert words.count(key) == 1 or not trial.reads(key), key
+    assert "critic.clip" not in words  # neither has a critic
     header, first, second = (line.split() for line in text.splitlines()[:3])
     rows = [dict(zip(header, row, strict=True)) for row in (first, second)]
     assert [row["task.size"] for row in rows] == ["3", "-"]
     assert [row["task.match"] for row in rows] == ["-", "word"]
+
+
+def test_what_follows_from_other_settings_is_shown_as_a_number():
+    dapo = {"loss": {"type": "dapo"}}
+    table, *_ = preview(trials({}, dapo)).split("\n\n")
+    assert table.splitlines()[0].split() == ["arm", "seed", "loss.type", "loss.clip_high"]
+    assert [line.split()[-1] for line in table.splitlines()[1:]] == ["0.2", "0.28"]
+    critic = {"loss": {"advantage": "gae"}, "rollout": {"overlong": "penalty"}}
+    _, chosen, defaults = preview(trials(critic)).split("\n\n")
+    assert chosen.split()[-2:] == ["rollout.overlong=penalty", "loss.advantage=gae"]
+    assert {"critic.lr=0.0015", "rollout.overlong_buffer=12"} <= set(defaults.split())
 
 
 def test_in_short_it_says_how_many_trials_differ_in_what():

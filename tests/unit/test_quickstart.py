@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import sys
 from pathlib import Path
+
+# Benchmarks import their neighbours by bare names.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from quickstart import table_of
+
+from grpo_trainable.command_line import align
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT = json.loads((ROOT / "docs" / "quickstart" / "report.json").read_text())
@@ -47,3 +56,20 @@ def test_readmes_table_is_a_part_of_the_quickstarts():
     whole = table("docs/quickstart.md")
     for arm, cells in table("README.md").items():
         assert cells.items() <= whole[arm].items()
+
+
+def test_the_report_is_the_one_whose_origin_is_recorded():
+    origin = json.loads((ROOT / "benchmarks" / "results" / "quickstart.json").read_text())
+    content = (ROOT / "docs" / "quickstart" / "report.json").read_bytes()
+    assert origin["report_json_sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def test_the_table_of_a_log_may_have_empty_cells():
+    cells = [
+        ["arm", "rounds", "speed-up", "held-out reward"],
+        ["sync", "12", "", "0.352 -> 0.867"],
+        ["async_k1", "", "1.37x (1.34-1.39)", ""],
+    ]
+    header, *rows = cells
+    found = table_of(f"so far\n\narm without a table\n\n{align(cells)}\nNot a row of it.\n")
+    assert found == [dict(zip(header, row, strict=True)) for row in rows]

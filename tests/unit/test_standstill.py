@@ -77,6 +77,25 @@ def test_advantages_that_learn_from_equal_rewards_never_stand_still(advantage):
     assert told(still_in(config, *range(1, 7)), 6) == []
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"loss": {"teacher": "/a/policy"}},
+        {"loss": {"kl_coef": 0.1, "kl_in": "reward"}},
+        {"rollout": {"overlong": "penalty"}},
+        {"task": {"length_penalty": 0.1, "length_target": 9}},
+        {"task": {"reward_weights": '{"format": 1, "answer": 1}'}},
+    ],
+)
+def test_what_is_taught_otherwise_does_not_stand_still(values):
+    assert told(still_in(config_of(6, **values), *range(1, 7)), 6) == []
+
+
+def test_a_penalty_does_not_teach_what_is_left_out_by_its_rewards():
+    config = config_of(6, rollout={"overlong": "penalty", "zero_advantage": "filter"})
+    assert told(still_in(config, *range(1, 7)), 6) == [4]
+
+
 @pytest.mark.parametrize("before", [2, 4, 5])
 def test_a_restored_trial_goes_on_counting(before):
     config = config_of(8)

@@ -75,7 +75,7 @@ def test_mistakes_stay_one_line(data: dict, words: str):
 
 def test_the_reference_shows_them():
     (row,) = (line for line in page().splitlines() if line.startswith("| `optim.lr` |"))
-    assert f"`0.0002`; math: `{TASK_DEFAULTS['math']['optim.lr']:g}`" in row
+    assert f"`0.0003`; math: `{TASK_DEFAULTS['math']['optim.lr']:g}`" in row
 
 
 def test_every_shape_is_a_preset():

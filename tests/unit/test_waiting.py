@@ -15,7 +15,9 @@ def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trial = FakeTrial(tmp_path / "trial")
-    trial.placement_group_factory = SimpleNamespace(bundles=[{"CPU": 0.1}, {"CPU": 2.0}])
+    trial.placement_group_factory = SimpleNamespace(
+        bundles=[{"CPU": 0.1}, {"CPU": 2.0}], strategy="PACK"
+    )
     nodes, at_s = [{"CPU": 2.0}, {"CPU": 1.0}], 0.0
     callback = WaitingCallback(lambda: nodes, lambda: at_s)
 
