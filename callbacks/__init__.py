@@ -19,7 +19,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     loggers of result.json, progress.csv and TensorBoard. Set `verbose=0` in the RunConfig, or
     Tune's own reporter prints beside the console.
     """
-    from callbacks.checkpoints import CheckpointFallback
+    from callbacks.checkpoints import CheckpointCallback
     from callbacks.console import ConsoleCallback
     from callbacks.gradient_steps import GradientStepsCallback
     from callbacks.interruption import CheckpointOnInterrupt
@@ -35,7 +35,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
 
     set_verbose(verbose)
     return [
-        CheckpointFallback(),  # settles where a trial starts: before all that cut their files
+        CheckpointCallback(),
         MirrorCallback(),  # comes before all callbacks that write files
         KLCallback(),
         StageTimingsCallback(),  # adds to the row: before all that write it

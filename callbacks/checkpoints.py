@@ -1,32 +1,20 @@
-"""Starts each trial from its newest whole checkpoint."""
+"""Keeps what Tune notes of checkpoints in agreement with those that a trial has."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from ray.air.constants import EXPR_RESULT_FILE
-from ray.train._internal.session import _TrainingResult
-
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import continued_file, is_local, label, read_rows, trial_place
-from grpo_trainable.checkpointing import CheckpointError, checkpoint_round, newest_whole
+from callbacks.trial_files import label
 from grpo_trainable.details import DETAILS
 from grpo_trainable.storage import Place
-from grpo_trainable.trial_storage import checkpoint_at, place
+from grpo_trainable.trial_storage import place
 
 
-class CheckpointFallback(FailSafeCallback):
-    """Replaces a torn or missing checkpoint before Tune restores it. It must come before the other
-    callbacks, which cut their files to the checkpoint it chooses.
+class CheckpointCallback(FailSafeCallback):
+    """Makes Tune forget removed checkpoints, and says at the end which could not be written.
 
-    Tune starts a trial from the newest checkpoint that it has noted. It copies checkpoints file by
-    file, notes them in snapshots, and has no other choice when the one it noted is torn or gone:
-    the trial fails. Here the newest whole checkpoint in the trial's directory takes its place, and
-    one line says so.
-
-    In an object store the files of a round come after its checkpoint, so that after a kill there
-    may be a checkpoint without them: an earlier one takes its place as well.
+    Which checkpoint a trial goes on from is for the trial to say (`TrialStorage.go_on`).
     """
 
     def __init__(self) -> None:
@@ -55,29 +43,6 @@ class CheckpointFallback(FailSafeCallback):
         if restored is not None:
             # PBT keeps a row as the Trainable gave it, and gives it to the clone.
             restored.metrics.pop(DETAILS, None)
-        manager = trial.run_metadata.checkpoint_manager
-        noted = manager.latest_checkpoint_result
-        last = math.inf if is_local(trial) else last_round(trial)
-        noted_at = place_of(noted)
-        problem = "no checkpoint was noted" if noted_at is None else damage(noted_at, last)
-        if problem is None:
-            return
-        whole = newest_whole(trial_place(trial), last)
-        if noted is None and whole is None:
-            return  # a trial that starts for the first time
-        instead = None if whole is None else training_result(trial, *whole)
-        # Tune has no public way to say this.
-        manager._latest_checkpoint_result = instead
-        manager._checkpoint_results = [r for r in manager._checkpoint_results if r is not noted]
-        forget_missing(manager)
-        if instead is None:
-            print(f"{label(trial)}: {problem}; no whole one is left, starting anew", flush=True)
-            return
-        assert whole is not None
-        path, round_ = whole
-        if path not in map(place_of, manager._checkpoint_results):
-            manager._checkpoint_results.append(instead)
-        print(f"{label(trial)}: {problem}; going on from {path.name} (round {round_})", flush=True)
 
 
 def forget_missing(manager: Any) -> None:
@@ -93,30 +58,3 @@ def place_of(result: Any) -> Place | None:
     """Where the checkpoint that Tune has noted is; None where it has none."""
     checkpoint = getattr(result, "checkpoint", None)
     return None if checkpoint is None else place(checkpoint.filesystem, checkpoint.path)
-
-
-def last_round(trial: Any) -> int:
-    """The last round that the trial's files have; 0 without any."""
-    rows = read_rows(continued_file(trial, EXPR_RESULT_FILE))
-    return max((row["training_iteration"] for row in rows), default=0)
-
-
-def damage(path: Place, last: float = math.inf) -> str | None:
-    """What is wrong with a checkpoint, in one line; None when it is whole, and of round `last` or
-    an earlier one."""
-    try:
-        round_ = checkpoint_round(path)
-    except CheckpointError as error:
-        return str(error).removeprefix(str(path).removesuffix(path.name))
-    if round_ > last:
-        return f"{path.name} is of round {round_}, the files of the trial end with round {last:g}"
-    return None
-
-
-def training_result(trial: Any, path: Place, round_: int) -> _TrainingResult:
-    """A checkpoint with the row of its round, from which Tune goes on counting."""
-    metrics: dict[str, Any] = {"training_iteration": round_}
-    for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
-        if row["training_iteration"] == round_:
-            metrics = row
-    return _TrainingResult(checkpoint=checkpoint_at(path), metrics=metrics)

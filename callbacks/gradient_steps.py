@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from callbacks.details_reader import DetailsReader
-from callbacks.trial_files import cut_parts, restored_iteration, trial_directory, write_part
+from callbacks.round_writer import RoundWriter
+from callbacks.trial_files import cut_parts, trial_directory, write_part
 from grpo_trainable.details import RoundDetails
 from grpo_trainable.metrics import KL_TO
 
@@ -33,12 +33,12 @@ SCHEMA = pa.schema(
 )
 
 
-class GradientStepsCallback(DetailsReader):
+class GradientStepsCallback(RoundWriter):
     """Writes one Parquet part for each round to `steps/`, with a row for each gradient step."""
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        cut_parts(trial_directory(trial) / "steps", restored_iteration(trial))
+    def cut(self, trial: Any, last: int) -> None:
+        cut_parts(trial_directory(trial) / "steps", last)
 
-    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         table = pa.Table.from_pydict(details.steps, SCHEMA)
         write_part(trial_directory(trial) / "steps", iteration, table)

@@ -8,7 +8,7 @@ from typing import Any
 from ray.air.constants import EXPR_RESULT_FILE
 
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import config_of, continued_file, label, read_rows, restored_iteration
+from callbacks.trial_files import config_of, continued_file, label, read_rows
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +27,6 @@ class KLCallback(FailSafeCallback):
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._nats.pop(trial.trial_id, None)
-        last = restored_iteration(trial)
-        if last and config_of(trial).callbacks.kl_band is not None:
-            for row in read_rows(continued_file(trial, EXPR_RESULT_FILE)):
-                if row["training_iteration"] <= last and "kl/reference_nats" in row:
-                    self._nats[trial.trial_id] = row["kl/reference_nats"]
 
     def on_trial_result(
         self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
@@ -39,11 +34,12 @@ class KLCallback(FailSafeCallback):
         if "kl/reference_nats" not in result:
             return
         round_, nats = result["training_iteration"], result["kl/reference_nats"]
-        before = self._nats.get(trial.trial_id, 0.0)  # the first policy's KL
-        self._nats[trial.trial_id] = nats
         settings = config_of(trial).callbacks
         if settings.kl_band is not None:
-            self._judge(trial, round_, before, nats, *settings.kl_band)
+            if trial.trial_id not in self._nats:
+                self._nats[trial.trial_id] = nats_before(trial, round_)
+            self._judge(trial, round_, self._nats[trial.trial_id], nats, *settings.kl_band)
+        self._nats[trial.trial_id] = nats
         limit = settings.kl_stop
         if limit is not None and nats > limit:
             logger.warning(
@@ -63,6 +59,16 @@ class KLCallback(FailSafeCallback):
             print(f"{told} in {band}", flush=True)
         else:
             logger.warning("%s %s %s", told, place, band)
+
+
+def nats_before(trial: Any, round_: int) -> float:
+    """Return the KL of the last round before this one that a trial has written down.
+
+    Without one that is the first policy's: 0.
+    """
+    rows = read_rows(continued_file(trial, EXPR_RESULT_FILE)) if round_ > 1 else ()
+    earlier = (row for row in rows if row["training_iteration"] < round_)
+    return [0.0, *(r["kl/reference_nats"] for r in earlier if "kl/reference_nats" in r)][-1]
 
 
 def _place(nats: float, low: float, high: float) -> str:

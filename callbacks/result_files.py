@@ -8,74 +8,91 @@ from a checkpoint writes the rounds after it twice.
 from __future__ import annotations
 
 import csv
+import io
 import json
+from pathlib import Path
 from typing import Any
 
+from ray.air._internal.json import SafeFallbackEncoder
 from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+from ray.tune.utils import flatten_dict
 
-from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import (
-    KEPT_BYTES,
-    close,
-    continued_file,
-    cut_lines,
-    names_of,
-    restored_iteration,
-)
+from callbacks.round_writer import RoundWriter
+from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
+from grpo_trainable.atomic import append
 from grpo_trainable.details import DETAILS
 
 
-class ResultJsonCallback(FailSafeCallback, JsonLoggerCallback):
+class ResultJsonCallback(RoundWriter, JsonLoggerCallback):
     """Writes `result.json`, and takes the details out of the row, so that neither this file nor
     Tune's snapshot of each trial's last row holds them. It comes after every callback that reads
     them."""
 
-    def log_trial_start(self, trial: Any) -> None:
-        close(self._trial_files.pop(trial, None))
+    def __init__(self) -> None:
+        RoundWriter.__init__(self)
+        JsonLoggerCallback.__init__(self)
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         trial.init_local_path()
-        self.update_config(trial, trial.config)
-        path = continued_file(trial, EXPR_RESULT_FILE)
-        cut_lines(path, restored_iteration(trial), lambda line: _iteration(json.loads(line)))
-        self._trial_files[trial] = path.open("at", KEPT_BYTES)
+        self.update_config(trial, trial.config)  # params.json
 
-    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+    def content(self, result: dict[str, Any]) -> Any:
         result.pop(DETAILS, None)
-        super().log_trial_result(iteration, trial, result)
+        return dict(result)
+
+    def cut(self, trial: Any, last: int) -> None:
+        path = continued_file(trial, EXPR_RESULT_FILE)
+        cut_lines(path, last, lambda line: _iteration(json.loads(line)))
+
+    def write(self, trial: Any, iteration: int, content: Any) -> None:
+        line = json.dumps(content, cls=SafeFallbackEncoder) + "\n"
+        append(trial_directory(trial) / EXPR_RESULT_FILE, line.encode())
 
 
-class ProgressCsvCallback(FailSafeCallback, CSVLoggerCallback):
+class ProgressCsvCallback(RoundWriter, CSVLoggerCallback):
     """Writes `progress.csv` with a column for each metric besides those of its first row: a first
     round that trained on nothing lacks most metrics."""
 
-    def _setup_trial(self, trial: Any) -> None:
-        close(self._trial_files.pop(trial, None))
+    def __init__(self) -> None:
+        RoundWriter.__init__(self)
+        CSVLoggerCallback.__init__(self)
+        self._headers: dict[str, list[str]] = {}  # trial id -> columns; empty: not written yet
+
+    def content(self, result: dict[str, Any]) -> Any:
+        return {k: v for k, v in result.items() if k not in ("config", DETAILS)}
+
+    def cut(self, trial: Any, last: int) -> None:
         path = continued_file(trial, EXPR_PROGRESS_FILE)
-        header: list[str] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                header = next(csv.reader(file), [])
+        header = _header(path)
 
         def iteration(line: bytes) -> int | None:
             values = next(csv.reader([line.decode()]))
             return None if values == header else _iteration(dict(zip(header, values, strict=True)))
 
-        cut_lines(path, restored_iteration(trial), iteration)
-        if path.exists() and path.stat().st_size == 0:
-            header = []  # the header was cut short
-        self._trial_continue[trial] = bool(header)
-        self._trial_files[trial] = path.open("at", KEPT_BYTES)
-        writer = csv.DictWriter(self._trial_files[trial], header) if header else None
-        self._trial_csv[trial] = writer  # pyright: ignore[reportArgumentType]  # None as Tune's own
+        cut_lines(path, last, iteration)
+        # A header that was cut short is gone.
+        self._headers[trial.trial_id] = _header(path)
 
-    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        super().log_trial_result(
-            iteration, trial, {**dict.fromkeys(sorted(names_of(trial))), **result}
-        )
+    def write(self, trial: Any, iteration: int, content: Any) -> None:
+        row = flatten_dict({**dict.fromkeys(sorted(names_of(trial))), **content}, delimiter="/")
+        header = self._headers[trial.trial_id]
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, header or list(row), extrasaction="ignore")
+        if not header:
+            writer.writeheader()
+        writer.writerow(row)
+        append(trial_directory(trial) / EXPR_PROGRESS_FILE, text.getvalue().encode())
+        self._headers[trial.trial_id] = list(writer.fieldnames)
 
-    def log_trial_start(self, trial: Any) -> None:
-        # Here and not with the first row: an old file has to be cut even if no row follows.
-        self._setup_trial(trial)
+
+def _header(path: Path) -> list[str]:
+    """Return the columns of a file; none where there is no file, or nothing in it."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
 
 
 def _iteration(row: dict[str, Any]) -> int:

@@ -6,12 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from callbacks.details_reader import DetailsReader
+from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
     config_of,
     cut_parts,
     label,
-    restored_iteration,
     trial_directory,
     write_part,
 )
@@ -50,7 +49,7 @@ ROLLOUTS = pa.schema(
 )
 
 
-class RolloutsCallback(DetailsReader):
+class RolloutsCallback(RoundWriter):
     """Writes one Parquet part for each round to `rollouts/`, and for each evaluation to
     `evaluations/`.
 
@@ -58,11 +57,11 @@ class RolloutsCallback(DetailsReader):
     Prints two of them after each one where `callbacks.verbose` of the trial says so.
     """
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def cut(self, trial: Any, last: int) -> None:
         for name in ("rollouts", "evaluations"):
-            cut_parts(trial_directory(trial) / name, restored_iteration(trial))
+            cut_parts(trial_directory(trial) / name, last)
 
-    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         directory = trial_directory(trial)
         rollouts = pa.Table.from_pydict(details.rollouts, ROLLOUTS)
         write_part(directory / "rollouts", iteration, rollouts)

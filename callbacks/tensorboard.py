@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
+import io
 import math
 import os
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,10 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from callbacks import summaries
-from callbacks.fail_safe import FailSafeCallback
 from callbacks.rollouts import EVALUATIONS
-from callbacks.trial_files import (
-    KEPT_BYTES,
-    close,
-    continued_files,
-    mixed_tasks,
-    names_of,
-    restored_iteration,
-    trial_directory,
-)
+from callbacks.round_writer import RoundWriter
+from callbacks.trial_files import continued_files, mixed_tasks, names_of, trial_directory
+from grpo_trainable.atomic import append
 from grpo_trainable.details import DETAILS, RoundDetails
 from grpo_trainable.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.stages import IDLE_SIDES, STAGES
@@ -69,7 +63,7 @@ def layout(labels: Iterable[str]) -> dict[str, summaries.Charts]:
     return {**LAYOUT, "tasks, held-out and train": charts} if charts else LAYOUT
 
 
-class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
+class TensorBoardCallback(RoundWriter, TBXLoggerCallback):
     """Replaces Tune's own: tags are the metric names, without `ray/tune/` before them, and the end
     of a round is on disk before the next begins.
 
@@ -77,46 +71,40 @@ class TensorBoardCallback(FailSafeCallback, TBXLoggerCallback):
     """
 
     def __init__(self) -> None:
-        self._files: dict[Any, EventFile] = {}
-        self._latest: dict[Any, dict[str, float]] = {}  # the values that hparams show at the end
+        RoundWriter.__init__(self)
+        self._files: dict[str, EventFile] = {}  # by trial id
+        self._latest: dict[str, dict[str, float]] = {}  # the values that hparams show at the end
 
-    def log_trial_start(self, trial: Any) -> None:
-        if trial in self._files:
-            self._files.pop(trial).close()
-        last, directory = restored_iteration(trial), trial_directory(trial)
+    def content(self, result: dict[str, Any]) -> Any:
+        return dict(result)
+
+    def cut(self, trial: Any, last: int) -> None:
         for path in continued_files(trial, "events.out.tfevents.*"):
             cut_events(path, last)
-        self._files[trial] = EventFile(directory, purge_step=last + 1)
-        self._latest[trial] = {}
-        self._files[trial].add(summaries.custom_scalars(layout(mixed_tasks(trial))))
+        head = summaries.custom_scalars(layout(mixed_tasks(trial)))
+        self._files[trial.trial_id] = EventFile(trial_directory(trial), last + 1, head)
 
-    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
-        if trial not in self._files:
-            self.log_trial_start(trial)
-        scalars = {name: float(result[name]) for name in sorted(names_of(trial) & result.keys())}
-        self._latest[trial] = scalars
+    def write(self, trial: Any, iteration: int, content: dict[str, Any]) -> None:
+        scalars = {name: float(content[name]) for name in sorted(names_of(trial) & content.keys())}
+        self._latest[trial.trial_id] = scalars
         parts = [
             summaries.scalar(name, value) for name, value in scalars.items() if math.isfinite(value)
         ]
-        details: RoundDetails | None = result.get(DETAILS)
+        details: RoundDetails | None = content.get(DETAILS)
         if details is not None:
             parts += detail_summaries(details)
         # One record holds all scalars of a round.
         record = parts[0]
         for other in parts[1:]:
             record.MergeFrom(other)
-        self._files[trial].add(record, result["training_iteration"])
+        self._files[trial.trial_id].add([record], iteration)
 
-    def log_trial_end(self, trial: Any, failed: bool = False) -> None:
-        file, latest = self._files.pop(trial, None), self._latest.pop(trial, {})
-        if file is None:
-            return
+    def finish(self, trial: Any) -> None:
+        latest = self._latest.pop(trial.trial_id, {})
         searched = flatten_dict(trial.evaluated_params, delimiter="/")
         searched = {k: v for k, v in searched.items() if isinstance(v, bool | int | float | str)}
         if searched and latest:
-            for part in summaries.hparams(searched, list(latest)):
-                file.add(part)
-        file.close()
+            self._files[trial.trial_id].add(summaries.hparams(searched, list(latest)))
 
 
 class EventFile:
@@ -127,25 +115,28 @@ class EventFile:
     for good when the disk is full for a moment.
     """
 
-    def __init__(self, directory: Path, purge_step: int) -> None:
+    def __init__(self, directory: Path, purge_step: int, head: Any) -> None:
+        """Begin a file with a summary. OSError when there is no space for it yet."""
         name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (directory / name).open("ab", KEPT_BYTES)
-        self._records = RecordWriter(self._file)
-        self._write(file_version="brain.Event:2")
+        self._path = directory / name
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # pyright: ignore[reportAttributeAccessIssue]
-        self._write(step=purge_step, session_log=start)
+        self._append(
+            {"file_version": "brain.Event:2"},
+            {"step": purge_step, "session_log": start},
+            {"summary": head},
+        )
 
-    def add(self, record: Any, step: int = 0) -> None:
-        """Writes a summary. OSError when there is no space for it yet."""
-        self._write(summary=record, step=step)
+    def add(self, records: Sequence[Any], step: int = 0) -> None:
+        """Write summaries, all of them or none. OSError when there is no space for them yet."""
+        self._append(*({"summary": record, "step": step} for record in records))
 
-    def close(self) -> None:
-        close(self._file)
-
-    def _write(self, **fields: Any) -> None:
-        event = event_pb2.Event(wall_time=time.time(), **fields)  # pyright: ignore[reportAttributeAccessIssue]
-        self._records.write(event.SerializeToString())
-        self._file.flush()
+    def _append(self, *events: dict[str, Any]) -> None:
+        data = io.BytesIO()
+        records = RecordWriter(data)
+        for fields in events:
+            event = event_pb2.Event(wall_time=time.time(), **fields)  # pyright: ignore[reportAttributeAccessIssue]
+            records.write(event.SerializeToString())
+        append(self._path, data.getvalue())
 
 
 def detail_summaries(details: RoundDetails) -> list[Any]:

@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from callbacks.details_reader import DetailsReader
+from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
     continued_file,
     cut_lines,
     label,
-    restored_iteration,
     trial_directory,
 )
+from grpo_trainable.atomic import append, replacing
 from grpo_trainable.details import RoundDetails
 from grpo_trainable.stages import OTHER_THREADS, TRACE_NAMES
 
@@ -23,7 +23,7 @@ FILE = "trace.json"
 OPEN, END = b"[\n", b"]\n"
 
 
-class TraceCallback(DetailsReader):
+class TraceCallback(RoundWriter):
     """Appends each round's spans to `trace.json`: the trial, then a row for each actor.
 
     What other threads of an actor do during its calls (fetching weights, scoring) has a row of its
@@ -32,27 +32,27 @@ class TraceCallback(DetailsReader):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._rows: dict[str, list[str]] = {}  # trial -> actors in the order of their rows
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+    def cut(self, trial: Any, last: int) -> None:
         path = continued_file(trial, FILE)
-        cut_lines(path, restored_iteration(trial), _round_of)
+        cut_lines(path, last, _round_of)
         events = [_event(line) for line in path.open("rb")] if path.exists() else []
         self._rows[trial.trial_id] = [
             event["args"]["name"] for event in events if event and event["name"] == "thread_name"
         ]
         if any(events):
-            with path.open("ab") as file:
-                file.write(END)
+            append(path, END)
         else:
             path.unlink(missing_ok=True)
 
-    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         path = trial_directory(trial) / FILE
         events = []
         if not path.exists():
             events.append(_named("process_name", label(trial), 0, details.round))
-        rows = self._rows.setdefault(trial.trial_id, [])
+        rows = list(self._rows[trial.trial_id])
         # The trial's own row first.
         for item in sorted(details.spans, key=lambda s: (s.actor != "trial", s.span.start)):
             row = f"{item.actor}{OTHER_THREADS if item.span.concurrent else ''}"
@@ -73,6 +73,7 @@ class TraceCallback(DetailsReader):
                 }
             )
         append_events(path, events)
+        self._rows[trial.trial_id] = rows
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -100,7 +101,8 @@ def append_events(path: Path, events: list[dict[str, Any]]) -> None:
     """Appends events in place of the closing bracket, and closes the list again."""
     lines = [json.dumps(event).encode() for event in events]
     if not path.exists():
-        path.write_bytes(OPEN + b"\n,".join(lines) + b"\n" + END)
+        with replacing(path) as file:
+            file.write(OPEN + b"\n,".join(lines) + b"\n" + END)
         return
     with path.open("r+b", buffering=0) as file:
         place = file.seek(-len(END), 2)

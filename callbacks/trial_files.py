@@ -3,7 +3,7 @@
 Everything is written once, straight to the storage path, a round at a time: it can be read while
 the trial runs, and nothing of it waits in Ray's session directory when the driver is killed. Where
 that path is in an object store, `callbacks.mirror` brings there what is written here. What lies
-after the checkpoint that a trial starts from is removed before the trial writes it again.
+after the checkpoint that a trial went on from is removed when the trial writes it again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
@@ -26,10 +25,6 @@ from grpo_trainable.config import GRPOConfig, mix_of
 from grpo_trainable.metrics import names_with
 from grpo_trainable.storage import Place, StoredPath
 from grpo_trainable.trial_storage import place
-
-# Bytes that an appended file keeps in memory while the disk is full; they are written with the next
-# row that there is space for.
-KEPT_BYTES = 1 << 20
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 
@@ -77,11 +72,11 @@ def continued_files(trial: Any, pattern: str) -> list[Path]:
 
 
 def parts_after(trial: Any, last: int) -> list[str]:
-    """Parquet parts of later iterations that an object store has, by their paths from the trial's
-    directory."""
+    """List the Parquet parts of later iterations that an object store has, by their paths from the
+    trial's directory. What was set aside there stays."""
     own = trial_place(trial)
     files = own.files() if isinstance(own, StoredPath) else {}
-    found = ((name, PART.fullmatch(name.rpartition("/")[2])) for name in files)
+    found = ((name, PART.fullmatch(name.partition("/")[2])) for name in files)
     return [name for name, part in found if part is not None and int(part[1]) > last]
 
 
@@ -92,12 +87,6 @@ def detach(path: Path) -> None:
         content = path.read_bytes() if path.exists() else b""
         with replacing(path) as file:
             file.write(content)
-
-
-def restored_iteration(trial: Any) -> int:
-    """The iteration that a trial about to start continues after; 0 from the start."""
-    result = trial.latest_checkpoint_result
-    return 0 if result is None else int(result.metrics["training_iteration"])
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -134,13 +123,6 @@ def label(trial: Any) -> str:
     """The name of a trial in messages: `arm/seed`."""
     config = config_of(trial)
     return f"{config.arm}/{config.seed}"
-
-
-def close(file: IO[Any] | None) -> None:
-    """Closes a file; rows that a full disk did not take are lost."""
-    if file is not None:
-        with suppress(OSError):
-            file.close()
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from callbacks.details_reader import DetailsReader
+from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
     cut_parts,
     label,
     read_parts,
-    restored_iteration,
     trial_directory,
     write_part,
 )
@@ -40,7 +39,7 @@ SCHEMA = pa.schema(
 )
 
 
-class VersionLogCallback(DetailsReader):
+class VersionLogCallback(RoundWriter):
     """Keeps version changes in `versions/part-*.parquet`.
 
     Prints a line for each change, and the histogram of lags at a trial's end, where that is asked
@@ -48,15 +47,16 @@ class VersionLogCallback(DetailsReader):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._versions: dict[tuple[str, str], int] = {}  # (trial, actor) -> what it has
 
-    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        cut_parts(trial_directory(trial) / "versions", restored_iteration(trial))
+    def cut(self, trial: Any, last: int) -> None:
+        cut_parts(trial_directory(trial) / "versions", last)
         # The versions that the old actors had say nothing about the new ones.
         for key in [key for key in self._versions if key[0] == trial.trial_id]:
             del self._versions[key]
 
-    def on_details(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
         rows = [
             {
                 "at": change.at,
@@ -79,6 +79,7 @@ class VersionLogCallback(DetailsReader):
                 print(version_line(label(trial), details.round, change, before), flush=True)
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        super().on_trial_complete(iteration=iteration, trials=trials, trial=trial, **info)
         if is_verbose(trial) and (lags := lag_histogram(trial)):
             groups = ", ".join(f"{lag}: {count}" for lag, count in lags.items())
             print(f"{label(trial):<18} groups by lag at first training: {groups}", flush=True)

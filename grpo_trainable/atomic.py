@@ -48,6 +48,22 @@ def replacing(
         _sync_directory(folder or ".", dir_fd)
 
 
+def append(path: str | Path, data: bytes) -> None:
+    """Append to a file, which is made if there is none.
+
+    Raises:
+        OSError: It cannot be written; what was written of `data` is removed again.
+    """
+    with open(path, "ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size)
+            raise
+
+
 def _sync_directory(folder: str, dir_fd: int | None) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY, dir_fd=dir_fd)
     try:

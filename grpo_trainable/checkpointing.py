@@ -6,6 +6,7 @@ directory counts only when its manifest is there and every file has the SHA-256 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -51,7 +52,16 @@ SHOWN = 8  # trials that an error names
 
 
 class CheckpointError(RuntimeError):
-    """Raised where a directory holds no checkpoint that can be trusted; it names the file."""
+    """Raised where a checkpoint cannot be used; it names the file."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Raised where the bytes of a directory prove that it holds no whole checkpoint: a file is
+    missing, is none of ours, or has the wrong checksum or format."""
+
+
+class UnreadableCheckpoint(CheckpointError):
+    """Raised where a disk or a store does not give the bytes. They may be whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,12 +239,18 @@ def checkpoint_round(directory: str | Place) -> int:
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
-    """The last whole checkpoint that was written to a trial's directory, of round `last` or an
-    earlier one, and its rounds. OSError when a store cannot list the directory."""
+    """Return the newest whole checkpoint in a trial's directory and its rounds, or None.
+
+    Args:
+        last: Pass over checkpoints of later rounds.
+
+    Raises:
+        UnreadableCheckpoint: A newer one, or the directory, cannot be read.
+    """
     for path in reversed(numbered_checkpoints(directory)):
         try:
             round_ = checkpoint_round(path)
-        except CheckpointError:
+        except DamagedCheckpoint:
             continue
         if round_ <= last:
             return path, round_
@@ -242,9 +258,8 @@ def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Director
 
 
 def newest_round(directory: Place) -> int | None:
-    """The round of the last checkpoint in a trial's directory that says so; unlike `newest_whole`
-    it verifies none. None where there is none."""
-    rounds = map(_unverified_round, reversed(numbered_checkpoints(directory)))
+    """Return the round of the newest checkpoint that says so, or None. Verify nothing."""
+    rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
     return next((round_ for round_ in rounds if round_ is not None), None)
 
 
@@ -252,11 +267,11 @@ def remove_older(directory: Place, keep: int, shared_rounds: Collection[int]) ->
     """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
 
     Raises:
-        CheckpointError: the newest is not whole; nothing was removed.
+        CheckpointError: the newest is not whole, or one cannot be read; nothing was removed.
         OSError: one cannot be removed.
     """
     paths = numbered_checkpoints(directory)
-    older = [path for path in paths[:-keep] if _unverified_round(path) not in shared_rounds]
+    older = [path for path in paths[:-keep] if unverified_round(path) not in shared_rounds]
     if older:
         checkpoint_round(paths[-1])
     for path in older:
@@ -293,9 +308,7 @@ def checkpoints_named(directory: Directory) -> list[Directory]:
         if not found:
             raise _no_checkpoint_in(directory)
     except OSError as error:
-        from grpo_trainable.storage import reason  # pyarrow, which takes its time
-
-        raise CheckpointError(f"{directory}: {reason(error)}") from error
+        raise _unread(directory, error) from error
     return found
 
 
@@ -315,17 +328,26 @@ def _no_checkpoint_in(directory: Place) -> CheckpointError:
 
 
 def _names(directory: Place) -> list[str]:
-    """What a directory holds, sorted; nothing where there is none."""
-    if isinstance(directory, Path):
-        return sorted(path.name for path in directory.glob("*"))
-    return directory.names()
+    """List a directory, sorted. Return nothing where there is none."""
+    try:
+        if isinstance(directory, Path):
+            return sorted(os.listdir(directory))
+        return directory.names()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unread(directory, error) from error
 
 
-def _unverified_round(directory: Place) -> int | None:
-    """None when the checkpoint does not say."""
+def unverified_round(directory: Place) -> int | None:
+    """Return the round that a checkpoint names, or None where it names none. Verify nothing.
+
+    Raises:
+        UnreadableCheckpoint: It cannot be read.
+    """
     try:
         return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
-    except CheckpointError:
+    except DamagedCheckpoint:
         return None
 
 
@@ -340,7 +362,7 @@ def _named_errors(directory: Place) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
+        raise DamagedCheckpoint(
             f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
         ) from error
 
@@ -348,7 +370,7 @@ def _named_errors(directory: Place) -> Iterator[None]:
 def _verified(directory: Place) -> dict[str, bytes]:
     """Every file's content, as the manifest vouches for it."""
     if isinstance(directory, Path) and directory.is_symlink():
-        raise CheckpointError(f"{directory}: is a link, not a checkpoint")
+        raise DamagedCheckpoint(f"{directory}: is a link, not a checkpoint")
     refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
@@ -359,16 +381,16 @@ def _verified(directory: Place) -> dict[str, bytes]:
         )
     learners = manifest.get("world_size")
     if type(learners) is not int or not 1 <= learners <= MOST_LEARNERS:
-        raise CheckpointError(f"{directory / MANIFEST}: written by {learners} learners?")
+        raise DamagedCheckpoint(f"{directory / MANIFEST}: written by {learners} learners?")
     expected = _listed_files(learners)
     listed = manifest.get("files")
     if not isinstance(listed, dict) or set(listed) != expected:
-        raise CheckpointError(f"{directory / MANIFEST}: does not list {sorted(expected)}")
+        raise DamagedCheckpoint(f"{directory / MANIFEST}: does not list {sorted(expected)}")
     contents = {}
     for name, digest in listed.items():
         contents[name] = _read(directory / name)
         if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise CheckpointError(
+            raise DamagedCheckpoint(
                 f"{directory / name}: damaged (its SHA-256 is not the manifest's)"
             )
     return contents
@@ -384,7 +406,8 @@ def refuse_foreign_files(directory: str | Place) -> None:
         # What was killed while it wrote leaves a name with a dot in front and another behind.
         whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
         if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
-            raise CheckpointError(f"{directory / name}: is not of a checkpoint; nothing was loaded")
+            foreign = f"{directory / name}: is not of a checkpoint; nothing was loaded"
+            raise DamagedCheckpoint(foreign)
 
 
 def _pack_groups(
@@ -434,9 +457,9 @@ def _parse(path: Place, content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({error})") from error
+        raise DamagedCheckpoint(f"{path}: not JSON ({error})") from error
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: not a JSON object")
+        raise DamagedCheckpoint(f"{path}: not a JSON object")
     return data
 
 
@@ -449,7 +472,16 @@ def _read(path: Place) -> bytes:
         with open(descriptor, "rb") as file:
             return file.read()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise _unread(path, error) from error
+
+
+def _unread(path: Place, error: OSError) -> CheckpointError:
+    """Tell a file that is missing, a link or a directory, from one that may be read later."""
+    from grpo_trainable.storage import reason  # pyarrow, which takes its time
+
+    missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+    kind = DamagedCheckpoint if missing or error.errno == errno.ELOOP else UnreadableCheckpoint
+    return kind(f"{path}: cannot be read ({reason(error)})")
 
 
 def _write(path: Path, content: bytes) -> None:

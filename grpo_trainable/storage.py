@@ -76,6 +76,12 @@ class StoredPath:
     def unlink(self) -> None:
         self.filesystem.delete_file(self.path)
 
+    def move(self, target: StoredPath) -> None:
+        """Move a file or a directory: all of it is copied before anything is removed."""
+        files = self.filesystem
+        pafs.copy_files(self.path, target.path, files, files)
+        self.remove_tree() if self.is_dir() else self.unlink()
+
     def remove_tree(self) -> None:
         self.filesystem.delete_dir(self.path)
 

@@ -58,8 +58,12 @@ class GRPOTrainable(tune.Trainable):
         from grpo_trainable.trial import Trial, resolved
 
         self.trial = Trial(resolved(config), self._storage, inputs, shipped)
+        self._looked = False  # for a checkpoint to go on from
 
     def step(self) -> dict[str, Any]:
+        if not self._looked:
+            # A killed driver may not have noted the checkpoints that the trial has written.
+            self.restore(None)
         trained = self.trial.run_round()
         if trained is None:
             # The trial was restored from its last checkpoint, which Tune did not know to be the
@@ -105,18 +109,21 @@ class GRPOTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the trial as safetensors and JSON."""
+        self.trial.time_total_s = self._time_total
         self.trial.save(checkpoint_dir)
 
     def restore(self, checkpoint_path: Any) -> None:
-        """Restores a checkpoint that holds nothing that Ray would unpickle.
-
-        Where it is gone, because `checkpoint.keep` removed it after the last snapshot that Tune
-        took of the experiment, the trial goes on from its newest whole checkpoint.
+        """Restore a checkpoint, or the newest whole one of the trial where that one is damaged.
 
         Raises:
-            CheckpointError: the directory holds a file that does not belong to a checkpoint.
+            CheckpointError: It cannot be read, is of another format, or, outside of Tune, damaged.
         """
-        checkpoint_path = self.trial.stored.instead_of_removed(checkpoint_path)
+        self._looked = True
+        notes = self.trial.stored.go_on(checkpoint_path, self._restore)
+        self.trial.note_checkpoints(notes)
+
+    def _restore(self, checkpoint_path: Any) -> None:
+        """Restore this checkpoint, once it is shown to hold nothing that Ray would unpickle."""
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, tune.Checkpoint):
             with checkpoint.as_directory() as directory:
@@ -128,11 +135,15 @@ class GRPOTrainable(tune.Trainable):
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Goes on from a checkpoint; raises as `Trial.load` does."""
         self.trial.load(checkpoint)
+        # Tune may have noted another checkpoint, or none.
+        self._iteration = self.trial.rounds_trained
+        self._time_total = self.trial.time_total_s
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts over with another config; False where it reserves other resources."""
         from grpo_trainable.trial import resolved
 
+        self._looked = False
         return self.trial.reset(resolved(new_config), self._storage)
 
     def cleanup(self) -> None:

@@ -80,6 +80,7 @@ class Trial:
             InputChanged: a file that the trial reads has changed.
             ShippingError: a machine cannot have one.
         """
+        self.time_total_s = 0.0  # seconds that Tune counted up to the last checkpoint
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
@@ -331,6 +332,7 @@ class Trial:
             "learner": learners[0].counters,
             "pipeline": self.pipeline.state(),
             "wall_clock_s": self._wall_clock.seconds,
+            "time_total_s": self.time_total_s,
         }
         finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
 
@@ -357,6 +359,7 @@ class Trial:
         )
         self.pipeline.load_state(trial.state["pipeline"], trial.groups)
         self._wall_clock = WallClock(trial.state["wall_clock_s"])
+        self.time_total_s = trial.state.get("time_total_s", 0.0)
         self.stored.shared_rounds = trial.state.get("shared_rounds", [])
         self.stored.share(self.rounds_trained)
 

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import json
+import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from ray import tune
-from ray.air.constants import TRAINING_ITERATION
-from ray.train._internal.session import _TrainingResult
+from ray.air.constants import EXPR_RESULT_FILE, TRAINING_ITERATION
 from ray.train._internal.storage import StorageContext
 
-from grpo_trainable.checkpointing import CHECKPOINT, CheckpointError, newest_whole, remove_older
-from grpo_trainable.storage import Place, StoredPath
+from grpo_trainable.checkpointing import (
+    CHECKPOINT,
+    CheckpointError,
+    DamagedCheckpoint,
+    UnreadableCheckpoint,
+    numbered_checkpoints,
+    remove_older,
+    unverified_round,
+)
+from grpo_trainable.storage import Place, StoredPath, reason
 
-logger = logging.getLogger(__name__)
+ASIDE = re.compile(r"set-aside-(\d+)")
+TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end
 
 # How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
 # from its donor's checkpoint of one perturbation until the donor has been through the next.
@@ -83,25 +93,138 @@ class TrialStorage:
             return [f"older checkpoints stay: {error}"]
         return []
 
-    def instead_of_removed(self, noted: Any) -> Any:
-        """The checkpoint that Tune noted, or the newest whole one where that one is gone.
+    def go_on(self, noted: Any, restore: Callable[[Any], None]) -> list[str]:
+        """Restore the newest whole checkpoint, and say where it is not the one that was noted.
 
-        `checkpoint.keep` may have removed it after Tune's last snapshot of the experiment.
+        A torn copy, or a checkpoint that `checkpoint.keep` removed after Tune's last snapshot of
+        the experiment, gives way to the next one. Where every checkpoint is damaged, the trial
+        starts from round 0, and all that it had written is kept in a directory beside.
+
+        Args:
+            noted: The checkpoint that Tune or a user names; None where Tune has noted none.
+            restore: Verify and restore a checkpoint. Must change nothing before it raises
+                `CheckpointError`.
+
+        Returns:
+            A line that says what was chosen and why, if it was not the noted one.
+
+        Raises:
+            CheckpointError: A checkpoint cannot be read, or is of another format. No file has
+                changed: the same command can be given again.
         """
-        checkpoint, directory = getattr(noted, "checkpoint", None), self._directory
-        if checkpoint is None or directory is None:
-            return noted
-        if place(checkpoint.filesystem, checkpoint.path).exists():
-            return noted
-        whole = newest_whole(directory)
-        if whole is None:
-            return noted
-        path, round_ = whole
-        logger.warning("%s is gone; going on from %s", checkpoint.path, path)
-        return _TrainingResult(
-            checkpoint=checkpoint_at(path),
-            metrics={**noted.metrics, TRAINING_ITERATION: round_},
-        )
+        try:
+            return self._go_on(noted, restore)
+        except (UnreadableCheckpoint, OSError) as error:
+            text = reason(error) if isinstance(error, OSError) else str(error)
+            raise UnreadableCheckpoint(
+                f"{text}; nothing was changed, so try again with --resume"
+            ) from error
+
+    def _go_on(self, noted: Any, restore: Callable[[Any], None]) -> list[str]:
+        named, own = _path_of(noted), self._own_checkpoints()
+        if named is None and not own:
+            return []  # a trial that starts for the first time
+        problems = [] if named is not None else ["no checkpoint was noted"]
+        damaged = False
+        if named is not None:
+            own = [named, *(path for path in own if path != named)]
+        for path in own:
+            try:
+                self._refuse_unusable(path)
+                restore(noted if path == named else checkpoint_at(path))
+            except RowsMissing as error:
+                problems.append(str(error))
+            except DamagedCheckpoint as error:
+                if self._context is None:
+                    raise
+                damaged = True
+                problems.append(str(error).removeprefix(str(path).removesuffix(path.name)))
+            else:
+                return [f"{'; '.join(problems)}; going on from {path.name}"] if problems else []
+        if damaged and (directory := self._directory) is not None:
+            problems.append(f"what the trial had is in {set_aside(directory).name}")
+        return [f"{'; '.join(problems)}; starting from round 0"]
+
+    def _own_checkpoints(self) -> list[Place]:
+        """The trial's checkpoints, newest first."""
+        directory = self._directory
+        return [] if directory is None else list(reversed(numbered_checkpoints(directory)))
+
+    def _refuse_unusable(self, path: Place) -> None:
+        """Refuse a checkpoint before its files are read.
+
+        Raises:
+            DamagedCheckpoint: It is gone.
+            RowsMissing: A kill has left it in an object store without the rows up to its round,
+                which come after it.
+        """
+        if not path.exists():
+            raise DamagedCheckpoint(f"{path}: is gone")
+        directory = self._directory
+        if not isinstance(path, StoredPath) or not isinstance(directory, StoredPath):
+            return
+        last, round_ = last_row(directory / EXPR_RESULT_FILE), unverified_round(path)
+        if round_ is not None and round_ > last:
+            raise RowsMissing(
+                f"{path.name} is of round {round_}, the files of the trial end with round {last}"
+            )
+
+
+class RowsMissing(Exception):
+    """Raised where the files of a trial end before the round of a checkpoint."""
+
+
+def _path_of(noted: Any) -> Place | None:
+    """Return the directory of what `Trainable.restore` takes."""
+    checkpoint = getattr(noted, "checkpoint", noted)
+    if checkpoint is None or isinstance(checkpoint, str):
+        return None if checkpoint is None else Path(checkpoint)
+    return place(checkpoint.filesystem, checkpoint.path)
+
+
+def last_row(path: StoredPath) -> int:
+    """Return the round of the last whole row of a `result.json`; 0 without one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    rounds = (_round_of(line) for line in reversed(content.splitlines(keepends=True)))
+    return next((round_ for round_ in rounds if round_ is not None), 0)
+
+
+def _round_of(line: bytes) -> int | None:
+    """Return the round of a row; None where the writing of the line was cut short."""
+    try:
+        return int(json.loads(line)[TRAINING_ITERATION]) if line.endswith(b"\n") else None
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def set_aside(directory: Place) -> Place:
+    """Move all that a trial has written into a new directory within its own, and return that.
+
+    Raises:
+        OSError: Something cannot be moved. Nothing is lost: the checkpoints go last, so the next
+            try finds the trial as this one did.
+    """
+    names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
+    taken = [int(match[1]) for match in map(ASIDE.fullmatch, names) if match]
+    aside = directory / f"set-aside-{max(taken, default=0) + 1}"
+    moved = [name for name in names if not TUNES_OWN.match(name) and not ASIDE.fullmatch(name)]
+    if isinstance(aside, Path):
+        aside.mkdir()
+    for name in sorted(moved, key=lambda name: (bool(CHECKPOINT.fullmatch(name)), name)):
+        _move(directory / name, aside / name)
+    return aside
+
+
+def _move(source: Place, target: Place) -> None:
+    if isinstance(source, StoredPath):
+        assert isinstance(target, StoredPath)
+        source.move(target)
+    else:
+        assert isinstance(target, Path)
+        source.rename(target)
 
 
 def place(filesystem: FileSystem, path: str) -> Place:

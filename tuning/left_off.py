@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_trainable.checkpointing import newest_round
+from grpo_trainable.checkpointing import UnreadableCheckpoint, newest_round
 from grpo_trainable.wording import plural
 from reports.records import TrialRecord
 
@@ -25,7 +25,11 @@ def _label(trial: TrialRecord) -> str:
 
 
 def _where(trial: TrialRecord) -> str:
-    saved, rounds = newest_round(trial.directory), trial.config.rounds
+    rounds = trial.config.rounds
+    try:
+        saved = newest_round(trial.directory)
+    except UnreadableCheckpoint as error:
+        return f"reached round {trial.round} of {rounds}; {error}"
     if saved is None:
         return f"reached round {trial.round} of {rounds}, not saved: begins anew"
     if saved < trial.round:

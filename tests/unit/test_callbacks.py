@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trials import FakeTrial, details, held_out, row
 
 from callbacks import grpo_callbacks
-from callbacks.checkpoints import CheckpointFallback
+from callbacks.checkpoints import CheckpointCallback
 from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
 from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.kl import KLCallback
@@ -51,8 +51,8 @@ def verbose() -> Iterator[None]:
 
 
 def file_callbacks() -> list[Callback]:
-    """Those that write files; the trials' checkpoints are only named here, not there."""
-    return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointFallback)]
+    """All but those that look at a trial's checkpoints, which these tests only name."""
+    return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointCallback)]
 
 
 def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
@@ -128,13 +128,12 @@ def test_refused_file_is_told_in_a_line(caplog, tmp_path):
     assert not record.exc_info
 
 
-def test_full_disk_costs_rows_of_what_is_replaced_and_none_of_what_is_appended(tmp_path):
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_space(tmp_path):
     trial = FakeTrial(tmp_path / "trial")
-    writers = [TensorBoardCallback(), TraceCallback(), ResultJsonCallback(), ProgressCsvCallback()]
-    write = [*writers[:2], RolloutsCallback(), *writers[2:]]
+    callbacks = file_callbacks()
 
     def log(round_: int) -> None:
-        report(write, trial, row(round_, **{DETAILS: details(round_)}))
+        report(callbacks, trial, row(round_, **{DETAILS: details(round_)}))
 
     log(1)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -154,9 +153,50 @@ def test_full_disk_costs_rows_of_what_is_replaced_and_none_of_what_is_appended(t
     with (directory / "progress.csv").open(newline="") as file:
         assert [int(entry["training_iteration"]) for entry in csv.DictReader(file)] == [1, 2, 3, 4]
     trace = json.loads((directory / "trace.json").read_text())
-    assert {event["args"]["round"] for event in trace} == {1, 4}
-    parts = [path.name for path in (directory / "rollouts").iterdir()]
-    assert sorted(parts) == ["part-00000001.parquet", "part-00000004.parquet"]
+    assert {event["args"]["round"] for event in trace} == {1, 2, 3, 4}
+    for kind in ("rollouts", "steps", "versions"):
+        names = sorted(path.name for path in (directory / kind).iterdir())
+        assert names == [f"part-{n:08d}.parquet" for n in (1, 2, 3, 4)]
+
+
+def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    report([callback], trial, row(1))
+    (tmp_path / "trial").rename(tmp_path / "away")
+    (tmp_path / "trial").touch()  # no file can be made below it
+    report([callback], trial, row(2))
+    (tmp_path / "trial").unlink()
+    (tmp_path / "away").rename(tmp_path / "trial")
+    callback.on_trial_complete(iteration=2, trials=[trial], trial=trial)
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1, 2]
+
+
+def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("callbacks.round_writer.MOST_WAITING", 2)
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    (tmp_path / "trial").touch()
+    for round_ in (1, 2, 3):
+        report([callback], trial, row(round_))
+    assert "ResultJsonCallback cannot be written for too long; round 1 will be" in caplog.text
+    (tmp_path / "trial").unlink()
+    report([callback], trial, row(4))
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [3, 4]
+
+
+def test_a_trial_that_does_not_get_to_its_first_round_leaves_every_file_as_it_was(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    before = {p: p.read_bytes() for p in (tmp_path / "trial").rglob("*") if p.is_file()}
+    callbacks = file_callbacks()
+    start(callbacks, trial, 4)
+    for callback in callbacks:
+        callback.on_trial_error(iteration=0, trials=[trial], trial=trial)
+        callback.on_experiment_end(trials=[trial])
+    assert {p: p.read_bytes() for p in (tmp_path / "trial").rglob("*") if p.is_file()} == before
 
 
 def test_trial_that_starts_again_on_a_full_disk_has_its_rows_once_there_is_space(tmp_path):
@@ -569,7 +609,7 @@ def test_lags_are_those_of_first_trainings(tmp_path):
     for round_, first, lag in zip((1, 2, 3), firsts, lags, strict=True):
         columns = {name: 2 * values for name, values in details(round_).rollouts.items()}
         rollouts = {**columns, "cursor": [7, 7, 8, 8], "lag": lag, "first_use": first}
-        callback.on_details(trial, round_, details(round_, rollouts=rollouts))
+        report([callback], trial, row(round_, **{DETAILS: details(round_, rollouts=rollouts)}))
     assert lag_histogram(trial) == {0: 2, 2: 1}
 
 
@@ -581,7 +621,7 @@ def test_how_weights_came_is_kept_with_the_version(tmp_path):
         at=3.0, role="generator", actor="generator-1", version=5, weights_round=4, sync=sync
     )
     start([callback], trial)
-    callback.on_details(trial, 1, details(1, versions=[change]))
+    report([callback], trial, row(1, **{DETAILS: details(1, versions=[change])}))
     assert parts(trial, "versions") == [
         {
             **{"at": 3.0, "round": 1, "side": "generator", "actor": "generator-1"},
@@ -640,7 +680,7 @@ def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
         ActorSpan("generator", "generator-0", Span("rollout", 11.0, 15.0)),
         ActorSpan("generator", "generator-0", Span("sync", 12.0, 13.0, concurrent=True)),
     ]
-    callback.on_details(trial, 1, details(1, spans=spans))
+    report([callback], trial, row(1, **{DETAILS: details(1, spans=spans)}))
     events = json.loads((tmp_path / "trial" / "trace.json").read_text())
     rows = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
     assert rows == ["generator-0", "generator-0, other threads"]

@@ -1,26 +1,43 @@
-"""A trial starts from the newest checkpoint that is whole, whatever Tune has noted."""
+"""A trial goes on from the newest checkpoint that is whole, whatever Tune has noted."""
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
+import itertools
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
 import pytest
 import torch
 from ray.train._internal.session import _TrainingResult
-from ray.tune import Checkpoint
-from trials import FakeTrial, row
+from ray.tune import Callback, Checkpoint
+from trials import FakeTrial, details, row
 
-from callbacks.checkpoints import CheckpointFallback
+from callbacks import grpo_callbacks
+from callbacks.checkpoints import CheckpointCallback
 from callbacks.interruption import CheckpointOnInterrupt, requested
-from callbacks.trial_files import restored_iteration
-from grpo_trainable.checkpointing import MANIFEST, TrialState, part_file, write_checkpoint
+from grpo_trainable.checkpointing import (
+    MANIFEST,
+    CheckpointError,
+    TrialState,
+    UnreadableCheckpoint,
+    part_file,
+    read_checkpoint,
+    write_checkpoint,
+)
 from grpo_trainable.details import DETAILS
+from grpo_trainable.storage import Place
+from grpo_trainable.trial_storage import TrialStorage, place
 
 pytestmark = pytest.mark.slow  # directories of whole experiments
 
@@ -46,15 +63,28 @@ def trial(tmp_path: Path) -> FakeTrial:
     """Twelve rounds, checkpoints after rounds 4, 8 and 12."""
     trial = FakeTrial(tmp_path / "trial")
     trial.init_local_path()
-    rows = "".join(json.dumps(row(n, time_total_s=2.0 * n)) + "\n" for n in range(1, 13))
+    rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 13))
     (tmp_path / "trial" / "result.json").write_text(rows)
     for number, round_ in enumerate((4, 8, 12)):
         saved(trial, number, round_)
     return trial
 
 
-def start(trial: FakeTrial) -> None:
-    CheckpointFallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
+class Restored:
+    """What a Trainable does with a checkpoint, without actors."""
+
+    def __init__(self, trial: FakeTrial) -> None:
+        self.round = 0
+        context = SimpleNamespace(
+            storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
+        )
+        storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
+        self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore)
+
+    def _restore(self, result: Any) -> None:
+        checkpoint = getattr(result, "checkpoint", result)
+        path: Place = place(checkpoint.filesystem, checkpoint.path)
+        self.round = read_checkpoint(path).state["pipeline"]["learner_round"]
 
 
 def truncate(path: Path) -> None:
@@ -79,69 +109,237 @@ DAMAGES: list[Callable[[Path], Any]] = [
 ]
 
 
-def test_whole_checkpoint_is_left_alone_and_nothing_is_said(trial, capsys):
-    noted = trial.latest_checkpoint_result
-    start(trial)
-    assert trial.latest_checkpoint_result is noted
-    assert capsys.readouterr().out == ""
+def test_whole_checkpoint_is_restored_and_nothing_is_said(trial):
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (12, [])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_one_gives_way_to_the_newest_whole_one(trial, damage, capsys):
+def test_damaged_one_gives_way_to_the_newest_whole_one(trial, damage):
     damage(Path(trial.path) / "checkpoint_000002")
-    start(trial)
-    result = trial.latest_checkpoint_result
-    assert result.checkpoint.path.endswith("checkpoint_000001")
-    # Tune counts on from the row of that round.
-    assert result.metrics["time_total_s"] == 16.0
-    assert restored_iteration(trial) == 8
-    (line,) = capsys.readouterr().out.splitlines()
-    assert "checkpoint_000002" in line
-    assert "going on from checkpoint_000001 (round 8)" in line
-    start(trial)
-    assert capsys.readouterr().out == ""
+    restored = Restored(trial)
+    assert restored.round == 8
+    (note,) = restored.notes
+    assert note.startswith("checkpoint_000002")
+    assert note.endswith("; going on from checkpoint_000001")
 
 
-def test_the_newest_by_rounds_is_taken_even_if_tune_had_not_noted_it(trial, capsys):
+def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
     manager = trial.run_metadata.checkpoint_manager
     older = manager._checkpoint_results[0]
     truncate(Path(older.checkpoint.path))
-    manager._checkpoint_results = [older]
     manager._latest_checkpoint_result = older
-    start(trial)
-    assert restored_iteration(trial) == 12
-    assert [r.metrics["training_iteration"] for r in manager._checkpoint_results] == [12]
-
-
-def test_rows_that_are_gone_do_not_keep_it_from_a_whole_one(trial):
-    truncate(Path(trial.path) / "checkpoint_000002")
-    (Path(trial.path) / "result.json").write_text('"no object"\n')
-    start(trial)
-    assert restored_iteration(trial) == 8
-    truncate(Path(trial.path) / "checkpoint_000001")
-    (Path(trial.path) / "result.json").unlink()
-    start(trial)
-    assert restored_iteration(trial) == 4
+    assert Restored(trial).round == 12
+    manager._latest_checkpoint_result = None
+    restored = Restored(trial)
+    assert restored.round == 12
+    assert restored.notes == ["no checkpoint was noted; going on from checkpoint_000002"]
 
 
 def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
     truncate(Path(trial.path) / "checkpoint_000002")
     foreign = Path(trial.path) / "checkpoint_000003"
-    write_checkpoint(
-        foreign, TrialState(state={"pipeline": {}}, policy={}, optimizer={}, groups=[])
+    foreign.mkdir()
+    (foreign / "dict_checkpoint.pkl").write_bytes(b"somebody else's")
+    assert Restored(trial).round == 8
+
+
+def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
+    directory = Path(trial.path)
+    for path in directory.glob("checkpoint_*"):
+        truncate(path)
+    (directory / "params.json").write_text("{}")
+    before = contents(directory)
+    restored = Restored(trial)
+    assert restored.round == 0
+    (note,) = restored.notes
+    assert note.endswith("what the trial had is in set-aside-1; starting from round 0")
+    del before["params.json"]  # which Tune writes once
+    assert contents(directory / "set-aside-1") == before
+    assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
+
+
+def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial):
+    path = Path(trial.path) / "checkpoint_000002" / MANIFEST
+    path.write_text(path.read_text().replace('"format_version": 4', '"format_version": 99'))
+    with pytest.raises(CheckpointError, match="format version 99, this program reads"):
+        Restored(trial)
+
+
+def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_path):
+    # As when population based training lets a trial continue from a better one's.
+    donor = FakeTrial(tmp_path / "donor")
+    note(trial, saved(donor, 7, 6), 6)
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (6, [])
+
+
+def test_new_trial_has_nothing_to_choose(tmp_path):
+    trial = FakeTrial(tmp_path / "new")
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (0, [])
+
+
+# ---- Errors of the disk ------------------------------------------------------------------------
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+NUMBERS = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC)
+
+
+class FailingDisk:
+    """Counts the operations on files below a directory, and lets one of them fail."""
+
+    NAMES = (
+        *((os, name) for name in ("open", "listdir", "scandir", "stat", "rename", "replace")),
+        *((os, name) for name in ("unlink", "truncate", "mkdir")),
+        (builtins, "open"),
+        (io, "open"),
     )
-    start(trial)
-    assert restored_iteration(trial) == 8
+
+    def __init__(self, directory: Path, fails_at: int, number: int) -> None:
+        self.directory, self.fails_at, self.number = str(directory), fails_at, number
+        self.operations = 0
+
+    @contextmanager
+    def installed(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
+        with patch.context() as within:
+            for owner, name in self.NAMES:
+                within.setattr(owner, name, self._failing(name, getattr(owner, name)))
+            yield
+
+    def _failing(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def run(path: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(path, str | Path) and str(path).startswith(self.directory):
+                self.operations += 1
+                if self.operations == self.fails_at:
+                    raise OSError(self.number, os.strerror(self.number), str(path))
+            return operation(path, *args, **options)
+
+        return run
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """Three rounds with every file that the callbacks write, checkpoints after rounds 1 and 2."""
+    trial = FakeTrial(tmp_path / "written")
+    run(trial, callbacks(), range(1, 4))
+    for number, round_ in enumerate((1, 2)):
+        saved(trial, number, round_)
+    return tmp_path / "written"
+
+
+def callbacks() -> list[Callback]:
+    return grpo_callbacks(console=False)
+
+
+def run(trial: FakeTrial, hooks: list[Callback], rounds: range) -> None:
+    for hook in hooks:
+        hook.on_trial_start(iteration=0, trials=[trial], trial=trial)
+    for round_ in rounds:
+        result = row(round_, **{DETAILS: details(round_)})
+        for hook in hooks:
+            hook.on_trial_result(iteration=round_, trials=[trial], trial=trial, result=result)
+
+
+def resume(trial: FakeTrial, last: int = 4) -> list[str]:
+    """Restore, then train to a round, as a resumed command does."""
+    restored = Restored(trial)
+    run(trial, hooks := callbacks(), range(restored.round + 1, last + 1))
+    for hook in hooks:
+        hook.on_trial_complete(iteration=last, trials=[trial], trial=trial)
+    return restored.notes
+
+
+def rounds_of(trial: FakeTrial) -> dict[str, list[int]]:
+    """The rounds in each kind of file."""
+    directory = Path(trial.path)
+    lines = (directory / "result.json").read_text().splitlines()
+    trace = json.loads((directory / "trace.json").read_text())
+    kinds = ("rollouts", "steps", "versions")
+    return {
+        "rows": [json.loads(line)["training_iteration"] for line in lines],
+        "csv": list(range(1, len((directory / "progress.csv").read_text().splitlines()))),
+        "trace": [e["args"]["round"] for e in trace if e["name"] == "rollout"],
+        **{kind: sorted(int(p.stem[5:]) for p in (directory / kind).iterdir()) for kind in kinds},
+    }
+
+
+@pytest.mark.parametrize("first", range(len(NUMBERS)))
+@pytest.mark.parametrize("noted", [True, False])
+def test_no_file_operation_of_a_resume_that_fails_once_loses_a_byte(
+    written, tmp_path, monkeypatch, noted, first
+):
+    """Every fourth operation on the trial's files in turn, by each error. A try either goes on or
+    is refused, and then every file is as it was; the next try goes on."""
+    before, refused = contents(written), 0
+    for fails_at in itertools.count(first + 1, len(NUMBERS)):
+        number = NUMBERS[(first + fails_at // len(NUMBERS)) % len(NUMBERS)]
+        directory = tmp_path / f"try-{fails_at}" / "trial"
+        shutil.copytree(written, directory)
+        trial = FakeTrial(directory)
+        if noted:
+            note(trial, directory / "checkpoint_000001", 2)
+        disk = FailingDisk(directory, fails_at, number)
+        with disk.installed(monkeypatch):
+            try:
+                resume(trial)
+                said = ""
+            except UnreadableCheckpoint as error:
+                said = str(error)
+        if said:
+            refused += 1
+            assert "nothing was changed, so try again with --resume" in said
+            assert contents(directory) == before
+            resume(trial)
+        assert set(map(tuple, rounds_of(trial).values())) == {(1, 2, 3, 4)}, f"operation {fails_at}"
+        checkpoints = {name for name in before if name.startswith("checkpoint")}
+        assert {name: contents(directory)[name] for name in checkpoints} == {
+            name: before[name] for name in checkpoints
+        }
+        shutil.rmtree(directory.parent)
+        if disk.operations < fails_at:
+            break
+    assert fails_at > 50
+    assert refused
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_setting_aside_that_fails_in_the_middle_loses_nothing(trial, monkeypatch, number):
+    directory = Path(trial.path)
+    for path in directory.glob("checkpoint_*"):
+        truncate(path)
+    before = sorted(contents(directory).values())
+    fails_at, refused = 0, 0
+    while fails_at == 0 or refused == fails_at:
+        fails_at += 1
+        disk = FailingDisk(directory, fails_at, number)
+        try:
+            with disk.installed(monkeypatch):
+                restored = Restored(trial)
+        except UnreadableCheckpoint:
+            refused += 1
+        assert sorted(contents(directory).values()) == before
+    assert restored.round == 0
+    assert refused > 10
+
+
+# ---- The callback ------------------------------------------------------------------------------
 
 
 def test_clone_of_pbt_keeps_no_details_of_its_donor(trial):
     trial.latest_checkpoint_result.metrics[DETAILS] = "bulk"
-    start(trial)
+    CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
     assert DETAILS not in trial.latest_checkpoint_result.metrics
 
 
 def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path, capsys):
-    callback, other = CheckpointFallback(), FakeTrial(tmp_path / "other", arm="async_k1")
+    callback, other = CheckpointCallback(), FakeTrial(tmp_path / "other", arm="async_k1")
     for written in (True, False):
         for one in (trial, other):
             hooks = {"iteration": 1, "trials": [trial, other], "trial": one}
@@ -151,6 +349,18 @@ def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path
     callback.on_experiment_end(trials=[trial, other])
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "sync/0: its last checkpoint could not be written; the one before stays"
+
+
+def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._checkpoint_config.num_to_keep = 2
+    for number in (0, 1):
+        shutil.rmtree(Path(trial.path) / f"checkpoint_{number:06d}")
+    callback = CheckpointCallback()
+    callback.on_checkpoint(iteration=1, trials=[trial], trial=trial, checkpoint=None)
+    saved(trial, 3, 16)
+    rounds = [r.metrics["training_iteration"] for r in manager.best_checkpoint_results]
+    assert rounds == [12, 16]
 
 
 def test_interrupt_ends_the_experiment_once_every_trial_that_runs_has_a_checkpoint(trial, tmp_path):
@@ -174,41 +384,3 @@ def test_interrupt_ends_the_experiment_once_every_trial_that_runs_has_a_checkpoi
     finally:
         requested.clear()
         signal.signal(signal.SIGUSR1, before)
-
-
-def test_without_a_whole_one_the_trial_starts_anew(trial, capsys):
-    for path in Path(trial.path).glob("checkpoint_*"):
-        truncate(path)
-    start(trial)
-    assert trial.latest_checkpoint_result is None
-    assert restored_iteration(trial) == 0
-    assert "no whole one is left, starting anew" in capsys.readouterr().out
-
-
-def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):
-    manager = trial.run_metadata.checkpoint_manager
-    manager._checkpoint_config.num_to_keep = 2
-    for number in (0, 1):
-        shutil.rmtree(Path(trial.path) / f"checkpoint_{number:06d}")
-    callback = CheckpointFallback()
-    callback.on_checkpoint(iteration=1, trials=[trial], trial=trial, checkpoint=None)
-    saved(trial, 3, 16)
-    rounds = [r.metrics["training_iteration"] for r in manager.best_checkpoint_results]
-    assert rounds == [12, 16]
-
-
-def test_checkpoint_of_another_trial_stays_where_tune_put_it(trial, tmp_path, capsys):
-    # As when population based training lets a trial continue from a better one's.
-    donor = FakeTrial(tmp_path / "donor")
-    note(trial, saved(donor, 7, 6), 6)
-    start(trial)
-    assert restored_iteration(trial) == 6
-    assert capsys.readouterr().out == ""
-
-
-def test_new_trial_has_nothing_to_choose(tmp_path, capsys):
-    trial = FakeTrial(tmp_path / "new")
-    trial.init_local_path()
-    start(trial)
-    assert trial.latest_checkpoint_result is None
-    assert capsys.readouterr().out == ""

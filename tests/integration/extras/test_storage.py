@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pytest
 import torch
@@ -21,12 +21,13 @@ from experiments import SPACE, config, row, write_experiment, write_part, write_
 from s3_server import Store, s3_store
 from trials import FakeTrial
 
-from callbacks.checkpoints import CheckpointFallback
 from callbacks.mirror import Mirror
+from callbacks.trial_files import parts_after
 from grpo_trainable.checkpointing import (
     MANIFEST,
     CheckpointError,
     TrialState,
+    UnreadableCheckpoint,
     checkpoint_round,
     checkpoints_named,
     newest_whole,
@@ -36,7 +37,7 @@ from grpo_trainable.checkpointing import (
     write_checkpoint,
 )
 from grpo_trainable.storage import StoredPath, fetched, refusal, stored_path
-from grpo_trainable.trial_storage import checkpoint_at
+from grpo_trainable.trial_storage import TrialStorage, checkpoint_at
 from reports.report import ReportError, write_report
 from reports.stored import at_hand
 
@@ -133,7 +134,7 @@ def test_a_checkpoint_is_read_from_the_store(store: Store, tmp_path: Path) -> No
     ("where", "key", "told"),
     [
         ("s3://nobody/trial", "a-key", "s3://nobody/trial: is no directory"),
-        ("s3://bucket/trial", "another", "s3://bucket/trial: ACCESS_DENIED"),
+        ("s3://bucket/trial", "another", "s3://bucket/trial: cannot be read (ACCESS_DENIED)"),
         ("s3://key:secret@bucket/trial", "a-key", "credentials and endpoint belong into the"),
     ],
 )
@@ -174,16 +175,22 @@ def test_the_newest_whole_checkpoint_is_found_and_older_ones_are_removed(
     assert checkpoint_round(trial / "checkpoint_000001") == 4
 
 
-def fake_trial(directory: Path, stored: StoredPath) -> Any:
-    trial = FakeTrial(directory)
-    trial.path = stored.path
-    trial.storage = SimpleNamespace(storage_filesystem=stored.filesystem)
-    return trial
+def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
+    """The round that a trial goes on from, and what is said of it."""
+    context = SimpleNamespace(storage_filesystem=stored.filesystem, trial_fs_path=stored.path)
+    restored: list[int] = []
+
+    def restore(checkpoint: Any) -> None:
+        with checkpoint.as_directory() as directory:
+            restored.append(read_checkpoint(directory).state["pipeline"]["learner_round"])
+
+    notes = TrialStorage(cast(Any, context), keep=None).go_on(checkpoint_at(noted), restore)
+    return (restored[-1] if restored else 0), notes
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], damaged: bool
+    store: Store, tmp_path: Path, damaged: bool
 ) -> None:
     """Twelve rounds, checkpoints after 4, 8 and 12; the driver was killed before the row of 12."""
     stored = stored_path("s3://bucket/e/trial")
@@ -193,17 +200,49 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
         brought(checkpoint(tmp_path / str(round_), round_), stored / f"checkpoint_{number:06d}")
     if damaged:
         (stored / "checkpoint_000001" / MANIFEST).unlink()
-    trial = fake_trial(tmp_path / "other machine" / "trial", stored)
-    trial.checkpoint_at(12)
-    noted = trial.latest_checkpoint_result
-    noted.checkpoint = checkpoint_at(stored / "checkpoint_000002")
-    CheckpointFallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
-    result = trial.latest_checkpoint_result
-    number, round_ = (0, 4) if damaged else (1, 8)
-    assert result.checkpoint.path == f"bucket/e/trial/checkpoint_{number:06d}"
-    assert result.metrics["training_iteration"] == round_
-    told = "is of round 12, the files of the trial end with round 11; going on from"
-    assert f"{told} checkpoint_{number:06d} (round {round_})" in capsys.readouterr().out
+    round_, (note,) = going_on(stored, stored / "checkpoint_000002")
+    assert round_ == (4 if damaged else 8)
+    said = "checkpoint_000002 is of round 12, the files of the trial end with round 11"
+    assert note.startswith(said)
+    assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1}")
+
+
+def test_a_store_that_fails_is_no_proof_of_damage(store: Store, tmp_path: Path) -> None:
+    stored = stored_path("s3://bucket/e/trial")
+    (stored / "result.json").write_bytes((json.dumps(row(4)) + "\n").encode())
+    brought(checkpoint(tmp_path / "4", 4), stored / "checkpoint_000000")
+    before = {name: (stored / name).read_bytes() for name in stored.files()}
+    store.refuses = lambda method, path: "403 AccessDenied" if "policy" in path else None
+    with pytest.raises(UnreadableCheckpoint, match="nothing was changed, so try again"):
+        going_on(stored, stored / "checkpoint_000000")
+    store.refuses = lambda method, path: None
+    assert {name: (stored / name).read_bytes() for name in stored.files()} == before
+    assert going_on(stored, stored / "checkpoint_000000") == (4, [])
+
+
+def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
+    store: Store, tmp_path: Path
+) -> None:
+    stored = stored_path("s3://bucket/e/trial")
+    (stored / "result.json").write_bytes((json.dumps(row(4)) + "\n").encode())
+    (stored / "rollouts" / "part-00000004.parquet").write_bytes(b"responses")
+    brought(checkpoint(tmp_path / "4", 4), stored / "checkpoint_000000")
+    policy = stored / "checkpoint_000000" / part_file("policy")
+    policy.write_bytes(policy.read_bytes()[:-1])
+    before = {name: (stored / name).read_bytes() for name in stored.files()}
+    round_, (note,) = going_on(stored, stored / "checkpoint_000000")
+    assert round_ == 0
+    assert note.endswith(
+        "damaged (its SHA-256 is not the manifest's); what the trial had is in "
+        "set-aside-1; starting from round 0"
+    )
+    aside = stored / "set-aside-1"
+    assert {name: (aside / name).read_bytes() for name in aside.files()} == before
+    assert stored.names() == ["set-aside-1"]
+    # It is no part of the trial's files.
+    trial: Any = FakeTrial(tmp_path / "trial")
+    trial.path, trial.storage.storage_filesystem = stored.path, stored.filesystem
+    assert parts_after(trial, 0) == []
 
 
 # ---- Files of a running trial ------------------------------------------------------------------

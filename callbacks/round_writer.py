@@ -1,0 +1,101 @@
+"""The base of callbacks that write down every round of a trial, once."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from callbacks.fail_safe import FailSafeCallback
+from callbacks.trial_files import label
+from grpo_trainable.details import DETAILS
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 256  # rounds of a trial that wait in memory for space on the disk
+
+
+class RoundWriter(FailSafeCallback):
+    """Writes each round of a trial after those before it, and none twice.
+
+    A trial that starts again repeats the rounds after its checkpoint. Files are cut to that
+    checkpoint when the first repeated round arrives and not before: it proves that the checkpoint
+    could be restored. A trial that fails to start leaves every file as it was.
+
+    A round that cannot be written waits in memory, and is written before the next one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[tuple[int, Any]]] = {}  # trial id -> (round, what to write)
+        self._started: set[str] = set()  # ids of trials that have reported since they started
+        self._uncut: set[str] = set()  # ids of those whose files are not cut yet
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles callbacks with the experiment. After a resume every trial starts again.
+        return {**self.__dict__, "_waiting": {}, "_started": set(), "_uncut": set()}
+
+    # ---- For subclasses ----------------------------------------------------------------------
+
+    def content(self, result: dict[str, Any]) -> Any:
+        """Return what is to be written of a row, or None. By default its details."""
+        return result.get(DETAILS)
+
+    def cut(self, trial: Any, last: int) -> None:
+        """Prepare the files of a trial to be continued after round `last`.
+
+        May be called again where it raised OSError.
+        """
+        raise NotImplementedError
+
+    def write(self, trial: Any, iteration: int, content: Any) -> None:
+        """Write a round. Must leave the files as they were where it raises OSError."""
+        raise NotImplementedError
+
+    def finish(self, trial: Any) -> None:
+        """Write what comes after the last round of a trial."""
+
+    # ---- Hooks of Tune -----------------------------------------------------------------------
+
+    def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._started.discard(trial.trial_id)
+
+    def on_trial_result(
+        self, iteration: int, trials: list, trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        round_, content = result["training_iteration"], self.content(result)
+        if content is None:
+            return
+        waiting = self._waiting.setdefault(trial.trial_id, deque())
+        if trial.trial_id not in self._started:
+            self._started.add(trial.trial_id)
+            self._uncut.add(trial.trial_id)
+            while waiting and waiting[-1][0] >= round_:
+                waiting.pop()
+        waiting.append((round_, content))
+        if len(waiting) > MOST_WAITING:
+            lost, _ = waiting.popleft()
+            logger.error(
+                "%s: %s cannot be written for too long; round %d will be missing",
+                *(label(trial), type(self).__name__, lost),
+            )
+        self._write_waiting(trial)
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._end(trial)
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self._end(trial)
+
+    def _end(self, trial: Any) -> None:
+        if trial.trial_id in self._started:
+            self._write_waiting(trial)
+            self.finish(trial)
+
+    def _write_waiting(self, trial: Any) -> None:
+        waiting = self._waiting[trial.trial_id]
+        if trial.trial_id in self._uncut:
+            self.cut(trial, waiting[0][0] - 1)
+            self._uncut.remove(trial.trial_id)
+        while waiting:
+            self.write(trial, *waiting[0])
+            waiting.popleft()
