@@ -91,7 +91,7 @@ NAMES = frozenset(
         *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
         *("count/skipped_rounds", "count/short_batches", "count/unverified", "count/completions"),
         *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
-        "fleet/generators",
+        *("fleet/generators", "fleet/niceness"),
         *RLLIB_NAMES,
         *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),
     )

@@ -45,6 +45,7 @@ class Place:
 
     machine: str
     pid: int
+    niceness: int = 0  # 0: as an ordinary process; 15, Ray's default for actors: after all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def place() -> Place:
     with contextlib.suppress(OSError):  # a platform without /proc has no meter either
         machine = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         machine += os.readlink(PROC / "self/ns/pid")
-    return Place(machine, os.getpid())
+    return Place(machine, os.getpid(), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 class Meter:

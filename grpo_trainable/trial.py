@@ -131,6 +131,7 @@ class Trial:
         self._started = False
         self._disturbed = False  # whether the user was told of a disturbed round
         self._lost_actor = False  # whether one was replaced since the meter was read
+        self._niceness = 0  # the largest of its processes
 
     def _start(self) -> None:
         """Brings the first weights into the generators, once.
@@ -192,6 +193,7 @@ class Trial:
             return None
         report = self.pipeline.run_round()
         row = {**report.metrics, **self._disturbance(report.round), **self._time_and_cost(report)}
+        row["fleet/niceness"] = float(self._niceness)
         counts = self.pipeline.counts
         row.update(rllib_metrics(row, counts.sampled_responses, counts.sampled_tokens))
         names = names_with(self.config.parts)
@@ -240,6 +242,12 @@ class Trial:
         """Tells the meter the processes of actors that have started meanwhile."""
         for place in self.actors.newly_placed():
             self.meter.add(place)
+            if place.niceness > self._niceness:
+                self._niceness = place.niceness
+                self._news.append(
+                    f"actors run at niceness {place.niceness}, behind every ordinary process of "
+                    "their machine; RAY_worker_niceness=0 before `ray start` changes that"
+                )
 
     def _time_and_cost(self, report: RoundReport) -> dict[str, float]:
         eval_s = report.metrics["time/eval_s"]

@@ -56,6 +56,7 @@ class TrialSummary:
     last: float | None
     reference_nll: float | None
     largest_lag: float | None
+    niceness: float  # of its actors; 0 is that of an ordinary process
     still: int  # rounds in which no group had unequal rewards, where the advantage needs them
 
     @property
@@ -85,6 +86,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         last=trial.last("reward/eval_mean"),
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
+        niceness=max(trial.column("fleet/niceness"), default=0.0),
         still=sum(map(without_signal, trial.rows)) if trial.config.needs_unequal_rewards else 0,
     )
 
@@ -197,7 +199,7 @@ class Comparison:
         )
 
     def _notes_on_other_work(self) -> list[str]:
-        notes = []
+        notes = self._notes_on_niceness()
         if disturbed := self._disturbed():
             notes.append(
                 "Too disturbed to count, with the share of the machine that other work took: "
@@ -221,6 +223,18 @@ class Comparison:
                 f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
             )
         return notes
+
+    def _notes_on_niceness(self) -> list[str]:
+        nice = {
+            arm: max(trial.niceness for trial in trials)
+            for arm, trials in self.arms.items()
+            if any(trial.niceness for trial in trials)
+        }
+        return [
+            f"Actors of {arm} ran at niceness {niceness:g}: any ordinary process on their machine "
+            "came first. Start Ray with RAY_worker_niceness=0 to compare speeds."
+            for arm, niceness in nice.items()
+        ]
 
     def seeds_used(self, own: Contrast) -> str:
         """`2 of 3 seeds`; empty when the contrast rests on all seeds of the experiment."""

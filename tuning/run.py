@@ -81,6 +81,8 @@ def _start_ray(plan: Plan) -> None:
         return
     os.environ.update(WAITING)
     make_token(Path.home(), os.environ)
+    # Ray gives its workers niceness 15: beside one busy process a trial would seem to hang.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray starts a worker for each core beforehand, and Tune runs a trial in others, with variables
     # of their own: a CPU second for nothing, when the trial wants it.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,12 +26,15 @@ def tune_command(*arguments: str, storage: Path) -> list[str]:
 
 def run(script: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A command from start to end, in a directory."""
+    # The tests set it for the Ray that they start. The command has to see to its own.
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_worker_niceness"}
     return subprocess.run(
         [sys.executable, str(ROOT / "launch" / script), *arguments],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=cwd,
+        env=environment,
         check=False,
     )
 

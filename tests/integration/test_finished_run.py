@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import pytest
 from commands import SMALL, overlap, parts, run, spans, trial_directories, tune
@@ -63,6 +64,13 @@ def test_every_logged_number_is_a_metric_with_a_name(finished):
         for row in rows(trial):
             numbers = {name for name, value in row.items() if isinstance(value, int | float)}
             assert numbers - own - SOMETIMES == NAMES - SOMETIMES
+
+
+def test_actors_are_not_behind_the_other_processes_of_the_machine(finished):
+    experiment, _ = finished
+    ordinary = os.getpriority(os.PRIO_PROCESS, 0)
+    for trial in trial_directories(experiment):
+        assert {row["fleet/niceness"] for row in rows(trial)} == {ordinary}
 
 
 def test_rollouts_versions_and_evaluations_agree_with_the_rows(finished):

@@ -160,6 +160,16 @@ def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
     assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
 
 
+def test_actors_that_ran_behind_every_other_process_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    nice = [{**row, "fleet/niceness": 15.0} for row in rows(rng)]
+    plain = [{**row, "fleet/niceness": 0.0} for row in rows(rng)]
+    record = write(tmp_path / "nice", {BASE: [plain], OTHER: [nice]})
+    words = " ".join(table(compare(record.trials)).split())
+    assert f"Actors of {OTHER} ran at niceness 15: any ordinary process on their machine" in words
+    assert f"Actors of {BASE}" not in words
+
+
 def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_speed_alone(tmp_path):
     rng = np.random.default_rng(0)
     runs = {BASE: [rows(rng, 1.6, [0.4] * 16)], OTHER: [rows(rng)], THIRD: [rows(rng)]}

@@ -229,6 +229,16 @@ def test_a_process_is_ours_once_it_is_added_and_only_on_this_machine():
         os.kill(orphan, 9)
 
 
+def test_a_place_says_how_far_a_process_is_behind_others():
+    script = (
+        "from grpo_trainable.noise import place; import os; os.nice(7); print(place().niceness)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert int(child.stdout) == min(19, place().niceness + 7)
+
+
 def owned(meter: Meter) -> frozenset[int]:
     reading = meter._read()
     assert reading is not None
