@@ -16,10 +16,10 @@ from pathlib import Path
 from survival import CHECKPOINT_EVERY, ROUNDS, Experiment, Fault, Lost, Outcome, interrupt, judge
 from write_points import killed_at
 
-from callbacks.checkpoints import newest_whole
 from grpo_trainable.checkpointing import (
     MANIFEST,
     checkpoint_round,
+    newest_whole,
     read_checkpoint,
     write_checkpoint,
 )

@@ -178,7 +178,7 @@ def ppo_curve(env: str, seed: int) -> Iterator[Mapping[str, float]]:
     import ray
     import torch
 
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     algo = build_ppo(env, seed)
     torch.set_num_threads(1)  # RLlib sets none where the learner is in this process
     seconds, mean = 0.0, -float("inf")

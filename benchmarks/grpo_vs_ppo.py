@@ -117,7 +117,7 @@ def run_ppo(directory: Path, seed: int, samples: int) -> None:
     """One trial, written as a trial of ours is: `params.json` and a row a line in `result.json`."""
     import ray
 
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
     algo = build_ppo(seed)
     rows = train_ppo(algo, seed, samples)
     algo.stop()

@@ -11,7 +11,7 @@ from typing import Any
 
 from survival import FIRST, LAST, Experiment, Fault, Lost, Outcome, interrupt, judge, none_left
 
-from callbacks.checkpoints import damage
+from grpo_trainable.checkpointing import CheckpointError, checkpoint_round
 
 
 def kill(role: str, arms: tuple[str, ...], rng: random.Random, repeat: int) -> Outcome:
@@ -46,6 +46,15 @@ def stop_generator(rng: random.Random, repeat: int) -> Outcome:
                 raise Lost("the stopped process was left")
             running.ends_well()
         return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint, or None when it is whole."""
+    try:
+        checkpoint_round(checkpoint)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def kill_while_copying(rng: random.Random, repeat: int) -> Outcome:

@@ -45,6 +45,7 @@ def main() -> None:
     import ray
 
     ray.init(
+        address="local",
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

@@ -121,7 +121,9 @@ def over_real_actors(generators: int, chunks: int, tokens: int) -> tuple[float, 
 
     rounds = max(2, chunks // (generators * CHUNKS))
     config = config_of(generators, rounds)
-    ray.init(num_cpus=1 + generators, include_dashboard=False, logging_level="ERROR")
+    ray.init(
+        address="local", num_cpus=1 + generators, include_dashboard=False, logging_level="ERROR"
+    )
     try:
         runtime = RayRuntime()
         learner = RayActor(AnsweringLearner, "learner", config, num_cpus=1, num_gpus=0)

@@ -334,7 +334,13 @@ def main() -> None:
             print(f"not available here: {name} ({reason})")
     results: dict[str, Any] = {}
     broadcast: dict[str, Any] = {}
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     with tempfile.TemporaryDirectory() as directory:
 
         def turn(label: str, name: str, generators: int) -> dict[str, Any]:

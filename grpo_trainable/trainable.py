@@ -122,8 +122,8 @@ class GRPOTrainable(tune.Trainable):
         notes = self.trial.stored.go_on(checkpoint_path, self._restore)
         self.trial.note_checkpoints(notes)
 
-    def _restore(self, checkpoint_path: Any) -> None:
-        """Restore this checkpoint, once it is shown to hold nothing that Ray would unpickle."""
+    def _restore(self, checkpoint_path: Any) -> int:
+        """Restore this checkpoint, unless it holds what Ray would unpickle. Return its round."""
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, tune.Checkpoint):
             with checkpoint.as_directory() as directory:
@@ -131,6 +131,7 @@ class GRPOTrainable(tune.Trainable):
         else:
             refuse_foreign_files(checkpoint)
         super().restore(checkpoint_path)
+        return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Goes on from a checkpoint; raises as `Trial.load` does."""

@@ -93,7 +93,7 @@ class TrialStorage:
             return [f"older checkpoints stay: {error}"]
         return []
 
-    def go_on(self, noted: Any, restore: Callable[[Any], None]) -> list[str]:
+    def go_on(self, noted: Any, restore: Callable[[Any], int]) -> list[str]:
         """Restore the newest whole checkpoint, and say where it is not the one that was noted.
 
         A torn copy, or a checkpoint that `checkpoint.keep` removed after Tune's last snapshot of
@@ -102,8 +102,8 @@ class TrialStorage:
 
         Args:
             noted: The checkpoint that Tune or a user names; None where Tune has noted none.
-            restore: Verify and restore a checkpoint. Must change nothing before it raises
-                `CheckpointError`.
+            restore: Verify and restore a checkpoint, and return its round. Must change nothing
+                before it raises `CheckpointError`.
 
         Returns:
             A line that says what was chosen and why, if it was not the noted one.
@@ -120,7 +120,7 @@ class TrialStorage:
                 f"{text}; nothing was changed, so try again with --resume"
             ) from error
 
-    def _go_on(self, noted: Any, restore: Callable[[Any], None]) -> list[str]:
+    def _go_on(self, noted: Any, restore: Callable[[Any], int]) -> list[str]:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
             return []  # a trial that starts for the first time
@@ -131,7 +131,7 @@ class TrialStorage:
         for path in own:
             try:
                 self._refuse_unusable(path)
-                restore(noted if path == named else checkpoint_at(path))
+                round_ = restore(noted if path == named else checkpoint_at(path))
             except RowsMissing as error:
                 problems.append(str(error))
             except DamagedCheckpoint as error:
@@ -140,7 +140,8 @@ class TrialStorage:
                 damaged = True
                 problems.append(str(error).removeprefix(str(path).removesuffix(path.name)))
             else:
-                return [f"{'; '.join(problems)}; going on from {path.name}"] if problems else []
+                chosen = f"going on from {path.name} (round {round_})"
+                return ["; ".join([*problems, chosen])] if problems else []
         if damaged and (directory := self._directory) is not None:
             problems.append(f"what the trial had is in {set_aside(directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]

@@ -81,10 +81,11 @@ class Restored:
         storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
         self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore)
 
-    def _restore(self, result: Any) -> None:
+    def _restore(self, result: Any) -> int:
         checkpoint = getattr(result, "checkpoint", result)
         path: Place = place(checkpoint.filesystem, checkpoint.path)
         self.round = read_checkpoint(path).state["pipeline"]["learner_round"]
+        return self.round
 
 
 def truncate(path: Path) -> None:
@@ -121,7 +122,7 @@ def test_damaged_one_gives_way_to_the_newest_whole_one(trial, damage):
     assert restored.round == 8
     (note,) = restored.notes
     assert note.startswith("checkpoint_000002")
-    assert note.endswith("; going on from checkpoint_000001")
+    assert note.endswith("; going on from checkpoint_000001 (round 8)")
 
 
 def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
@@ -133,7 +134,7 @@ def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
     manager._latest_checkpoint_result = None
     restored = Restored(trial)
     assert restored.round == 12
-    assert restored.notes == ["no checkpoint was noted; going on from checkpoint_000002"]
+    assert restored.notes == ["no checkpoint was noted; going on from checkpoint_000002 (round 12)"]
 
 
 def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):

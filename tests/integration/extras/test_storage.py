@@ -180,9 +180,10 @@ def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
     context = SimpleNamespace(storage_filesystem=stored.filesystem, trial_fs_path=stored.path)
     restored: list[int] = []
 
-    def restore(checkpoint: Any) -> None:
+    def restore(checkpoint: Any) -> int:
         with checkpoint.as_directory() as directory:
             restored.append(read_checkpoint(directory).state["pipeline"]["learner_round"])
+        return restored[-1]
 
     notes = TrialStorage(cast(Any, context), keep=None).go_on(checkpoint_at(noted), restore)
     return (restored[-1] if restored else 0), notes
@@ -204,7 +205,7 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
     assert round_ == (4 if damaged else 8)
     said = "checkpoint_000002 is of round 12, the files of the trial end with round 11"
     assert note.startswith(said)
-    assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1}")
+    assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1} (round {round_})")
 
 
 def test_a_store_that_fails_is_no_proof_of_damage(store: Store, tmp_path: Path) -> None:
