@@ -1,0 +1,120 @@
+"""A disk that fails for a moment while an experiment is resumed, by the real command."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import SMALL, parts, trial_directories, tune_command
+from conftest import rows, wait_for
+
+ROUNDS = 10
+
+# Python imports it in every process of the command: operations on files whose path contains a text
+# fail, so many times in all.
+FAILING = """
+import builtins, io, json, os, pathlib
+
+def failing(operation, match, number, times, counted):
+    def run(path, *args, **options):
+        if isinstance(path, (str, pathlib.PurePath)) and match in str(path):
+            file = pathlib.Path(counted)
+            failed = file.stat().st_size if file.exists() else 0
+            if failed < times:
+                with plain(counted, "ab") as counter:
+                    counter.write(b".")
+                raise OSError(number, os.strerror(number), str(path))
+        return operation(path, *args, **options)
+    return run
+
+plain = builtins.open
+for owner, name, *how in json.loads(os.environ["FAILING"]):
+    owner = {"os": os, "io": io}[owner]
+    setattr(owner, name, failing(getattr(owner, name), *how))
+"""
+ALWAYS = 10**6
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Killed after checkpoints of rounds 2 and 4 at least."""
+    storage = tmp_path_factory.mktemp("storage")
+    argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=sync", *SMALL]
+    argv += ["--iterations", str(ROUNDS), "--checkpoint-every", "2", "--set", "eval.every=10"]
+    command = tune_command(*argv, storage=storage)
+    process = subprocess.Popen(command, cwd=storage, stdout=subprocess.DEVNULL)
+    directory = storage / "cut"
+    wait_for(lambda: list(directory.glob("*/checkpoint_000001/manifest.json")), 120)
+    wait_for(lambda: len(rows(trial_directories(directory)[0])) >= 5, 60)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return directory
+
+
+def resume(experiment: Path, tmp_path: Path, *faults: tuple[Any, ...]) -> tuple[int, str]:
+    """Exit status and output of a resumption in which these operations fail."""
+    (tmp_path / "sitecustomize.py").write_text(FAILING)
+    told = [[*fault, str(tmp_path / f"failed-{n}")] for n, fault in enumerate(faults)]
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, "FAILING": json.dumps(told)}
+    argv = ["--resume", "must", "--name", "cut", "--max-failures", "0"]
+    done = subprocess.run(
+        tune_command(*argv, storage=experiment.parent),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=experiment.parent,
+        env=environment,
+        check=False,
+    )
+    for n in range(len(faults)):
+        assert (tmp_path / f"failed-{n}").exists(), f"fault {n} never happened"
+    return done.returncode, done.stdout + done.stderr
+
+
+def written(experiment: Path) -> dict[str, bytes]:
+    """What the trial has written, by path; Tune's own notes of the failure are left out."""
+    (trial,) = trial_directories(experiment)
+    files = [path for path in trial.rglob("*") if path.is_file() and path.suffix != ".pkl"]
+    named = {path.relative_to(trial).as_posix(): path for path in files}
+    return {n: p.read_bytes() for n, p in named.items() if not n.startswith(("error.", "params."))}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "path", "number", "times"),
+    [
+        ("os", "open", "policy-", errno.EIO, ALWAYS),
+        ("os", "listdir", "/cut/sync-0-", errno.ESTALE, ALWAYS),
+        ("os", "open", "manifest.json", errno.EMFILE, 1),
+    ],
+)
+def test_a_trial_whose_checkpoints_cannot_be_read_is_refused_and_loses_nothing(
+    experiment: Path, tmp_path: Path, owner: str, name: str, path: str, number: int, times: int
+) -> None:
+    before = written(experiment)
+    status, told = resume(experiment, tmp_path, (owner, name, path, number, times))
+    assert status == 1
+    assert f"cannot be read ({os.strerror(number)}); nothing was changed, so try again" in told
+    assert written(experiment) == before
+
+
+def test_what_the_disk_refuses_once_is_written_with_the_next_round(
+    experiment: Path, tmp_path: Path
+) -> None:
+    faults = [
+        ("io", "open", "result.json", errno.EIO, 1),
+        ("os", "replace", "part-", errno.ENOSPC, 1),
+    ]
+    status, told = resume(experiment, tmp_path, *faults)
+    assert status == 0, told
+    (trial,) = trial_directories(experiment)
+    every = list(range(1, ROUNDS + 1))
+    assert [row["training_iteration"] for row in rows(trial)] == every
+    for kind in ("rollouts", "steps", "versions"):
+        assert sorted({entry["round"] for entry in parts(trial, kind)}) == every
