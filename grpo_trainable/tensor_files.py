@@ -74,7 +74,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous tensor in main memory."""
     import torch
 
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iterator[bytes]:

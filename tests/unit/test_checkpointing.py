@@ -405,11 +405,13 @@ def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> Tria
         for number, held in enumerate(rows, start=1):
             seen_by = "elsewhere" if number in apart else proof
             tensors = {"policy": held, "optimizer": steps if number == 1 else {}}
-            place = {"number": number, "of": size}
-            written = write_learner_files(str(directory), seen_by, tensors, {}, **place)
+            written = write_learner_files(
+                str(directory), seen_by, tensors, {"version": number}, number=number, of=size
+            )
             if number in apart:
                 assert not written.written
-                digests = write_messages(directory, learner_messages(tensors, **place))
+                messages = learner_messages(tensors, number=number, of=size)
+                digests = write_messages(directory, messages)
                 written = replace(written, digests=digests)
             files.append(written)
     finish_checkpoint(directory, files, trial().state, trial().groups)
