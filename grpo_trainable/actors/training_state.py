@@ -121,17 +121,26 @@ class TrainingState:
         Raises:
             ValueError: the state is of another model, or was trained against another reference.
         """
-        expected = state.counters["reference_checksum"]
+        self._take(dict(state.policy), dict(state.optimizer), state.counters)
+
+    def _take(
+        self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
+    ) -> None:
+        """Goes on from these tensors, and empties both dictionaries meanwhile: as moments are
+        copied one after the other, memory need not hold all of them twice."""
+        expected = counters["reference_checksum"]
         if expected != self._reference_checksum:
             raise ValueError(
                 f"the checkpoint's reference policy has checksum {expected}, but the policy of "
                 f"model.preset={self._config.model.preset}, model.path={self._config.model.path} "
                 f"has {self._reference_checksum}; use the policy that the run started from"
             )
-        copy_parameters(self._parameters, self._parts_of(state.policy), source="checkpoint")
-        self.optimizer.load_state(self._load_critic(state.optimizer), state.counters)
-        self.kl_coefficient.load_counters(state.counters)
-        self.round = state.counters["round"]
+        copy_parameters(self._parameters, self._parts_of(policy), source="checkpoint")
+        policy.clear()
+        self._load_critic(optimizer)
+        self.optimizer.load_state(optimizer, counters)
+        self.kl_coefficient.load_counters(counters)
+        self.round = counters["round"]
         self._ranks.settle()
 
     def read(self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]) -> bool:
@@ -148,7 +157,7 @@ class TrainingState:
         except CheckpointError as error:
             logger.warning("%s; the trial sends the state instead", error)
             return False
-        self.load(LearnerState(policy=policy, optimizer=optimizer, counters=counters))
+        self._take(policy, optimizer, counters)
         return True
 
     def _parts_of(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -156,13 +165,15 @@ class TrainingState:
         own = self._parameters
         return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
 
-    def _load_critic(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Puts the critic where `stored` was taken; returns what the optimizer goes on from."""
+    def _load_critic(self, stored: dict[str, Tensor]) -> None:
+        """Puts the critic where `stored` was taken. Where it begins anew, so does what `stored` has
+        of it."""
         if self.critic is not None and self.critic.load_state(stored):
-            return stored
-        of_policy = {name: v for name, v in stored.items() if not name.startswith(PREFIX)}
+            return
+        for name in [name for name in stored if name.startswith(PREFIX)]:
+            del stored[name]
         anew = {n: v for n, v in self.optimizer.tensors().items() if n.startswith(PREFIX)}
-        return of_policy | anew
+        stored.update(anew)
 
 
 def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -58,12 +58,15 @@ def grown_mib(directory: Path, work: str) -> float:
     return float(done.stdout)
 
 
+linux = pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak"
+)
 WRITE = 'write_checkpoint(directory + "/checkpoint_000000", state)'
 VERIFY = 'checkpoint_round(directory + "/checkpoint_000000")'
 READ = 'read_checkpoint(directory + "/checkpoint_000000")'
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux says the peak")
+@linux
 @pytest.mark.parametrize(
     ("first", "work", "mib"),
     [
@@ -75,3 +78,39 @@ READ = 'read_checkpoint(directory + "/checkpoint_000000")'
 )
 def test_beside_tensors_a_checkpoint_takes_little(tmp_path, first, work, mib):
     assert grown_mib(tmp_path, f"{first}\ngrown_mib(lambda: {work})") < mib
+
+
+LOAD = """
+from grpo_trainable.actors.training_state import TrainingState
+from grpo_trainable.config import GRPOConfig
+
+class Weights:
+    def trained(self):
+        return {name: torch.nn.Parameter(t.clone()) for name, t in state.policy.items()}
+
+def training_state():
+    return TrainingState(GRPOConfig.from_dict({}), Weights(), torch.device("cpu"), "same")
+
+counters = {"reference_checksum": "same", "round": 1, "version": 1}
+counters |= {"skipped_steps": 0, "skipped_in_a_row": 0}
+kinds = ("exp_avg", "exp_avg_sq")
+moments = {f"{n}/{kind}": t.clone() for n, t in state.policy.items() for kind in kinds}
+write_checkpoint(
+    directory + "/checkpoint_000000",
+    TrialState(state=state.state, policy=state.policy, optimizer=moments, groups=[]),
+)
+moments.clear()
+place = Path(directory, "checkpoint_000000")
+digests = checkpointing.verified_digests(place)
+training_state().read(Path(directory, "nowhere"), digests, counters)  # warm
+learner = training_state()
+def read():
+    assert learner.read(place, digests, counters)
+grown_mib(read)
+"""
+
+
+@linux
+def test_a_learner_that_reads_a_checkpoint_holds_no_moment_twice(tmp_path):
+    # Policy and moments as they were read; the moments stay.
+    assert grown_mib(tmp_path, LOAD) < STATE_MIB + EXTRA_MIB
