@@ -24,6 +24,7 @@ from grpo_trainable.atomic import replacing
 from grpo_trainable.tensor_files import (
     HashedFile,
     Readable,
+    TensorFileError,
     file_pieces,
     joined_pieces,
     read_tensors,
@@ -267,8 +268,7 @@ def read_part(
     """
     rows: dict[str, list[Tensor]] = {}
     for file in sorted(name for name in digests if name.startswith(f"{part}-")):
-        found = _verified(directory / file, digests[file], read_tensors, tick)
-        for name, tensor in found.items():
+        for name, tensor in _verified(directory / file, digests[file], read_tensors, tick).items():
             rows.setdefault(name, []).append(tensor)
     with _named_errors(directory):
         # Rows are dropped as soon as they are joined: memory never holds all tensors twice.
@@ -460,7 +460,7 @@ def _verified(
         file = HashedFile(opened, tick)
         try:
             used = use(file)
-        except ValueError as error:
+        except TensorFileError as error:
             raise CheckpointError(f"{path}: damaged ({error})") from error
         if file.sha256() != digest:
             raise CheckpointError(f"{path}: damaged (its SHA-256 is not the manifest's)")

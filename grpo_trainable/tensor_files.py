@@ -92,6 +92,10 @@ def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iter
 # ---- Reading -----------------------------------------------------------------------------------
 
 
+class TensorFileError(ValueError):
+    """Raised where the bytes of a file are not those of a whole safetensors file."""
+
+
 class Readable(Protocol):
     def readinto(self, buffer: Any, /) -> int | None: ...
 
@@ -122,10 +126,10 @@ class HashedFile:
         """Fill the buffer.
 
         Raises:
-            ValueError: the file ends before.
+            TensorFileError: the file ends before.
         """
         if self.fill(buffer) < len(buffer):
-            raise ValueError("it is cut short")
+            raise TensorFileError("it is cut short")
 
     def content(self) -> bytes:
         """Return the rest of the file."""
@@ -146,7 +150,7 @@ def read_tensors(file: HashedFile) -> dict[str, Tensor]:
     """Return the tensors of a file, each in memory of its own.
 
     Raises:
-        ValueError: it is not a safetensors file, or is cut short.
+        TensorFileError: it is not a safetensors file, or is cut short.
     """
     import torch
 
@@ -165,7 +169,7 @@ def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
     file.fill_whole(memoryview(length_bytes))
     length = int.from_bytes(length_bytes, "little")
     if length > MOST_HEADER_BYTES:
-        raise ValueError("its header is too long")
+        raise TensorFileError("its header is too long")
     header = bytearray(length)
     file.fill_whole(memoryview(header))
     found, at = [], 0
@@ -180,5 +184,5 @@ def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
             found.append((name, dtype, shape))
             at += size
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"its header is wrong: {type(error).__name__}: {error}") from error
+        raise TensorFileError(f"its header is wrong: {type(error).__name__}: {error}") from error
     return found

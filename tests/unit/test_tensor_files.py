@@ -15,6 +15,7 @@ from grpo_trainable.tensor_files import (
     DTYPES,
     PIECE_BYTES,
     HashedFile,
+    TensorFileError,
     file_pieces,
     joined_pieces,
     read_tensors,
@@ -119,7 +120,7 @@ def header_of(**entry: Any) -> bytes:
     ],
 )
 def test_what_is_no_whole_file_is_refused(content: bytes, reason: str):
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(TensorFileError, match=reason):
         read(content)
 
 
