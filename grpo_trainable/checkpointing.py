@@ -14,15 +14,22 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from safetensors import SafetensorError
-
 from grpo_trainable.atomic import replacing
+from grpo_trainable.tensor_files import (
+    HashedFile,
+    Readable,
+    TensorFileError,
+    file_pieces,
+    joined_pieces,
+    read_tensors,
+)
 
 # Torch is imported where tensors are read or written: the command, which looks for the checkpoint
 # that a trial goes on from, has no tensors.
@@ -43,8 +50,13 @@ BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
 STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
+# Bytes after which a file is synced while it is written. A single sync at the end could take longer
+# than `resources.deadline_s` on a slow disk, and nothing tells how far a sync has come.
+SYNC_BYTES = 64 << 20
+MESSAGE_BYTES = 16 << 20  # of a file that a learner elsewhere sends in parts
 
-
+Tick = Callable[[], object]  # called for every piece of a file that was written or read
+Part = TypeVar("Part")
 Directory = TypeVar("Directory", bound="Path | StoredPath")
 
 
@@ -89,14 +101,19 @@ def _listed_files(learners: int) -> set[str]:
 # ---- Writing -----------------------------------------------------------------------------------
 
 
+def no_tick() -> None:
+    """Tell nobody: only the silence of actors is watched."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnerFiles:
     """What one learner has written of a checkpoint."""
 
     counters: dict[str, Any]
     digests: dict[str, str]  # SHA-256 by file
-    # Files of a learner that does not see the directory, as one on another machine may not.
-    unwritten: dict[str, bytes]
+    # False: the learner does not see the directory, as one on another machine may not. Then
+    # `learner_messages` has what is to be written.
+    written: bool = True
     error: tuple[int | None, str] | None = None  # why the directory could not be written
 
 
@@ -108,27 +125,53 @@ def write_learner_files(
     *,
     number: int = 1,
     of: int = 1,
+    tick: Tick = no_tick,
 ) -> LearnerFiles:
     """Writes what a checkpoint has of one learner, by part: live tensors, that is.
 
     `seen_by`: a file in the directory by which a process knows that it sees it.
     """
-    from safetensors.torch import save
-
-    digests, unwritten = {}, {}
-    here = os.path.exists(os.path.join(directory, seen_by))
+    if not os.path.exists(os.path.join(directory, seen_by)):
+        return LearnerFiles(counters=counters, digests={}, written=False)
     try:
-        for part, held in tensors.items():
-            name, content = part_file(part, number, of), save(_contiguous(held))
-            digests[name] = hashlib.sha256(content).hexdigest()
-            if here:
-                _write(Path(directory, name), content)
-            else:
-                unwritten[name] = content
+        digests = {
+            name: _write(Path(directory, name), file_pieces(held), tick)
+            for name, held in _learner_files(tensors, number, of)
+        }
     except OSError as error:  # it is the trial's to say what follows
         found = error.errno, error.strerror or str(error)
-        return LearnerFiles(counters=counters, digests={}, unwritten={}, error=found)
-    return LearnerFiles(counters=counters, digests=digests, unwritten=unwritten)
+        return LearnerFiles(counters=counters, digests={}, error=found)
+    return LearnerFiles(counters=counters, digests=digests)
+
+
+def _learner_files(
+    tensors: Mapping[str, Mapping[str, Tensor]], number: int, of: int
+) -> list[tuple[str, Mapping[str, Tensor]]]:
+    return [(part_file(part, number, of), held) for part, held in tensors.items()]
+
+
+def learner_messages(
+    tensors: Mapping[str, Mapping[str, Tensor]], *, number: int = 1, of: int = 1
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that `write_learner_files` would write, as names with a part of the content.
+
+    The tensors are read as the messages are asked for, so they must not change until the last.
+    """
+    for name, held in _learner_files(tensors, number, of):
+        for message in joined_pieces(file_pieces(held), MESSAGE_BYTES):
+            yield name, message
+
+
+def write_messages(directory: str | Path, messages: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    """Write the files of `learner_messages`. Return the SHA-256 by file.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    return {
+        name: _write(Path(directory, name), (content for _, content in of_file))
+        for name, of_file in groupby(messages, key=lambda message: message[0])
+    }
 
 
 @contextmanager
@@ -160,28 +203,23 @@ def finish_checkpoint(
 
     OSError when the directory cannot be written, by the learners or by this process.
     """
-    from safetensors.torch import save
-
     directory = Path(directory)
     for learner in learners:
         if learner.error is not None:
             raise OSError(*learner.error)
     buffer_tensors, buffer_rows = _pack_groups(groups)
     files = {
-        **{name: content for each in learners for name, content in each.unwritten.items()},
-        part_file(BUFFER): save(buffer_tensors),
-        STATE: _json({**state, "buffer": buffer_rows}),
+        part_file(BUFFER): file_pieces(buffer_tensors),
+        STATE: [_json({**state, "buffer": buffer_rows})],
     }
-    for name, content in files.items():
-        _write(directory / name, content)
     digests = {name: digest for each in learners for name, digest in each.digests.items()}
-    digests |= {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    digests |= {name: _write(directory / name, pieces) for name, pieces in files.items()}
     manifest = {
         "format_version": FORMAT_VERSION,
         "world_size": len(learners),
         "files": digests,
     }
-    _write(directory / MANIFEST, _json(manifest))
+    _write(directory / MANIFEST, [_json(manifest)])
 
 
 def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
@@ -202,30 +240,68 @@ def read_checkpoint(directory: str | Place) -> TrialState:
     Raises:
         CheckpointError: missing, damaged, foreign or of a newer format.
     """
-    from safetensors.torch import load
-
     directory = Path(directory) if isinstance(directory, str) else directory
-    contents = _verified(directory)
-    state = _parse(directory / STATE, contents[STATE])
+    digests = _manifest_digests(directory)
+    state, groups = read_state(directory, digests)
+    return TrialState(
+        policy=read_part(directory, digests, "policy"),
+        optimizer=read_part(directory, digests, "optimizer"),
+        groups=groups,
+        state=state,
+    )
+
+
+def read_state(
+    directory: Place, digests: Mapping[str, str]
+) -> tuple[dict[str, Any], list[RolloutGroup]]:
+    """A checkpoint's plain data and its groups. `digests`: SHA-256 by file.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    state = _state(directory, digests)
+    name = part_file(BUFFER)
+    tensors = _verified(directory / name, digests[name], read_tensors)
     with _named_errors(directory):
-        return TrialState(
-            policy=_joined(contents, "policy"),
-            optimizer=_joined(contents, "optimizer"),
-            groups=_unpack_groups(load(contents[part_file(BUFFER)]), state.pop("buffer")),
-            state=state,
-        )
+        return state, _unpack_groups(tensors, state.pop("buffer"))
 
 
-def _joined(contents: Mapping[str, bytes], part: str) -> dict[str, Tensor]:
-    """The whole tensors of a part. Of one that several learners wrote, each has rows of it."""
-    import torch
-    from safetensors.torch import load
+def read_part(
+    directory: Place, digests: Mapping[str, str], part: str, tick: Tick = no_tick
+) -> dict[str, Tensor]:
+    """The whole tensors of a part. Of one that several learners wrote, each has rows of it.
 
+    `digests`: SHA-256 by file.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
     rows: dict[str, list[Tensor]] = {}
-    for file in sorted(name for name in contents if name.startswith(f"{part}-")):
-        for name, tensor in load(contents[file]).items():
+    for file in sorted(name for name in digests if name.startswith(f"{part}-")):
+        for name, tensor in _verified(directory / file, digests[file], read_tensors, tick).items():
             rows.setdefault(name, []).append(tensor)
-    return {name: held[0] if len(held) == 1 else torch.cat(held) for name, held in rows.items()}
+    with _named_errors(directory):
+        # Rows are dropped as soon as they are joined: memory never holds all tensors twice.
+        return {name: _joined(rows.pop(name)) for name in list(rows)}
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    import torch
+
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def verified_digests(directory: str | Place) -> dict[str, str]:
+    """SHA-256 by file of a checkpoint, once every file was read and has the one of the manifest.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    directory = Path(directory) if isinstance(directory, str) else directory
+    digests = _manifest_digests(directory)
+    for name, digest in digests.items():
+        _verified(directory / name, digest, HashedFile.sha256)
+    return digests
 
 
 def checkpoint_round(directory: str | Place) -> int:
@@ -235,7 +311,7 @@ def checkpoint_round(directory: str | Place) -> int:
         CheckpointError: as `read_checkpoint`.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
-    return _round(_parse(directory / STATE, _verified(directory)[STATE]), directory)
+    return _round(_state(directory, verified_digests(directory)), directory)
 
 
 def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
@@ -361,14 +437,14 @@ def _named_errors(directory: Place) -> Iterator[None]:
     """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
     try:
         yield
-    except (SafetensorError, LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise DamagedCheckpoint(
             f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
         ) from error
 
 
-def _verified(directory: Place) -> dict[str, bytes]:
-    """Every file's content, as the manifest vouches for it."""
+def _manifest_digests(directory: Place) -> dict[str, str]:
+    """SHA-256 by file, as the manifest names them; no other file was read."""
     if isinstance(directory, Path) and directory.is_symlink():
         raise DamagedCheckpoint(f"{directory}: is a link, not a checkpoint")
     refuse_foreign_files(directory)
@@ -386,14 +462,31 @@ def _verified(directory: Place) -> dict[str, bytes]:
     listed = manifest.get("files")
     if not isinstance(listed, dict) or set(listed) != expected:
         raise DamagedCheckpoint(f"{directory / MANIFEST}: does not list {sorted(expected)}")
-    contents = {}
-    for name, digest in listed.items():
-        contents[name] = _read(directory / name)
-        if hashlib.sha256(contents[name]).hexdigest() != digest:
-            raise DamagedCheckpoint(
-                f"{directory / name}: damaged (its SHA-256 is not the manifest's)"
-            )
-    return contents
+    return listed
+
+
+def _state(directory: Place, digests: Mapping[str, str]) -> dict[str, Any]:
+    content = _verified(directory / STATE, digests[STATE], HashedFile.content)
+    return _parse(directory / STATE, content)
+
+
+def _verified(
+    path: Place, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
+) -> Part:
+    """Returns what `use` makes of a file whose SHA-256 is `digest`.
+
+    The file is read once: the bytes that are hashed are those that are used. Who changes the file
+    in between changes nothing that is returned.
+    """
+    with _reading(path) as opened:
+        file = HashedFile(opened, tick)
+        try:
+            used = use(file)
+        except TensorFileError as error:
+            raise DamagedCheckpoint(f"{path}: damaged ({error})") from error
+        if file.sha256() != digest:
+            raise DamagedCheckpoint(f"{path}: damaged (its SHA-256 is not the manifest's)")
+    return used
 
 
 def refuse_foreign_files(directory: str | Place) -> None:
@@ -445,10 +538,6 @@ def _unpack_groups(
     return groups
 
 
-def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
 def _json(data: Any) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
@@ -464,13 +553,22 @@ def _parse(path: Place, content: bytes) -> dict[str, Any]:
 
 
 def _read(path: Place) -> bytes:
+    with _reading(path) as file:
+        return HashedFile(file, no_tick).content()
+
+
+@contextmanager
+def _reading(path: Place) -> Iterator[Readable]:
+    """Opens a file, and turns an OSError of the block into the error of a file not readable."""
     try:
         if not isinstance(path, Path):
-            return path.read_bytes()
+            with path.opened() as file:
+                yield file
+            return
         # A link could lead out of the checkpoint's directory.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:
-            return file.read()
+            yield file
     except OSError as error:
         raise _unread(path, error) from error
 
@@ -484,6 +582,17 @@ def _unread(path: Place, error: OSError) -> CheckpointError:
     return kind(f"{path}: cannot be read ({reason(error)})")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, pieces: Iterable[bytes | memoryview], tick: Tick = no_tick) -> str:
+    """Writes a file, and returns its SHA-256."""
+    digest, unsynced = hashlib.sha256(), 0
     with replacing(path, durable=True) as file:
-        file.write(content)
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            unsynced += len(piece)
+            if unsynced >= SYNC_BYTES:
+                file.flush()
+                os.fsync(file.fileno())
+                unsynced = 0
+            tick()
+    return digest.hexdigest()

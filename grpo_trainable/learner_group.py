@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Call, OutOfBand, Runtime
-from grpo_trainable.checkpointing import LearnerFiles
+from grpo_trainable.checkpointing import LearnerFiles, read_part, write_messages
 from grpo_trainable.liveness import Watch
 from grpo_trainable.messages import LearnerState, Published, Updated
 from grpo_trainable.rollout import RolloutGroup
@@ -110,17 +111,46 @@ class LearnerGroup:
         return self._await("checkpoint", "state")
 
     def write(self, directory: str, seen_by: str) -> list[LearnerFiles]:
-        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does.
+        """Has each learner write what a checkpoint keeps of it, as `write_learner_files` does, and
+        writes here what a learner cannot.
 
         Raises:
-            OSError: one of an elastic group is lost, so that its part is.
+            OSError: one of an elastic group is lost, so that its part is, or this process cannot
+                write.
         """
         try:
-            return self._await_all("checkpoint", "write", directory, seen_by)
+            found = self._await_all("checkpoint", "write", directory, seen_by)
+            return [
+                each if each.written else self._written_here(actor, each, directory)
+                for actor, each in zip(self._actors, found, strict=True)
+            ]
         except ActorLost as lost:
             if not self._elastic:
                 raise
             raise OSError(str(lost)) from lost
+
+    def _written_here(self, actor: Actor, files: LearnerFiles, directory: str) -> LearnerFiles:
+        messages = iter(lambda: self._next_message(actor), None)
+        return replace(files, digests=write_messages(directory, messages), written=True)
+
+    def _next_message(self, actor: Actor) -> tuple[str, bytes] | None:
+        with self.naming_the_lost("checkpoint"):
+            return self._watch.result(actor.submit("checkpoint", "next_message"))
+
+    def read_state(
+        self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]
+    ) -> None:
+        """Has the learners go on from the files of a checkpoint, and sends them the content where
+        one cannot read these, as on another machine. `digests`: SHA-256 by file.
+
+        Raises:
+            CheckpointError: a file has changed since it was verified.
+        """
+        if all(self._await_all("restore", "read_state", str(directory), digests, counters)):
+            return
+        policy = read_part(directory, digests, "policy")
+        optimizer = read_part(directory, digests, "optimizer")
+        self.load_state(LearnerState(policy=policy, optimizer=optimizer, counters=counters))
 
     def load_state(self, state: LearnerState) -> None:
         """Puts the learners where `state` was taken, by however many."""

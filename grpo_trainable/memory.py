@@ -25,6 +25,7 @@ from grpo_trainable.models.shape import HELD, PolicySettings
 FLOAT = 4  # bytes of a float32
 # What a prompt is taken to have where the context leaves room for it: prompts are read later.
 PROMPT_TOKENS = 256
+CHECKPOINT = "checkpoint"
 PUBLISHED = "published snapshot"  # the first of several learners alone has one
 # A process that has imported torch and ray holds about this, measured on Linux without a GPU.
 PROCESS_BYTES = 350_000_000
@@ -125,9 +126,10 @@ def estimate(
     if config.placement == "colocated":
         # One process does one after the other, and what is freed in between is used again.
         held = [*trial.learner(), *trial.sampling_weights()]
-        actors = [(r.worker_gpus, [*held, *max(trial.training(), trial.sampling(), key=_sum)])]
+        phases = trial.training(), trial.sampling(), trial.loading()
+        actors = [(r.worker_gpus, [*held, *max(phases, key=_sum)])]
     else:
-        first = [*trial.learner(), *trial.training()]
+        first = [*trial.learner(), *max(trial.training(), trial.loading(), key=_sum)]
         other = [part for part in first if part.what != PUBLISHED]
         learners = [first, *[other] * (r.num_learners - 1)]
         generator = [*trial.sampling_weights(), *trial.sampling()]
@@ -139,6 +141,7 @@ def estimate(
     processes = (1 + len(actors)) * PROCESS_BYTES
     rest = [
         Part(what="buffer", bytes=trial.buffer_bytes()),
+        Part(what=CHECKPOINT, bytes=trial.checkpoint_host_bytes()),
         Part(what="processes", bytes=processes + _beside(config)),
     ]
     return Estimate(parts=[*parts, *rest])
@@ -191,8 +194,9 @@ class _Trial:
     def learner(self) -> list[Part]:
         """Weights, gradients, moments and master weights; reference and teacher; the published
         snapshot. Of learners that hold them between them, what each has."""
+        r = self.config.resources
         adapters = self.trained * FLOAT if self.lora else 0
-        masters = 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
+        masters = self.master_bytes
         # Adapters are turned off for the reference: nothing is held twice.
         reference = self.config.reference_role == "learner" and not self.lora
         teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
@@ -209,17 +213,22 @@ class _Trial:
             Part(what="gathered layers", bytes=self.gathered_bytes()),
             Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
-            Part(what="copy to go back to", bytes=self.copy_bytes(adapters + masters)),
+            # Kept where learners go on when another one is lost.
+            Part(what="copy to go back to", bytes=self.state_bytes() if r.elastic else 0),
         ]
 
-    def copy_bytes(self, beside: int) -> int:
-        """Bytes of the copy of parameters and moments that learners keep where they go on when
-        another one is lost."""
-        if not self.config.resources.elastic:
-            return 0
-        own = 2 if self.own_critic else 1
-        parameters = 0 if self.lora else self.weights_bytes
-        return own * (parameters + beside + 2 * self.trained * FLOAT)
+    @property
+    def _bodies(self) -> int:
+        return 2 if self.own_critic else 1
+
+    def state_bytes(self) -> int:
+        """Bytes of what a checkpoint has of the learners: parameters, master weights, moments."""
+        parameters = self.trained * FLOAT if self.lora else self.weights_bytes
+        return self._bodies * (parameters + self.master_bytes + 2 * self.trained * FLOAT)
+
+    @property
+    def master_bytes(self) -> int:
+        return 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
 
     @property
     def sharers(self) -> int:
@@ -289,6 +298,22 @@ class _Trial:
             ),
             Part(what="head", bytes=probabilities * FLOAT + matrices + hidden),
         ]
+
+    def loading(self) -> list[Part]:
+        """What a learner reads of a checkpoint, less gradients and moments, which it has not yet.
+
+        All of it is read, also where learners hold a policy between them.
+        """
+        if self._trains_on_gpu:
+            return []
+        shares = 1 / self.sharers + self._bodies - 1
+        waiting = int(shares * 3 * self.trained * FLOAT)
+        return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
+
+    def checkpoint_host_bytes(self) -> int:
+        """Bytes of main memory into which learners with GPUs read a checkpoint."""
+        learners = self.config.resources.num_learners
+        return learners * self.state_bytes() if self._trains_on_gpu else 0
 
     @property
     def _widens_head(self) -> bool:

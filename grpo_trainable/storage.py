@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TypeAlias
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 # Seconds: for a connection, and without a byte of an answer. A request is tried three times.
 CONNECT_S, SILENCE_S = 3.0, 5.0
+REQUEST_BYTES = 16 << 20  # of a file that is read in pieces
 
 URI = re.compile(r"s3://(?P<bucket>[^/@?#]+)(?P<path>/[^?#]*)?")
 
@@ -60,6 +62,10 @@ class StoredPath:
     def read_bytes(self) -> bytes:
         with self.filesystem.open_input_stream(self.path) as file:
             return file.read()
+
+    def opened(self) -> pa.NativeFile:
+        """Open the file to read it in pieces; a request to the store brings `REQUEST_BYTES`."""
+        return self.filesystem.open_input_stream(self.path, buffer_size=REQUEST_BYTES)
 
     def write_bytes(self, content: bytes) -> None:
         """Replaces the file whole. Where the file system has directories, they are made."""

@@ -18,7 +18,7 @@ from typing import Any
 from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.calls import Actor, ActorFailed
-from grpo_trainable.checkpointing import begun, finish_checkpoint, read_checkpoint
+from grpo_trainable.checkpointing import begun, finish_checkpoint, read_state, verified_digests
 from grpo_trainable.config import GRPOConfig, make_absolute
 from grpo_trainable.details import (
     Columns,
@@ -352,23 +352,19 @@ class Trial:
             InputChanged: a file that the trial reads has changed.
             ActorFailed: the checkpoint holds another model.
         """
-        trial = read_checkpoint(Path(directory))
+        directory = Path(directory).absolute()
+        digests = verified_digests(directory)
+        state, groups = read_state(directory, digests)
         if self._started:
             # The present pipeline has work under way that does not belong to the checkpoint.
             self.reset(self.config, self._storage)
         # Checkpoints of older versions hold no digests.
-        refuse_changed_inputs(self.config, self._inputs, trial.state.get("inputs", {}))
-        self._learners.load_state(
-            LearnerState(
-                policy=trial.policy,
-                optimizer=trial.optimizer,
-                counters=trial.state["learner"],
-            )
-        )
-        self.pipeline.load_state(trial.state["pipeline"], trial.groups)
-        self._wall_clock = WallClock(trial.state["wall_clock_s"])
-        self.time_total_s = trial.state.get("time_total_s", 0.0)
-        self.stored.shared_rounds = trial.state.get("shared_rounds", [])
+        refuse_changed_inputs(self.config, self._inputs, state.get("inputs", {}))
+        self._learners.read_state(directory, digests, state["learner"])
+        self.pipeline.load_state(state["pipeline"], groups)
+        self._wall_clock = WallClock(state["wall_clock_s"])
+        self.time_total_s = state.get("time_total_s", 0.0)
+        self.stored.shared_rounds = state.get("shared_rounds", [])
         self.stored.share(self.rounds_trained)
 
     # ---- Beginning anew ----------------------------------------------------------------------

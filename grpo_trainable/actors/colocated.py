@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_trainable.actors.generator import Generator
@@ -65,6 +65,14 @@ class Colocated:
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
         return self._learner.write(directory, seen_by)
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        return self._learner.next_message()
+
+    def read_state(
+        self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
+    ) -> bool:
+        return self._learner.read_state(directory, digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
         self._learner.load_state(state)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -294,15 +295,25 @@ class Learner:
         self.optimizer.drop_gradients()
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
-        """Writes what a checkpoint has of this learner, as `write_learner_files` does."""
+        """Writes what a checkpoint has of this learner, as `TrainingState.write` does."""
         return self._state.write(directory, seen_by)
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        """Return what `write` could not write in parts, as `TrainingState.next_message` does."""
+        return self._state.next_message()
+
+    def read_state(
+        self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
+    ) -> bool:
+        """Goes on from the state in a checkpoint, as `TrainingState.read` says."""
+        return self._state.read(Path(directory), digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
         """Goes on from a state, as `TrainingState.load` says."""
         self._state.load(state)
 
     def progress(self) -> int:
-        """A count that changes with each microbatch."""
+        """A count that changes with each microbatch, and with each piece of a checkpoint."""
         return steps_done()
 
     def close(self) -> None:

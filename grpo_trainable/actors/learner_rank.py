@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,6 +106,14 @@ class LearnerRank:
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
         return self.learner.write(directory, seen_by)
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        return self.learner.next_message()
+
+    def read_state(
+        self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
+    ) -> bool:
+        return self.learner.read_state(directory, digests, counters)
 
     def load_state(self, state: LearnerState) -> None:
         self.learner.load_state(state)

@@ -47,12 +47,10 @@ class MasterWeights:
         return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
 
     @torch.no_grad()
-    def load_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Goes on from `state`; returns what in it is not of master weights."""
-        rest = dict(state)
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Goes on from `state`, and takes the master weights out of it."""
         for name, copy in self.copies.items():
-            copy.copy_(rest.pop(f"{name}/{MASTER}"))
-        return rest
+            copy.copy_(state.pop(f"{name}/{MASTER}"))
 
 
 def _pass_on_gradient(parameter: Tensor, copy: Tensor) -> None:

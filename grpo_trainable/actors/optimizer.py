@@ -139,15 +139,15 @@ class PolicyOptimizer:
         }
 
     def load_state(self, state: dict[str, Tensor], counters: dict[str, Any]) -> None:
-        state = self._masters.load_state(state)
+        """Goes on from `state`, and takes each tensor out of it once it is copied."""
+        self._masters.load_state(state)
         for name, parameter in self._parameters.items():
             prefix = f"{name}/"
             self._adamw.state[parameter] = {
                 key.removeprefix(prefix): _stored_like(
-                    parameter, self._ranks.part(value, parameter)
+                    parameter, self._ranks.part(state.pop(key), parameter)
                 )
-                for key, value in state.items()
-                if key.startswith(prefix)
+                for key in [key for key in state if key.startswith(prefix)]
             }
         self.steps = counters["version"]
         self.skipped = counters["skipped_steps"]

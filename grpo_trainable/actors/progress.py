@@ -6,7 +6,8 @@ _steps = 0
 
 
 def advance() -> None:
-    """A step is done: a token of a batch, a reward that was answered or timed out, a microbatch."""
+    """A step is done: a token of a batch, a reward that was answered or timed out, a microbatch, a
+    piece of a checkpoint."""
     global _steps
     _steps += 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +13,21 @@ from torch import Tensor
 from grpo_trainable.actors.critic import PREFIX, Critic
 from grpo_trainable.actors.kl_coefficient import KLCoefficient
 from grpo_trainable.actors.optimizer import PolicyOptimizer
+from grpo_trainable.actors.progress import advance
 from grpo_trainable.actors.ranks import ALONE, Ranks
-from grpo_trainable.checkpointing import LearnerFiles, write_learner_files
+from grpo_trainable.checkpointing import (
+    CheckpointError,
+    LearnerFiles,
+    learner_messages,
+    read_part,
+    write_learner_files,
+)
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.messages import LearnerState
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.policy import NamedWeights
+
+logger = logging.getLogger(__name__)
 
 
 class TrainingState:
@@ -42,6 +53,7 @@ class TrainingState:
         critic = {} if self.critic is None else self.critic.parameters
         self.optimizer = PolicyOptimizer(self._parameters, config, critic, ranks)
         self.round = 0
+        self._messages: Iterator[tuple[str, bytes]] = iter(())
 
     @property
     def version(self) -> int:
@@ -67,19 +79,27 @@ class TrainingState:
         )
 
     def write(self, directory: str, seen_by: str) -> LearnerFiles:
-        """Writes this rank's part of a checkpoint, as `write_learner_files` does."""
-        ranks = self._ranks
-        return write_learner_files(
-            directory,
-            seen_by,
-            {
-                "policy": ranks.held(self._parameters),
-                "optimizer": ranks.held(self._optimizer_tensors()),
-            },
-            self._counters(),
-            number=ranks.rank + 1,
-            of=ranks.size,
+        """Writes this rank's part of a checkpoint, as `write_learner_files` does.
+
+        Where it does not see the directory, `next_message` has the part.
+        """
+        number, of = self._ranks.rank + 1, self._ranks.size
+        tensors = {
+            "policy": self._ranks.held(self._parameters),
+            "optimizer": self._ranks.held(self._optimizer_tensors()),
+        }
+        files = write_learner_files(
+            directory, seen_by, tensors, self._counters(), number=number, of=of, tick=advance
         )
+        self._messages = learner_messages({} if files.written else tensors, number=number, of=of)
+        return files
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        """Return the next of `learner_messages`, or None after the last.
+
+        The state must not have changed since `write`.
+        """
+        return next(self._messages, None)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint has beside the policy, live: the optimizer's tensors and the critic."""
@@ -101,31 +121,59 @@ class TrainingState:
         Raises:
             ValueError: the state is of another model, or was trained against another reference.
         """
-        expected = state.counters["reference_checksum"]
+        self._take(dict(state.policy), dict(state.optimizer), state.counters)
+
+    def _take(
+        self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
+    ) -> None:
+        """Goes on from these tensors, and empties both dictionaries meanwhile: as moments are
+        copied one after the other, memory need not hold all of them twice."""
+        expected = counters["reference_checksum"]
         if expected != self._reference_checksum:
             raise ValueError(
                 f"the checkpoint's reference policy has checksum {expected}, but the policy of "
                 f"model.preset={self._config.model.preset}, model.path={self._config.model.path} "
                 f"has {self._reference_checksum}; use the policy that the run started from"
             )
-        copy_parameters(self._parameters, self._parts_of(state.policy), source="checkpoint")
-        self.optimizer.load_state(self._load_critic(state.optimizer), state.counters)
-        self.kl_coefficient.load_counters(state.counters)
-        self.round = state.counters["round"]
+        copy_parameters(self._parameters, self._parts_of(policy), source="checkpoint")
+        policy.clear()
+        self._load_critic(optimizer)
+        self.optimizer.load_state(optimizer, counters)
+        self.kl_coefficient.load_counters(counters)
+        self.round = counters["round"]
         self._ranks.settle()
+
+    def read(self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]) -> bool:
+        """Goes on from the state in a checkpoint whose files have these digests.
+
+        Returns False where this process cannot read such files; nothing has changed then.
+
+        Raises:
+            ValueError: as `load`.
+        """
+        try:
+            policy = read_part(directory, digests, "policy", advance)
+            optimizer = read_part(directory, digests, "optimizer", advance)
+        except CheckpointError as error:
+            logger.warning("%s; the trial sends the state instead", error)
+            return False
+        self._take(policy, optimizer, counters)
+        return True
 
     def _parts_of(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of a policy's tensors."""
         own = self._parameters
         return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
 
-    def _load_critic(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Puts the critic where `stored` was taken; returns what the optimizer goes on from."""
+    def _load_critic(self, stored: dict[str, Tensor]) -> None:
+        """Puts the critic where `stored` was taken. Where it begins anew, so does what `stored` has
+        of it."""
         if self.critic is not None and self.critic.load_state(stored):
-            return stored
-        of_policy = {name: v for name, v in stored.items() if not name.startswith(PREFIX)}
+            return
+        for name in [name for name in stored if name.startswith(PREFIX)]:
+            del stored[name]
         anew = {n: v for n, v in self.optimizer.tensors().items() if n.startswith(PREFIX)}
-        return of_policy | anew
+        stored.update(anew)
 
 
 def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ import pytest
 from conftest import assert_no_actor_left, kill, trial_config
 
 from grpo_trainable.calls import ActorFailed
+from grpo_trainable.checkpointing import OF_LEARNERS, part_file, read_checkpoint
+from grpo_trainable.remote import RayActor
 
 
 def test_dead_generator_costs_an_asynchronous_run_no_prompt(begun: Any) -> None:
@@ -75,3 +77,34 @@ def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: P
     with pytest.raises(ValueError, match=r"nowhere: no such directory"):
         trainable(trial_config(model={"path": str(tmp_path / "nowhere")}))
     assert_no_actor_left()
+
+
+def test_a_learner_that_does_not_see_the_checkpoints_sends_and_gets_what_is_in_them(
+    begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = begun(trial_config(rounds=50))
+    running.step()
+    running.save(str(tmp_path / "here"))
+    submit, methods = RayActor.submit, []
+
+    def elsewhere(actor: RayActor, stage: str, method: str, *args: Any) -> Any:
+        methods.append(method)
+        if method in ("write", "read_state"):
+            args = (f"{args[0]}-elsewhere", *args[1:])
+        return submit(actor, stage, method, *args)
+
+    monkeypatch.setattr(RayActor, "submit", elsewhere)
+    running.save(str(tmp_path / "sent"))
+    assert methods[:2] == ["write", "next_message"]
+    for part in OF_LEARNERS:
+        files = [tmp_path / directory / part_file(part) for directory in ("here", "sent")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+    running.step()
+    running.restore(str(tmp_path / "sent"))
+    assert methods.index("read_state") < methods.index("load_state")
+    running.save(str(tmp_path / "again"))
+    ours, theirs = (read_checkpoint(tmp_path / name) for name in ("here", "again"))
+    assert ours.state["learner"] == theirs.state["learner"]
+    assert all(tensor.equal(theirs.optimizer[n]) for n, tensor in ours.optimizer.items())
+    assert all(tensor.equal(theirs.policy[n]) for n, tensor in ours.policy.items())

@@ -25,6 +25,7 @@ from grpo_trainable.checkpointing import (
     TrialState,
     begun,
     finish_checkpoint,
+    learner_messages,
     newest_whole,
     part_file,
     read_checkpoint,
@@ -32,6 +33,7 @@ from grpo_trainable.checkpointing import (
     remove_older,
     write_checkpoint,
     write_learner_files,
+    write_messages,
 )
 from grpo_trainable.rollout import RolloutGroup
 
@@ -398,18 +400,20 @@ def written_by(directory: Path, size: int, *, apart: Sequence[int] = ()) -> Tria
         dict(zip(whole, parts, strict=True)) for parts in zip(*_split(whole, size), strict=True)
     ]
     steps = {"vector/step": torch.tensor(7.0)}
+    files = []
     with begun(directory) as proof:
-        files = [
-            write_learner_files(
-                str(directory),
-                "elsewhere" if number in apart else proof,
-                {"policy": held, "optimizer": steps if number == 1 else {}},
-                {"version": number},
-                number=number,
-                of=size,
+        for number, held in enumerate(rows, start=1):
+            seen_by = "elsewhere" if number in apart else proof
+            tensors = {"policy": held, "optimizer": steps if number == 1 else {}}
+            written = write_learner_files(
+                str(directory), seen_by, tensors, {"version": number}, number=number, of=size
             )
-            for number, held in enumerate(rows, start=1)
-        ]
+            if number in apart:
+                assert not written.written
+                messages = learner_messages(tensors, number=number, of=size)
+                digests = write_messages(directory, messages)
+                written = replace(written, digests=digests)
+            files.append(written)
     finish_checkpoint(directory, files, trial().state, trial().groups)
     return replace(trial(), policy=whole, optimizer=steps)
 

@@ -37,6 +37,7 @@ FOUNDATION = {
     "stages",
     "threads",
     "atomic",
+    "tensor_files",
     "command_line",
     "wording",
     "environments",

@@ -159,6 +159,35 @@ def test_several_learners_hold_the_policy_each_or_between_them():
     assert kept == two["weights"] + two["optimizer moments"]
 
 
+def test_a_checkpoint_is_read_into_memory_that_waits_for_gradients_and_moments():
+    def of(**resources: Any) -> dict[str, int]:
+        return parts(
+            config(
+                placement="disaggregated",
+                model={"preset": "course"},
+                optim={"microbatch": 1},
+                resources=resources,
+            )
+        )
+
+    alone = of()
+    n = alone["weights"] // 4
+    assert alone.get("checkpoint", 0) == 0
+    # Each of four reads all of it, 12 bytes a parameter, and has a quarter of the room.
+    assert of(num_learners=4, learner_strategy="fsdp2")["checkpoint"] == 4 * 9 * n
+
+
+def test_a_checkpoint_goes_through_main_memory_to_a_gpu():
+    trial = course_math()
+    gpu = config(**{**trial.to_dict(), "resources": {"worker_gpus": 1.0}})
+    dimensions = policy_dimensions(trial.model)
+    assert dimensions is not None
+    found = {part.what: part for part in estimate(gpu, dimensions).parts}["checkpoint"]
+    # Of 1,543,714,304 parameters: bfloat16, and in float32 master weight and two moments.
+    assert (found.bytes, found.gpus) == (14 * 1_543_714_304, 0.0)
+    assert parts(trial).get("checkpoint", 0) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

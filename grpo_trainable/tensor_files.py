@@ -1,0 +1,188 @@
+"""Write and read safetensors files in pieces, so that memory never holds a whole file.
+
+The library serialises to bytes, or copies every tensor to main memory before it writes to a path. A
+file written here has the same bytes as one of `safetensors.torch.save`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+# Torch is imported where tensors are made: files are also verified where there are no tensors.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PIECE_BYTES = 1 << 20
+LENGTH_BYTES = 8  # the length of the header, in front of the header
+MOST_HEADER_BYTES = 100_000_000  # as in the library
+# Types of tensors by their names in a file, in the order in which the library stores them.
+DTYPES = {
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file of these tensors. A piece of data has at most `PIECE_BYTES`.
+
+    Tensors may be on any device, need not be contiguous, and may share memory.
+    """
+    codes = {f"torch.{dtype}": code for code, dtype in DTYPES.items()}
+    order = {name: number for number, name in enumerate(codes)}
+    stored = sorted(tensors.items(), key=lambda item: (order[str(item[1].dtype)], item[0]))
+    entries, at = {}, 0
+    for name, tensor in stored:
+        entries[name] = {
+            "dtype": codes[str(tensor.dtype)],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + tensor.nbytes],
+        }
+        at += tensor.nbytes
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % LENGTH_BYTES)
+    yield len(header).to_bytes(LENGTH_BYTES, "little") + header
+    for _, tensor in stored:
+        yield from _tensor_pieces(tensor.detach())
+
+
+def _tensor_pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor in row-major order; only a piece is copied at a time."""
+    if tensor.nbytes <= PIECE_BYTES:
+        yield _bytes_of(tensor.cpu().contiguous())
+        return
+    rows = len(tensor) * PIECE_BYTES // tensor.nbytes
+    for part in tensor.split(rows) if rows else tensor.unbind():
+        yield from _tensor_pieces(part)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor in main memory."""
+    import torch
+
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def joined_pieces(pieces: Iterable[bytes | memoryview], most_bytes: int) -> Iterator[bytes]:
+    """Join pieces to fewer ones of about `most_bytes`."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        if len(held) >= most_bytes:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+# ---- Reading -----------------------------------------------------------------------------------
+
+
+class TensorFileError(ValueError):
+    """Raised where the bytes of a file are not those of a whole safetensors file."""
+
+
+class Readable(Protocol):
+    def readinto(self, buffer: Any, /) -> int | None: ...
+
+
+class HashedFile:
+    """An open file whose bytes are hashed as they are read, at most `PIECE_BYTES` at a time."""
+
+    def __init__(self, file: Readable, tick: Callable[[], object]) -> None:
+        """Hash what is read of `file` from here on, and call `tick` for every piece."""
+        self._file = file
+        self._tick = tick
+        self._digest = hashlib.sha256()
+
+    def fill(self, buffer: memoryview) -> int:
+        """Fill the buffer. Return the bytes that were read, fewer only at the end of the file."""
+        filled = 0
+        while filled < len(buffer):
+            piece = buffer[filled : filled + PIECE_BYTES]
+            count = self._file.readinto(piece) or 0
+            self._digest.update(piece[:count])
+            self._tick()
+            if not count:
+                break
+            filled += count
+        return filled
+
+    def fill_whole(self, buffer: memoryview) -> None:
+        """Fill the buffer.
+
+        Raises:
+            TensorFileError: the file ends before.
+        """
+        if self.fill(buffer) < len(buffer):
+            raise TensorFileError("it is cut short")
+
+    def content(self) -> bytes:
+        """Return the rest of the file."""
+        content, piece = bytearray(), memoryview(bytearray(PIECE_BYTES))
+        while count := self.fill(piece):
+            content += piece[:count]
+        return bytes(content)
+
+    def sha256(self) -> str:
+        """Read the rest of the file, and return the digest of all that was read."""
+        piece = memoryview(bytearray(PIECE_BYTES))
+        while self.fill(piece):
+            pass
+        return self._digest.hexdigest()
+
+
+def read_tensors(file: HashedFile) -> dict[str, Tensor]:
+    """Return the tensors of a file, each in memory of its own.
+
+    Raises:
+        TensorFileError: it is not a safetensors file, or is cut short.
+    """
+    import torch
+
+    tensors = {}
+    for name, dtype, shape in _read_header(file):
+        tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+        file.fill_whole(_bytes_of(tensors[name]))
+    return tensors
+
+
+def _read_header(file: HashedFile) -> list[tuple[str, str, list[int]]]:
+    """Return name, type and shape of each tensor, in the order of their data."""
+    import torch
+
+    length_bytes = bytearray(LENGTH_BYTES)
+    file.fill_whole(memoryview(length_bytes))
+    length = int.from_bytes(length_bytes, "little")
+    if length > MOST_HEADER_BYTES:
+        raise TensorFileError("its header is too long")
+    header = bytearray(length)
+    file.fill_whole(memoryview(header))
+    found, at = [], 0
+    try:
+        entries = {n: e for n, e in json.loads(header).items() if n != "__metadata__"}
+        for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+            size = math.prod(shape) * getattr(torch, dtype).itemsize
+            counted = all(type(length) is int and length >= 0 for length in shape)
+            if not counted or entry["data_offsets"] != [at, at + size]:
+                raise ValueError(f"the place of {name} does not fit")
+            found.append((name, dtype, shape))
+            at += size
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise TensorFileError(f"its header is wrong: {type(error).__name__}: {error}") from error
+    return found
