@@ -122,7 +122,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     except ConfigError as error:
         problems.append(f"{directory.name}: left out, its config cannot be used ({error})")
         return None
-    rows, done = _read_rows(directory, own)
+    rows, ended = _read_rows(directory, own)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     if entries.get("trace.json") == "link":
@@ -134,7 +134,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         config=config,
         arm=config.arm,
         rows=rows,
-        done=done,
+        ended=ended,
         error=None if error is None else _last_line(error),
         error_at=None if error is None else _last_failure(error),
         has_trace=entries.get("trace.json") == "file",

@@ -169,6 +169,19 @@ def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
     }
 
 
+def test_trial_whose_last_policy_is_not_saved_is_not_done(experiment):
+    text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nPolicyNotSaved: sync/0: no space\n"
+    at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    for arm, reported in (("sync", at - 9), ("async_k1", at + 9)):
+        rows = [{**row(4), "timestamp": reported, "done": True}]
+        write_trial(experiment, config(arm, rounds=4), rows, error=text)
+    trials = {t.config.arm: t for t in read_experiment(experiment).trials}
+    assert {arm: (t.done, t.failed, t.status) for arm, t in trials.items()} == {
+        "sync": (False, True, "failed after round 4 of 4: PolicyNotSaved: sync/0: no space"),
+        "async_k1": (True, False, "finished"),  # it was tried again
+    }
+
+
 def test_trials_of_one_arm_that_differ_are_told_apart(experiment):
     for seed, lag in ((0, 1), (1, 2), (2, 2)):
         write_trial(experiment, {**config("async_k1", seed), "lag": lag}, [row(1)])
