@@ -41,8 +41,8 @@ class TrialRecord:
 
     @property
     def done(self) -> bool:
-        """Whether the trial has ended. Its last row says so before its last policy is saved, without
-        which it has failed."""
+        """True where the trial has ended and its last policy is saved, which comes after the row
+        of the last round."""
         return self.ended and not (self._failed_last and PolicyNotSaved.__name__ in str(self.error))
 
     @property
