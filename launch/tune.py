@@ -373,10 +373,13 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
 
 
 def go_on(plan: Plan) -> str:
-    """Says how to go on with what was interrupted or failed."""
+    """Says how to go on with what was interrupted or failed: by the experiment, which knows its
+    settings and limits, and the cluster, which it does not."""
+    address = plan.options.address
     parts = [
         *(*command_line.command("tune"), "--space", plan.space_source, "--resume", "must"),
         *("--name", plan.name, "--storage", str(plan.storage)),
+        *(() if address is None else ("--address", address)),
     ]
     return f"go on with: {shlex.join(parts)}"
 
