@@ -567,6 +567,12 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
             "eval.temperature=0.001: must be >= 0.01 with engine=vllm, which rounds lower ones up",
         ),
         (
+            APART
+            | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
+            "resources.elastic=true: must be false with resources.learner_gpus=1: nothing has "
+            "shown yet that learners on GPUs, which NCCL connects, go on without a lost one",
+        ),
+        (
             APART | nested(transport="nccl", resources__learner_gpus=1),
             "transport=nccl: needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
             "got 0 and 1",
