@@ -14,6 +14,10 @@ from grpo_trainable.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
 from search_spaces.question import Question
 
+# Trials compute in float32, whose numbers lie between these. With others a figure that is made of
+# several could overflow.
+MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:

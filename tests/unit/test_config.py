@@ -402,6 +402,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
         (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
         (nested(loss__clip_high=0), "loss.clip_high=0: must be none or a number > 0"),
+        ({"rounds": 10**400}, f"rounds={shown(10**400)}: must be an integer >= 1"),
         (nested(checkpoint__keep=0), "checkpoint.keep=0: must be none or an integer >= 1"),
         (
             nested(buffer__fresh_fraction=0),

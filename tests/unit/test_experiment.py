@@ -21,7 +21,7 @@ from experiments import (
 
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
-from reports.parts import read_files
+from reports.parts import read_files, response_text
 from reports.summary import compare, table
 
 
@@ -101,6 +101,24 @@ def test_a_value_that_is_no_finite_number_is_left_out_and_named(experiment):
     assert trial.problems == [
         "colocated_k1-0-abc_00000/result.json: loss/policy is nan, first in round 2"
     ]
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, 3.6e38])
+def test_a_number_that_no_trial_computes_is_left_out_and_named(experiment, number):
+    write_trial(experiment, config(), [row(1), row(2, time__eval_s=number), row(3)])
+    trial = only_trial(experiment)
+
+    assert trial.column("time/eval_s") == [0.0, 0.0]
+    assert trial.problems == [
+        f"colocated_k1-0-abc_00000/result.json: time/eval_s is {number}, first in round 2"
+    ]
+
+
+def test_a_number_too_small_for_a_trial_is_0(experiment):
+    write_trial(experiment, config(), [row(1, time__wall_clock_s=1e-320, loss__policy=-1e-40)])
+    trial = only_trial(experiment)
+    assert trial.column("time/wall_clock_s") == [0.0]
+    assert trial.column("loss/policy") == [-1e-40]
 
 
 def test_evaluations_are_those_rows_that_measured_one(experiment):
@@ -294,6 +312,30 @@ def test_parts_beyond_the_last_row_are_not_read(experiment):
     write_part(trial, "rollouts", 2, [rollout(2, 2)])
 
     assert read_files(only_trial(experiment)).lags == {0: 1}
+
+
+TURN = {"action": " 5 ", "reward": 0.5, "observation": "too low\n"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        (json.dumps([TURN]), "policy: 5 (reward 0.5)\nenvironment: too low"),
+        (json.dumps([TURN | {"reward": None}]), "policy: 5 (cut off)\nenvironment: too low"),
+        *(
+            (turns, "as sampled")
+            for turns in (
+                *(None, "[]", "", "{", "3", "[[1]]", '{"action": "5"}', "[" * 100_000),
+                *(json.dumps([TURN, TURN | {"action": other}]) for other in (1, None, ["5"])),
+                *(json.dumps([TURN | {"reward": other}]) for other in ("1", 10**400, 1e308)),
+                json.dumps([TURN | {"observation": 7}]),
+            )
+        ),
+    ],
+    ids=range(17),
+)
+def test_an_episode_is_shown_turn_by_turn_and_what_is_none_as_it_was_sampled(turns, shown):
+    assert response_text({"turns": turns, "response": "as sampled"}) == shown
 
 
 def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experiment):
