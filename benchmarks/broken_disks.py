@@ -122,16 +122,22 @@ def small_disk(megabytes: int) -> Iterator[Path]:
             subprocess.run(["umount", directory], check=True)
 
 
+def fill(disk: Path) -> Path:
+    """Leaves no space on a disk; the file that takes it."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    return filler
+
+
 def full_disk(rng: random.Random, repeat: int) -> Outcome:
     """The disk is full while a checkpoint is due, and has space again for the last one."""
     with small_disk(40) as storage:
         experiment = Experiment(storage, ARM)
         with experiment.start() as running:
             running.wait_for_rounds(rng.randint(CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY - 1))
-            filler, before = storage / "filler", len(experiment.rows())
-            with suppress(OSError), filler.open("wb", buffering=0) as file:
-                while file.write(bytes(1 << 16)):
-                    pass
+            before, filler = len(experiment.rows()), fill(storage)
             running.wait_for(lambda: "could not be written" in running.printed())
             filler.unlink()
             text = running.ends_well()
@@ -149,6 +155,22 @@ def full_disk(rng: random.Random, repeat: int) -> Outcome:
             happened=f"full after round {before}: {last['count/checkpoint_failures']:.0f} "
             f"checkpoints not written, rows {rounds[0]}-{rounds[-1]}, whole in the end: {whole}",
         )
+
+
+def full_to_the_end(rng: random.Random, repeat: int) -> Outcome:
+    """The disk is full when the last checkpoint is due, and has space again for a resume."""
+    with small_disk(40) as storage:
+        experiment = Experiment(storage, ARM)
+        with experiment.start() as running:
+            running.wait_for_rounds(rng.randint(ROUNDS - CHECKPOINT_EVERY + 1, ROUNDS - 1))
+            before, filler = len(experiment.rows()), fill(storage)
+            text = running.output()
+            if running.process.returncode != 1 or f"of round {ROUNDS}, is not saved" not in text:
+                raise Lost(f"status {running.process.returncode}: {text[-300:]}")
+        filler.unlink()
+        struck = time.time()
+        experiment.resume()
+        return judge(experiment, f"full after round {before} and to the end", before, struck)
 
 
 FAULTS = (
@@ -170,4 +192,5 @@ FAULTS = (
         strike=lambda rng, _: damage(without_anything, rng),
     ),
     Fault(name="ENOSPC while checkpointing", repeats=5, strike=full_disk),
+    Fault(name="ENOSPC to the end, then --resume", repeats=3, strike=full_to_the_end),
 )

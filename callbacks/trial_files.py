@@ -81,9 +81,9 @@ def parts_after(trial: Any, last: int) -> list[str]:
 
 
 def detach(path: Path) -> None:
-    """Replaces a link by a copy of what it leads to. An experiment may have been copied as links:
-    going on with the copy must not cut or lengthen the files of the original."""
-    if path.is_symlink():
+    """Replaces a link, symbolic or hard, by a copy of what it leads to. An experiment may have been
+    copied as links: going on with the copy must not cut or lengthen the files of the original."""
+    if path.is_symlink() or (path.exists() and path.stat().st_nlink > 1):
         content = path.read_bytes() if path.exists() else b""
         with replacing(path) as file:
             file.write(content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import ray
@@ -99,11 +100,12 @@ def ship(files: Any, nodes: Iterable[str]) -> None:
 def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any) -> list[Any]:
     """What a function answers on each machine."""
     names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    end = monotonic() + SHIP_S
     asked = {node: _at(node, function).remote(argument) for node in nodes}
     answers = []
     for node, ref in asked.items():
         try:
-            answers.append(ray.get(ref, timeout=SHIP_S))
+            answers.append(ray.get(ref, timeout=max(0.0, end - monotonic())))
         except (RayError, ShippingError) as error:
             cause = getattr(error, "cause", error)
             told = " ".join(str(cause).split())[:300]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,6 +14,7 @@ from ray.tune.result import RESULT_DUPLICATE
 from grpo_trainable.checkpointing import refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
+from grpo_trainable.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.shipping import lay_down
 from grpo_trainable.storage import reason
 
@@ -29,6 +30,8 @@ class GRPOTrainable(tune.Trainable):
     Its config is the plain data that `GRPOConfig.from_dict` reads. Each row that `step()` returns
     holds the metrics of one round, under the names of `metrics.NAMES`.
     """
+
+    last_pauses_s: Sequence[float] = PAUSES_S  # between the attempts to save the last policy
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -83,7 +86,11 @@ class GRPOTrainable(tune.Trainable):
     # ---- Checkpoints -------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | None = None) -> _TrainingResult:
-        """Times Tune's save as a whole: writing, and its copy to the storage path."""
+        """Times Tune's save as a whole: writing, and its copy to the storage path.
+
+        Raises:
+            PolicyNotSaved: the trial has ended, and its last policy could not be saved.
+        """
         with self.trial.checkpointing():
             if checkpoint_dir is None and self._storage is not None:
                 result = self._save_to_storage()
@@ -94,18 +101,27 @@ class GRPOTrainable(tune.Trainable):
         return result
 
     def _save_to_storage(self) -> _TrainingResult:
-        stored = self.trial.stored
+        trial, ended = self.trial, self.trial.pipeline.ended
         try:
-            with stored.saving() as directory:
-                result = super().save(directory)
+            result = save_persistently(self._write_to_storage, self.last_pauses_s if ended else ())
         except OSError as error:
             # No space, no permission, a store that fails or is silent: work that can go on must not
-            # end because of it.
+            # end because of it. What has ended would be lost without a word.
+            if ended:
+                raise PolicyNotSaved(
+                    f"{trial.config.arm}/{trial.config.seed}: its last policy, of round "
+                    f"{trial.rounds_trained}, is not saved ({reason(error)}); once the storage "
+                    "takes it, a resume trains the rounds after its last checkpoint again"
+                ) from error
             note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
-            self.trial.note_checkpoints([note], failed=True)
+            trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
-        self.trial.note_checkpoints(stored.remove_older())
+        trial.note_checkpoints(trial.stored.remove_older())
         return result
+
+    def _write_to_storage(self) -> _TrainingResult:
+        with self.trial.stored.saving() as directory:
+            return super().save(directory)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes the trial as safetensors and JSON."""

@@ -330,7 +330,6 @@ class Trial:
         # trial may start from it.
         if not self._due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
-        self._saved_round = self.rounds_trained
         with begun(directory) as seen_by:
             learners = self._learners.write(str(directory), seen_by)
         state = {
@@ -343,6 +342,7 @@ class Trial:
             "time_total_s": self.time_total_s,
         }
         finish_checkpoint(directory, learners, state, self.pipeline.buffer.groups())
+        self._saved_round = self.rounds_trained
 
     def load(self, directory: str | Path) -> None:
         """Goes on from a checkpoint.

@@ -25,7 +25,7 @@ from grpo_trainable.noise import Place, place
 from grpo_trainable.remote import RayActor, RayCall, RayRuntime
 from grpo_trainable.rollout import Request
 from grpo_trainable.room import has_room, places_of_bundles
-from grpo_trainable.shipping import ship
+from grpo_trainable.shipping import ShippingError, ship
 from grpo_trainable.timers import now
 from grpo_trainable.transports.choice import (
     check_here,
@@ -175,14 +175,15 @@ class TrialActors:
 
     def replace(self, name: str, patience_s: float) -> Actor | None:
         """A new generator in place of the one of this name, which was killed; None where no machine
-        has had room for it for `patience_s`."""
+        has had room for it for `patience_s`, or the one that has cannot take it."""
         index = [actor.name for actor in self._actors].index(name)
         if not has_room(self._config.bundle_of(index), patience_s):
             return None
         try:
             self._prepare(places_of_bundles().get(self._config.bundle_of(index)))
-        except RayError as error:
-            logger.warning("the machine of %s died before it could start there: %s", name, error)
+        except (RayError, ShippingError) as error:
+            # It has died meanwhile, or cannot have a file: others go on, and it is tried again.
+            logger.warning("%s cannot start on the machine that has room for it: %s", name, error)
             return None
         self._actors[index] = self._generator(index)
         return self._actors[index]

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
@@ -30,6 +30,7 @@ from tuning.preview import example_lines, in_short, preview
 if TYPE_CHECKING:
     from reports.records import ExperimentRecord
     from reports.summary import Comparison
+    from tuning.run import Failure
 
 DESCRIPTION = """\
 Run the trials of a search space under Ray Tune and compare them. Each trial is a complete GRPO
@@ -267,8 +268,8 @@ def run(plan: Plan) -> int:
     try:
         with ray_started(plan, interrupt) as nodes:
             print(*opening(plan, nodes), sep="\n", flush=True)
-            results = fit(plan)
-            return summarise(plan, results, interrupted=interrupt.received)
+            failed = fit(plan)
+            return summarise(plan, failed, interrupted=interrupt.received)
     except KeyboardInterrupt:
         print(go_on(plan), flush=True)
         return INTERRUPTED
@@ -310,11 +311,10 @@ def remarks(plan: Plan) -> list[str]:
     return [note for note in notes(plan) if not note.startswith(NUMBERS)]
 
 
-def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
+def summarise(plan: Plan, failed: Sequence[Failure], *, interrupted: bool) -> int:
     from reports.report import ReportError
     from reports.stored import at_hand
 
-    failed = [result for result in results if result.error is not None]
     command = shlex.join([*command_line.command("report"), str(plan.directory)])
     try:
         with at_hand(plan.directory) as directory:
@@ -328,7 +328,7 @@ def summarise(plan: Plan, results: Any, *, interrupted: bool) -> int:
 
 
 def tell(
-    plan: Plan, directory: Path, failed: Sequence[Any], command: str, *, interrupted: bool
+    plan: Plan, directory: Path, failed: Sequence[Failure], command: str, *, interrupted: bool
 ) -> None:
     """Prints what came out, and writes the report. `directory`: the experiment on this machine.
     `command`: what writes the report."""
@@ -344,10 +344,9 @@ def tell(
     here = directory == plan.directory
     if here:
         print(f"tensorboard --logdir {shlex.quote(str(directory))}")
-    for result in failed:
-        last = str(result.error).strip().splitlines()[-1]
-        where = plan.directory / Path(result.path).name / "error.txt"
-        print(f"failed: {last}\n        see {where}")
+    for failure in failed:
+        where = plan.directory / failure.directory / "error.txt"
+        print(f"failed: {failure.error}\n        see {where}")
     if interrupted:  # which leaves no time for a report
         print(f"report of what is there: {command}")
         if here:  # a copy of what an object store has is without checkpoints
@@ -374,10 +373,13 @@ def report(plan: Plan, experiment: ExperimentRecord, comparison: Comparison, com
 
 
 def go_on(plan: Plan) -> str:
-    """Says how to go on with what was interrupted or failed."""
+    """Says how to go on with what was interrupted or failed: by the experiment, which knows its
+    settings and limits, and the cluster, which it does not."""
+    address = plan.options.address
     parts = [
         *(*command_line.command("tune"), "--space", plan.space_source, "--resume", "must"),
         *("--name", plan.name, "--storage", str(plan.storage)),
+        *(() if address is None else ("--address", address)),
     ]
     return f"go on with: {shlex.join(parts)}"
 

@@ -18,7 +18,7 @@ from typing import Any
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
-from reports.records import ExperimentRecord, TrialRecord
+from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
 from search_spaces import SPACES
 from search_spaces.question import Question
 
@@ -122,7 +122,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     except ConfigError as error:
         problems.append(f"{directory.name}: left out, its config cannot be used ({error})")
         return None
-    rows, done = _read_rows(directory, own)
+    rows, ended = _read_rows(directory, own)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
     if entries.get("trace.json") == "link":
@@ -134,7 +134,7 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
         config=config,
         arm=config.arm,
         rows=rows,
-        done=done,
+        ended=ended,
         error=None if error is None else _last_line(error),
         error_at=None if error is None else _last_failure(error),
         has_trace=entries.get("trace.json") == "file",
@@ -178,7 +178,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
     content = content_of(directory.parent, (directory.name, "result.json"), problems)
     lines = [] if content is None else content.splitlines()
     rows: list[dict[str, float]] = []
-    not_finite: dict[str, str] = {}
+    unusable: dict[str, str] = {}
     done = False
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -189,7 +189,7 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
             if type(round_) is not int or not 1 <= round_ < MAX_ROUND:
                 raise ValueError
             numbers = {
-                name: float(value)
+                name: 0.0 if abs(value) < MIN_NUMBER else float(value)
                 for name, value in values.items()
                 if isinstance(value, int | float) and not isinstance(value, bool)
             }
@@ -198,14 +198,14 @@ def _read_rows(directory: Path, problems: list[str]) -> tuple[list[dict[str, flo
             problems.append(f"{where}: line {number} of {len(lines)} is {cut}, skipped")
             continue
         for name, value in numbers.items():
-            if not math.isfinite(value):
+            if not abs(value) < MAX_NUMBER:
                 text = f"{where}: {name} is {value}, first in round {round_}"
-                not_finite.setdefault(name, text)
+                unusable.setdefault(name, text)
         while rows and rows[-1]["training_iteration"] >= round_:
             rows.pop()
-        rows.append({name: value for name, value in numbers.items() if math.isfinite(value)})
+        rows.append({name: value for name, value in numbers.items() if abs(value) < MAX_NUMBER})
         done = values.get("done") is True
-    problems += not_finite.values()
+    problems += unusable.values()
     return rows, done
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from reports import experiment_files
 from reports.experiment_files import content_of, one_line
-from reports.records import TrialRecord
+from reports.records import MAX_NUMBER, TrialRecord
 
 EXAMPLES = 4  # held-out prompts whose responses are shown
 
@@ -243,12 +243,27 @@ def is_whole(row: Mapping[str, Any]) -> bool:
 
 def response_text(row: Mapping[str, Any]) -> str:
     """A response as people read it: an episode turn by turn, with what each action earned."""
-    try:
-        turns = json.loads(row["turns"] or "null")
-        lines = [line for turn in turns or () for line in _turn_lines(turn)]
-    except (ValueError, TypeError, KeyError, RecursionError):  # a file that is not ours
-        lines = []
+    lines = [line for turn in _turns(row["turns"]) for line in _turn_lines(turn)]
     return "\n".join(lines) if lines else row["response"]
+
+
+def _turns(stored: str | None) -> list[dict[str, Any]]:
+    """The turns of an episode; none where there are none, or the file is not ours."""
+    try:
+        turns = json.loads(stored or "[]")
+    except (ValueError, RecursionError):
+        return []
+    return turns if isinstance(turns, list) and all(map(_is_turn, turns)) else []
+
+
+def _is_turn(value: Any) -> bool:
+    """True for a turn as `details` writes it: an action, its reward, and what was answered."""
+    if not isinstance(value, dict) or not value.keys() >= {"action", "observation", "reward"}:
+        return False
+    action, observation, reward = value["action"], value["observation"], value["reward"]
+    earned = isinstance(reward, int | float) and abs(reward) < MAX_NUMBER
+    texts = isinstance(action, str) and isinstance(observation, str)
+    return texts and (reward is None or earned)
 
 
 def truth_text(row: Mapping[str, Any]) -> str | None:

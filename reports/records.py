@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
 from search_spaces.question import Question
+
+# Trials compute in float32, whose numbers lie between these. With others a figure that is made of
+# several could overflow.
+MIN_NUMBER, MAX_NUMBER = 1e-45, 3.5e38
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +27,7 @@ class TrialRecord:
     config: GRPOConfig
     arm: str  # label of the config's arm; the settings are added where trials of one arm differ
     rows: Sequence[Mapping[str, float]]  # one row a round, in order, finite numbers only
-    done: bool
+    ended: bool  # whether the last row says that no round follows
     error: str | None  # the last line of error.txt; a retried trial may be done all the same
     error_at: float | None  # seconds since 1970
     has_trace: bool
@@ -39,10 +44,21 @@ class TrialRecord:
         return self.round >= self.config.rounds
 
     @property
+    def done(self) -> bool:
+        """True where the trial has ended and its last policy is saved, which comes after the row
+        of the last round."""
+        return self.ended and not (self._failed_last and PolicyNotSaved.__name__ in str(self.error))
+
+    @property
     def failed(self) -> bool:
-        """Whether the trial ended with a failure: Tune keeps the error of a trial that it has
-        started again, so an error may be older than the last row."""
-        if self.done or self.error is None:
+        """Whether the trial ended with a failure."""
+        return not self.done and self._failed_last
+
+    @property
+    def _failed_last(self) -> bool:
+        """Whether a failure came after the last row: Tune keeps the error of a trial that it has
+        started again, so an error may be older."""
+        if self.error is None:
             return False
         reported = self.last("timestamp")
         return reported is None or self.error_at is None or reported <= self.error_at

@@ -8,6 +8,8 @@ from typing import Any
 
 from search_spaces.columns import Column
 
+MAX_FACTOR = 1e38  # times a metric it is still a number
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -36,6 +38,8 @@ class Question:
                 raise TypeError("a text is something else")
             if not all(isinstance(column.factor, int | float) for column in columns):
                 raise TypeError("a factor is no number")
+            if not all(abs(column.factor) < MAX_FACTOR for column in columns):
+                raise TypeError(f"a factor is not below {MAX_FACTOR:g}")
             return cls(text=data["text"], arms=arms, columns=columns)
         except (TypeError, KeyError) as error:
             raise ValueError(f"not a question ({type(error).__name__}: {error})") from None

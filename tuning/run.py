@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.tune.experiment import Trial
 
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
-from grpo_trainable.storage import Place
+from grpo_trainable.storage import Place, reason
 from grpo_trainable.threads import WAITING
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
@@ -29,6 +32,7 @@ from tuning.mutations import pbt_bounds, within_bounds
 from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
+from tuning.snapshots import damage, keep_whole
 from tuning.token import make_token
 from tuning.waiting import WaitingCallback
 
@@ -96,28 +100,48 @@ def _start_ray(plan: Plan) -> None:
     )
 
 
-def fit(plan: Plan) -> tune.ResultGrid:
-    """Runs the trials, or goes on with those of a resumed experiment, to their end.
+@dataclass(frozen=True)
+class Failure:
+    """A trial that has failed."""
+
+    directory: str  # the name of the trial's
+    error: str  # in one line
+
+
+def fit(plan: Plan) -> list[Failure]:
+    """Runs the trials, or goes on with those of a resumed experiment, to their end. Those that have
+    failed are returned.
 
     Raises:
-        UsageError: the experiment that is resumed was started by a version of ours whose state this
-            one cannot read.
+        UsageError: the state of the experiment that is resumed is damaged, or is that of a version
+            of ours that this one cannot read.
     """
     if not plan.options.verbose:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune's snapshots of an experiment warn once a second, with a traceback.
         logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
+    keep_whole()
     register(plan.inputs, plan.shipped)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
     set_verbose(plan.options.verbose)
-    results = tuner.fit()
+    # `Tuner.fit` would read errors back from the storage path, where a full disk has cut them.
+    tuned: Any = tuner._local_tuner
+    run = tuned._fit_resume if tuned._is_restored else tuned._fit_internal
+    trials = run(tuned.converted_trainable, copy.deepcopy(tuned.param_space)).trials
     # Tune is over: an interrupt from now on ends the command itself. Ignored, not the default:
     # a timer may be about to send it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     stop_live_table()
-    return results
+    return [failure(trial) for trial in trials if trial.status == Trial.ERROR]
+
+
+def failure(trial: Any) -> Failure:
+    """How a trial has failed, by its `error.txt` on this machine, of which the storage path has a
+    copy."""
+    lines = Path(trial.error_file).read_text(errors="replace").strip().splitlines()
+    return Failure(Path(trial.path).name, lines[-1].strip())
 
 
 def _new(plan: Plan) -> tune.Tuner:
@@ -142,6 +166,12 @@ def kept_in(directory: Place) -> dict[str, Any]:
 
 
 def _restored(plan: Plan) -> tune.Tuner:
+    try:
+        damaged = damage(plan.directory)
+    except OSError as error:
+        damaged = f"{plan.directory} cannot be read now ({reason(error)})"
+    if damaged is not None:
+        raise UsageError(f"--resume: experiment {plan.name}: {damaged}; nothing was started")
     try:
         where = kept_in(plan.directory)
         path = where.pop("storage_path")

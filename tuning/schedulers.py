@@ -35,6 +35,10 @@ class Limited(TrialScheduler):
         if self.max_failures is None or trial.trial_id in self._seen:
             return  # Tune adds a trial again with every retry
         self._seen.add(trial.trial_id)
+        # What was to happen after a save that failed, or was cut short, in an earlier command: Tune
+        # keeps it, and would end the trial after the next checkpoint. The wrapper that we are given
+        # warns of this attribute.
+        tune_controller._tune_controller._cached_trial_decisions.pop(trial.trial_id, None)
         trial.max_failures = trial.num_failures + self.max_failures
         if self.max_concurrent and trial.status == Trial.PENDING:
             # Tune starts pending trials by itself, and paused ones when they are chosen below.

@@ -73,6 +73,12 @@ def _learners(config: GRPOConfig) -> Iterator[Rule]:
         "resources.learner_gpus",
         f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each needs its own",
     )
+    yield (
+        r.elastic and r.learner_gpus > 0,
+        "resources.elastic",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: nothing has shown yet that "
+        "learners on GPUs, which NCCL connects, go on without a lost one",
+    )
     # Each rank runs as many microbatches as the others: a multiple of rows can be dealt so.
     yield (
         divided and size % r.num_learners != 0,

@@ -875,8 +875,8 @@ class ResourceSettings(Settings):
     )
     elastic: bool = flag(
         False,
-        "Whether the other learners go on where one but the first is lost; false: the trial fails "
-        "and goes on from its checkpoint.",
+        "Whether the other learners go on where one but the first is lost, on CPUs only; false: "
+        "the trial fails and goes on from its checkpoint.",
     )
     learner_cpus: float = number(0.95, "CPUs of each learner.", minimum=0.01)
     learner_gpus: float = gpus(0.0, "GPUs of each learner.")

@@ -51,6 +51,9 @@ def _checked(default: Any, meaning: str, expected: str, convert: Callable, **fac
     return field(default=default, metadata={"check": check})
 
 
+MAX_INTEGER = (1 << 63) - 1  # a larger one is no float either
+
+
 def integer(
     default: int | None,
     meaning: str = "",
@@ -59,14 +62,15 @@ def integer(
     maximum: int | None = None,
     optional: bool = False,
 ) -> Any:
-    """An integer from `minimum` to `maximum`; None too where it is the default or `optional`."""
+    """An integer from `minimum` to `maximum`, of 64 bits in any case; None too where it is the
+    default or `optional`."""
     expected = f"an integer >= {minimum}" + ("" if maximum is None else f" and <= {maximum}")
 
     def convert(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             raise TypeError
         whole = int(value)
-        if whole < minimum or (maximum is not None and whole > maximum):
+        if not minimum <= whole <= (MAX_INTEGER if maximum is None else maximum):
             raise ValueError
         return whole
 

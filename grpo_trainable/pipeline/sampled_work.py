@@ -6,7 +6,11 @@ from typing import Any
 
 from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
 
+# What samples and answers. The state of an earlier version lacks them.
+SAMPLERS = ("model", "engine", "env")
+
 SECTIONS = (
+    *SAMPLERS,
     "seed",
     "lag",
     "weight_update",
@@ -17,6 +21,9 @@ SECTIONS = (
     "buffer_sampling",
     "buffer",
 )
+
+# Keys of the model that only its training reads.
+OF_LEARNER = ("model.gradient_checkpointing", "model.packing")
 
 # Keys that only training reads, but for responses that are interrupted.
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
@@ -38,7 +45,9 @@ def sampled_work(config: GRPOConfig) -> dict[str, Any]:
 
 def is_same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two results of `sampled_work` ask for the same rollouts."""
-    return _of_sampling(one) == _of_sampling(other)
+    unknown = {section for section in SAMPLERS if section not in one or section not in other}
+    known = [{k: v for k, v in work.items() if k not in unknown} for work in (one, other)]
+    return _of_sampling(known[0]) == _of_sampling(known[1])
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
@@ -46,9 +55,9 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     which the state of an earlier version may lack."""
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"
-    read = OF_INTERRUPTION if interrupts else ()
+    unread = {*OF_TRAINING, *OF_LEARNER} - {*(OF_INTERRUPTION if interrupts else ())}
     return {
         key: value
         for key, value in settings.items()
-        if (key in read or key not in OF_TRAINING) and not is_unremarkable(key, value)
+        if key not in unread and not is_unremarkable(key, value)
     }

@@ -208,12 +208,14 @@ def test_a_question_needs_no_space_of_its_name(tmp_path):
         {"columns": [asdict(NORM) | {"form": "{0.__class__}"}]},
         {"columns": [asdict(NORM) | {"over": ["last"]}]},
         {"columns": [asdict(NORM) | {"factor": "10"}]},
+        {"columns": [asdict(NORM) | {"factor": 1e308}]},
+        {"columns": [asdict(NORM) | {"factor": 10**400}]},
         {"columns": [asdict(NORM) | {"title": None}]},
         {"columns": 3},
         {"arms": [["a"]]},
         {"text": None},
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_damaged_question_is_named(tmp_path, changes):
     experiment = read_experiment(asking(tmp_path / "own", NORM, [0.5, 0.25], **changes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -348,7 +349,8 @@ def test_no_round_is_there_twice_or_missing_after_a_restart(
     assert stage_totals(trial)["rollout"] == sum(range(1, 9))
 
 
-def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path):
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, link):
     first = FakeTrial(tmp_path / "first")
     callbacks = file_callbacks()
     start(callbacks, first)
@@ -359,7 +361,7 @@ def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path):
     copy = FakeTrial(tmp_path / "copy")
     (tmp_path / "copy").mkdir()
     for name in names:
-        (tmp_path / "copy" / name).symlink_to(tmp_path / "first" / name)
+        link(tmp_path / "first" / name, tmp_path / "copy" / name)
     callbacks = file_callbacks()
     start(callbacks, copy, 2)
     play(callbacks, copy, range(3, 6))

@@ -402,6 +402,7 @@ def test_unknown_key_without_a_neighbour_lists_the_keys():
         (nested(eval__samples=0), "eval.samples=0: must be an integer >= 1"),
         (nested(loss__clip=1), "loss.clip=1: must be none or a number > 0 and < 1"),
         (nested(loss__clip_high=0), "loss.clip_high=0: must be none or a number > 0"),
+        ({"rounds": 10**400}, f"rounds={shown(10**400)}: must be an integer >= 1"),
         (nested(checkpoint__keep=0), "checkpoint.keep=0: must be none or an integer >= 1"),
         (
             nested(buffer__fresh_fraction=0),
@@ -565,6 +566,12 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
         (
             APART | nested(engine="vllm", eval__temperature=0.001),
             "eval.temperature=0.001: must be >= 0.01 with engine=vllm, which rounds lower ones up",
+        ),
+        (
+            APART
+            | nested(resources__num_learners=2, resources__learner_gpus=1, resources__elastic=True),
+            "resources.elastic=true: must be false with resources.learner_gpus=1: nothing has "
+            "shown yet that learners on GPUs, which NCCL connects, go on without a lost one",
         ),
         (
             APART | nested(transport="nccl", resources__learner_gpus=1),

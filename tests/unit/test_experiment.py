@@ -21,7 +21,7 @@ from experiments import (
 
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import _examples_section
-from reports.parts import read_files
+from reports.parts import read_files, response_text
 from reports.summary import compare, table
 
 
@@ -103,6 +103,24 @@ def test_a_value_that_is_no_finite_number_is_left_out_and_named(experiment):
     ]
 
 
+@pytest.mark.parametrize("number", [1e308, -1e308, 3.6e38])
+def test_a_number_that_no_trial_computes_is_left_out_and_named(experiment, number):
+    write_trial(experiment, config(), [row(1), row(2, time__eval_s=number), row(3)])
+    trial = only_trial(experiment)
+
+    assert trial.column("time/eval_s") == [0.0, 0.0]
+    assert trial.problems == [
+        f"colocated_k1-0-abc_00000/result.json: time/eval_s is {number}, first in round 2"
+    ]
+
+
+def test_a_number_too_small_for_a_trial_is_0(experiment):
+    write_trial(experiment, config(), [row(1, time__wall_clock_s=1e-320, loss__policy=-1e-40)])
+    trial = only_trial(experiment)
+    assert trial.column("time/wall_clock_s") == [0.0]
+    assert trial.column("loss/policy") == [-1e-40]
+
+
 def test_evaluations_are_those_rows_that_measured_one(experiment):
     # Measured before training, after round 2 and after round 3; row 1 repeats round 0.
     rows = [
@@ -166,6 +184,19 @@ def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
     assert status == {
         "sync": "still running or interrupted: round 3 of 4; it had failed: ActorFailed: once",
         "async_k1": "failed after round 3 of 4: ActorFailed: once",
+    }
+
+
+def test_trial_whose_last_policy_is_not_saved_is_not_done(experiment):
+    text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nPolicyNotSaved: sync/0: no space\n"
+    at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    for arm, reported in (("sync", at - 9), ("async_k1", at + 9)):
+        rows = [{**row(4), "timestamp": reported, "done": True}]
+        write_trial(experiment, config(arm, rounds=4), rows, error=text)
+    trials = {t.config.arm: t for t in read_experiment(experiment).trials}
+    assert {arm: (t.done, t.failed, t.status) for arm, t in trials.items()} == {
+        "sync": (False, True, "failed after round 4 of 4: PolicyNotSaved: sync/0: no space"),
+        "async_k1": (True, False, "finished"),  # it was tried again
     }
 
 
@@ -281,6 +312,30 @@ def test_parts_beyond_the_last_row_are_not_read(experiment):
     write_part(trial, "rollouts", 2, [rollout(2, 2)])
 
     assert read_files(only_trial(experiment)).lags == {0: 1}
+
+
+TURN = {"action": " 5 ", "reward": 0.5, "observation": "too low\n"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        (json.dumps([TURN]), "policy: 5 (reward 0.5)\nenvironment: too low"),
+        (json.dumps([TURN | {"reward": None}]), "policy: 5 (cut off)\nenvironment: too low"),
+        *(
+            (turns, "as sampled")
+            for turns in (
+                *(None, "[]", "", "{", "3", "[[1]]", '{"action": "5"}', "[" * 100_000),
+                *(json.dumps([TURN, TURN | {"action": other}]) for other in (1, None, ["5"])),
+                *(json.dumps([TURN | {"reward": other}]) for other in ("1", 10**400, 1e308)),
+                json.dumps([TURN | {"observation": 7}]),
+            )
+        ),
+    ],
+    ids=range(17),
+)
+def test_an_episode_is_shown_turn_by_turn_and_what_is_none_as_it_was_sampled(turns, shown):
+    assert response_text({"turns": turns, "response": "as sampled"}) == shown
 
 
 def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experiment):

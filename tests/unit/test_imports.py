@@ -65,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actors": BELOW_ACTORS,
     "transports": BELOW_ACTORS | {"calls"},
     "calls": set(),
+    "last_policy": set(),
     "liveness": {"calls"},
     "remote": {"calls", "timers"},
     "room": set(),
@@ -82,7 +83,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"actors", "transports", "learner_group", "remote", "room", "shipping", "clocks"},
     "trial_storage": {"checkpointing", "storage"},
     "trial": PIPELINE | {"pipeline", "remote", "trial_actors", "trial_storage"},
-    "trainable": PIPELINE | {"trial", "shipping"},
+    "trainable": PIPELINE | {"trial", "shipping", "last_policy"},
     "rllib": PIPELINE | {"actors", "trial"},
     # The package itself hands out names lazily; what loads with it is tried below.
     "": {"config", "trainable"},

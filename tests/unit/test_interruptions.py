@@ -411,4 +411,35 @@ def test_interruptions_change_what_is_sampled_and_other_rules_do_not():
     assert not is_same_work(works["interrupt", 8], works["penalty", 8])
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"model": {"path": "/a"}}, {"model": {"path": "/b"}}, False),
+        ({"model": {"system": "be brief", "chat_template": "on"}}, {}, False),
+        ({"model": {"packing": True, "gradient_checkpointing": True}}, {}, True),
+        ({"engine": "torch"}, {"engine": "hf", "model": {"path": "/a"}}, False),
+        (
+            {"task": {"name": "guess"}, "env": {"name": "guess", "max_turns": 3}},
+            {"task": {"name": "guess"}, "env": {"name": "guess", "max_turns": 1}},
+            False,
+        ),
+    ],
+)
+def test_another_model_engine_or_environment_samples_other_work(
+    one: dict[str, Any], other: dict[str, Any], same: bool
+):
+    def work(settings: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(sampled_work(GRPOConfig.from_dict(settings))))
+
+    assert is_same_work(work(one), work(one))
+    assert is_same_work(work(one), work(other)) == same
+
+
+def test_what_an_earlier_version_did_not_write_down_counts_as_the_same():
+    work = sampled_work(GRPOConfig.from_dict({"model": {"path": "/a"}}))
+    earlier = {k: v for k, v in work.items() if k not in ("env", "model", "engine")}
+    assert is_same_work(earlier, work)
+    assert not is_same_work({**earlier, "seed": 5}, work)
+
+
 DEFAULT_TEXT = GRPOConfig().rollout.interruption

@@ -4,10 +4,50 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
-from grpo_trainable.shipping import ShippingError, contents, lacking, lay_down
+from grpo_trainable import shipping
+from grpo_trainable.shipping import SHIP_S, ShippingError, contents, lacking, lay_down, ship
+
+
+class Cluster:
+    """Stands for Ray: three machines, each of which takes `seconds` to answer, up to the time
+    limit of its call. `clock` tells the time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.time = seconds, 0.0
+        self.timeouts: list[float] = []
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"NodeID": name, "NodeManagerAddress": f"10.0.0.{name}"} for name in "123"]
+
+    def remote(self, **options: Any) -> Any:
+        return lambda function: SimpleNamespace(remote=lambda argument: None)
+
+    def get(self, ref: Any, timeout: float) -> list[str]:
+        self.timeouts.append(timeout)
+        self.time += min(self.seconds, timeout)
+        if self.seconds > timeout:
+            raise GetTimeoutError("no answer")
+        return []
+
+    def clock(self) -> float:
+        return self.time
+
+
+def test_all_machines_together_have_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(seconds=250.0)
+    monkeypatch.setattr(shipping, "ray", cluster)
+    monkeypatch.setattr(shipping, "monotonic", cluster.clock, raising=False)
+    monkeypatch.setattr(shipping, "NodeAffinitySchedulingStrategy", lambda node, soft: node)
+    with pytest.raises(ShippingError, match=r"^node 10\.0\.0\.3 of the cluster takes no files"):
+        ship("files", "123")
+    assert cluster.timeouts == [SHIP_S, SHIP_S - 250, SHIP_S - 500]
+
 
 CAT = hashlib.sha256(b"cat\n").hexdigest()
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -40,6 +41,17 @@ def command(tmp_path, capsys, monkeypatch):
         return status, captured.out, captured.err
 
     return run
+
+
+def test_the_line_to_go_on_names_all_that_a_resume_does_not_find_in_the_experiment(tmp_path):
+    argv = ["--space", "async_vs_sync", "--set", "arm=sync", "--max-failures", "0"]
+    argv += ["--name", "far", "--storage", str(tmp_path), "--address", "10.0.0.5:6379"]
+    line = tune.go_on(tune.plan_of(tune.parse_arguments(argv)))
+    resumed = tune.parse_arguments(shlex.split(line.partition("tune.py")[2]))
+    told = ("space", "name", "storage", "resume", "address")
+    assert [getattr(resumed, option) for option in told] == [
+        *("async_vs_sync", "far", str(tmp_path), "must", "10.0.0.5:6379")
+    ]
 
 
 def refused(result: tuple[int, str, str], *words: str) -> None:

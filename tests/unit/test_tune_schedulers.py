@@ -47,6 +47,9 @@ class FakeController:
 
     def __init__(self, scheduler: Any, trials: list[FakeTrial]) -> None:
         self.scheduler, self.trials, self.search_alg = scheduler, trials, None
+        self._tune_controller = self  # Tune wraps its own
+        # Of an earlier command, in which each trial was to end once it had saved.
+        self._cached_trial_decisions = {trial.trial_id: "STOP" for trial in trials}
         for trial in trials:
             scheduler.on_trial_add(self, trial)
 
@@ -103,6 +106,15 @@ def test_what_had_ended_before_a_resume_does_not_count(controller):
     c = controller([*ended, *trials(2)], max_concurrent=1)
     assert [c.start(), c.start()] == ["a", None]
     assert [trial.status for trial in ended] == [Trial.TERMINATED, Trial.ERROR]
+
+
+def test_what_an_earlier_command_meant_to_do_after_a_save_is_forgotten(controller):
+    c = controller(trials(2))
+    assert c._cached_trial_decisions == {}
+    # A retry within a command leaves Tune's present decision alone.
+    c._cached_trial_decisions["a"] = "PAUSE"
+    c.scheduler.on_trial_add(c, c.trials[0])
+    assert c._cached_trial_decisions == {"a": "PAUSE"}
 
 
 def test_retries_are_counted_from_the_resume(controller):
