@@ -25,6 +25,7 @@ from grpo_trainable.models.hf_directory import (
     read_shape,
     read_tokenizer,
     refuse_unusable,
+    revision_file,
     weight_files,
 )
 from grpo_trainable.models.tokenizer import read_backend
