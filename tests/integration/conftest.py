@@ -115,7 +115,7 @@ def actor_processes() -> dict[int, str]:
     return found
 
 
-def assert_no_actor_left(seconds: float = 10.0, before: Collection[int] = ()) -> None:
+def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) -> None:
     """`before`: actors that were there already, as those that `begun` keeps."""
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:

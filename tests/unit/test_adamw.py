@@ -14,6 +14,8 @@ from torch import Tensor
 
 from grpo_trainable.actors.adamw import AdamW, ParameterGroup
 
+pytestmark = pytest.mark.numerics
+
 UNIT = Path(__file__).resolve().parent
 
 

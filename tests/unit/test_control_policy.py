@@ -21,6 +21,8 @@ from grpo_trainable.models.control_tokenizer import control_tokenizer
 from grpo_trainable.rollout import RolloutGroup, collate
 from grpo_trainable.tasks import ControlTask
 
+pytestmark = pytest.mark.numerics
+
 CHOICES = Spaces(observation=(2,), scale=(1.0, 4.0), choices=3, first=5)
 NUMBERS = Spaces(observation=(2,), scale=1.0, choices=None, low=(-2.0, 0.0), high=(2.0, 10.0))
 IMAGE = Spaces(observation=(20, 18, 3), scale=255.0, choices=2)

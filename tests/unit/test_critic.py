@@ -13,6 +13,8 @@ from test_learner import Pair, copy, distance, equal
 from grpo_trainable.algo import explained_variance
 from grpo_trainable.rollout import RolloutGroup
 
+pytestmark = pytest.mark.numerics
+
 GAE = {"advantage": "gae", "whiten": False}
 
 

@@ -39,6 +39,8 @@ from grpo_trainable.rollout import LiveWeights
 from grpo_trainable.storage import StoredPath
 from grpo_trainable.tasks import eval_size
 
+pytestmark = pytest.mark.numerics
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> str:

@@ -40,6 +40,8 @@ from grpo_trainable.rollout import (
 from grpo_trainable.stops import interruption
 from grpo_trainable.transports.in_process import InProcess
 
+pytestmark = pytest.mark.numerics
+
 EOS, PAD = 0, 1
 CPU = torch.device("cpu")
 

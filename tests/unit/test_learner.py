@@ -38,6 +38,8 @@ from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports.in_process import InProcess
 
+pytestmark = pytest.mark.numerics
+
 Weights = dict[str, Tensor]
 
 

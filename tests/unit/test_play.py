@@ -20,6 +20,8 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import Request, SamplingLimits, TrainBatch, collate
 
+pytestmark = pytest.mark.numerics
+
 END, PAD, STOP = 0, 1, "ab"
 TOKENS = Pieces(["a", "b", "ab", "c", "d", "e"])
 CONFIG = ModelConfig(

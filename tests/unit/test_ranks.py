@@ -28,6 +28,8 @@ from grpo_trainable.messages import LearnerState, Updated
 from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports.in_process import InProcess
 
+pytestmark = pytest.mark.numerics
+
 # Of the difference of two gradients to the gradient.
 ALLOWED = {torch.float32: 1e-6, torch.float64: 1e-12}
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from grpo_trainable.models.sampling import BLOCK, draw_tokens, sample_tokens, uniforms
 
+pytestmark = pytest.mark.numerics
+
 KEY = {"seed": 7, "stream": "train", "prompt_index": 3, "response": 2}
 SMALLEST, LARGEST = 0.0, 1 - 2**-24
 

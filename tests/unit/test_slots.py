@@ -24,6 +24,8 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.shelved_cache import ShelvedCache, shelf_columns
 from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits, collate
 
+pytestmark = pytest.mark.numerics
+
 EOS, PAD, VOCAB = 0, 1, 50
 TOKENS = Pieces([*("a", "b", "ab", "ba", "c", "bab", b"\xc3", b"\xa9a")] * 6)
 CONFIG = ModelConfig(

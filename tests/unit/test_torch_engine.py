@@ -24,6 +24,8 @@ from grpo_trainable.rollout import (
     collate,
 )
 
+pytestmark = pytest.mark.numerics
+
 VOCAB, EOS, PAD = 50, 0, 1
 END = (EOS,)
 # What tokens 2 to 49 stand for: pieces that overlap, and two halves of an "é".
