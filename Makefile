@@ -9,7 +9,8 @@ READY := .venv/.ready-for-development
 EXTRAS := tests/integration/extras
 # Files in the order of collection: reordered by their numbers of tests the slowest would come last.
 IN_ORDER := -n 2 --dist loadfile --no-loadscope-reorder
-NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit tests/integration
+NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit $(EXTRAS) \
+	--ignore $(EXTRAS)/test_adapters.py # which has the name of a unit test
 RESTRICTED := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready

@@ -37,7 +37,7 @@ def assert_agree(
     """
     forks = 0
     for one, other in zip(some, others, strict=True):
-        for row in range(max(len(one.response_ids), len(other.response_ids))):
+        for row in range(len(one.response_ids)):
             mine, theirs = _tokens(one, row), _tokens(other, row)
             length = common_length(mine, theirs)
             torch.testing.assert_close(
@@ -66,8 +66,8 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _tokens(group: RolloutGroup, row: int) -> list[tuple[int, bool, int, int]]:
-    """Return what a response has at each of its tokens: id, sampled or fed, version and round."""
+def _tokens(group: RolloutGroup, row: int) -> list[tuple[int, bool]]:
+    """Return the tokens of a response, each with whether it was sampled."""
     length = int(group.extents[row])
-    fields = (group.response_ids, group.response_mask, group.token_versions, group.token_rounds)
-    return list(zip(*(field[row, :length].tolist() for field in fields), strict=True))
+    ids, mask = group.response_ids[row, :length], group.response_mask[row, :length]
+    return list(zip(ids.tolist(), mask.tolist(), strict=True))

@@ -79,6 +79,7 @@ def failing(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(env: str) -> None:
     config = config_of(env)
@@ -97,6 +98,7 @@ def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(en
         assert score.reward == pytest.approx(float(earned[row].nansum()), rel=1e-6)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
     """Its first step, to rounding. What follows depends on how the environment takes that up."""
@@ -117,6 +119,7 @@ def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
         torch.testing.assert_close(alone.actions[:, 0], together.actions[:, 0], rtol=0, atol=1e-5)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_sampler_and_learner_agree_about_log_probs(env: str) -> None:
     config = config_of(env)

@@ -272,7 +272,8 @@ def test_a_report_of_a_store_is_that_of_a_directory(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("time.strftime", lambda *_: "now")  # a minute may pass between the reports
+    # A minute may pass between the reports.
+    monkeypatch.setattr("reports.page.time", SimpleNamespace(strftime=lambda *_: "now"))
     here = write_experiment(tmp_path / "experiment")
     for arm in list(SPACE.arms)[:2]:
         trial = write_trial(here, config(arm), [row(n) for n in range(1, 5)])
