@@ -15,8 +15,8 @@ import torch
 
 from grpo_trainable.rollout import RolloutGroup
 
-# Responses of a comparison that may go on differently. The chance of a first one is below a percent
-# in thousands of tokens, so a second one is no accident.
+# Responses of a comparison that may go on differently. Rounding moves the border between two tokens
+# by a millionth or so: a first one is rare in thousands of tokens, and a second one no accident.
 FORKS = 1
 
 
