@@ -32,7 +32,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
-    ray.init(num_cpus=8, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=8, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -35,8 +35,9 @@ HERE = Path(__file__).parent
 def ray_session() -> None:
     """Ray, started by the first module that needs it; it goes on to the next one."""
     if not ray.is_initialized():
-        # More than this machine may have: the trials are tiny, and most of their actors wait.
-        ray.init(num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False)
+        # More CPUs than this machine may have: the trials are tiny, and most of their actors wait.
+        # A Ray of somebody else's on it is not joined.
+        ray.init("local", num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False)
 
 
 @pytest.hookimpl(trylast=True)

@@ -200,7 +200,7 @@ def algorithms(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 CONTINUED = """
 import json, sys
 import ray
-ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
 from grpo_trainable.rllib import GRPO
 algo = GRPO.from_checkpoint(sys.argv[1])
 result = algo.train()
