@@ -9,6 +9,9 @@ READY := .venv/.ready-for-development
 EXTRAS := tests/integration/extras
 # Files in the order of collection: reordered by their numbers of tests the slowest would come last.
 IN_ORDER := -n 2 --dist loadfile --no-loadscope-reorder
+NUMERICS := $(BIN)/python -m pytest $(IN_ORDER) -m numerics tests/unit $(EXTRAS) \
+	--ignore $(EXTRAS)/test_adapters.py # which has the name of a unit test
+RESTRICTED := ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 OMP_NUM_THREADS=1
 VLLM := .venv-vllm/bin
 READY_VLLM := .venv-vllm/.ready
 ADAPTERS := .venv-adapters/bin
@@ -18,6 +21,7 @@ READY_ADAPTERS := .venv-adapters/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
+.PHONY: test-processors test-processors-restricted
 .PHONY: bench bench-startup bench-peers bench-trials bench-tokens bench-faults bench-cluster-faults
 .PHONY: bench-off-policy bench-objectives bench-real-model bench-rllib bench-control
 
@@ -49,6 +53,16 @@ test-adapters: $(READY_ADAPTERS)
 # are skipped by name.
 test-cluster: $(READY)
 	$(BIN)/python -m pytest -rs tests/cluster $(ARGS)
+
+# What depends on how a processor adds up, so that this one stands in for others: with fewer of its
+# instructions and one thread, then with all and two threads, then with sums that round otherwise.
+test-processors: test-processors-restricted
+	OMP_NUM_THREADS=2 $(NUMERICS) $(ARGS)
+	OTHER_BLAS=1 $(NUMERICS) $(ARGS)
+
+test-processors-restricted: $(READY)
+	ATEN_CPU_CAPABILITY=default $(RESTRICTED) $(NUMERICS) $(ARGS)
+	ATEN_CPU_CAPABILITY=avx2 $(RESTRICTED) $(NUMERICS) $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Torch reads it when it is imported. Several test processes share the cores.
@@ -13,6 +14,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A busy machine must not fail a test that makes its inputs slowly there.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure() -> None:
+    if "OTHER_BLAS" in os.environ:
+        import other_blas
+
+        other_blas.install(os.environ["OTHER_BLAS"])
 
 
 # Collecting makes many objects that stay: the garbage collector need not look at them.

@@ -148,8 +148,8 @@ class Reference:
     def annotate(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         """The groups of one chunk with their `reference_log_probs`.
 
-        They run through the model together, so the same chunk gives the same bits wherever and
-        whenever it is sampled.
+        They run through the model together, so the same chunk gives the same bits in any
+        process on a machine, with as many threads.
         """
         no_advantages = [torch.zeros(len(group.response_ids)) for group in groups]
         batch = collate(groups, no_advantages, self._pad_id).to(self._device)

@@ -86,8 +86,8 @@ class _Episode(RecordedRow):
 class ControlEngine(LoadedWeights):
     """Samples episodes of actions, whose draws are keyed as those of tokens are.
 
-    A list of requests gives the same bits wherever and whenever it is sampled, as far as the
-    environment does.
+    A list of requests gives the same bits in any process on a machine, with as many threads, as far
+    as the environment does.
     """
 
     def __init__(

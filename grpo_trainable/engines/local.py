@@ -65,7 +65,7 @@ class LocalEngine(LoadedWeights, ABC):
     """Samples token by token, and takes new weights between two tokens.
 
     Every draw is keyed by (seed, stream, prompt index, response, token). A list of requests that
-    one call samples gives the same bits wherever and whenever it is sampled.
+    one call samples gives the same bits in any process on a machine, with as many threads.
     """
 
     def __init__(

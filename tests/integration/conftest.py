@@ -35,7 +35,8 @@ HERE = Path(__file__).parent
 def ray_session() -> None:
     """Ray, started by the first module that needs it; it goes on to the next one."""
     if not ray.is_initialized():
-        # More than this machine may have: the trials are tiny, and most of their actors wait.
+        # More CPUs than this machine may have: the trials are tiny, and most of their actors wait.
+        # A Ray of somebody else's on it is not joined.
         ray.init(
             address="local", num_cpus=16, num_gpus=0, include_dashboard=False, log_to_driver=False
         )
@@ -117,7 +118,7 @@ def actor_processes() -> dict[int, str]:
     return found
 
 
-def assert_no_actor_left(seconds: float = 10.0, before: Collection[int] = ()) -> None:
+def assert_no_actor_left(seconds: float = 60.0, before: Collection[int] = ()) -> None:
     """`before`: actors that were there already, as those that `begun` keeps."""
     deadline = time.monotonic() + seconds
     while (left := actor_processes().keys() - before) and time.monotonic() < deadline:

@@ -65,7 +65,7 @@ class Env:
         if kind == "hang":
             time.sleep(60)
         if kind == "slow in all":
-            time.sleep(0.6)
+            time.sleep(1.8)
         if kind == "no text":
             return Turn(None)
         if kind == "too much":
@@ -99,13 +99,13 @@ class Lacking:
 FINE = {"good", "fork", "print"}
 WHY = {
     "raise": r"KeyError: 'two\\nlines'",
-    "hang": "no answer within 1 s",
+    "hang": "no answer within 3 s",
     "no text": "TypeError: must say text, got NoneType",
     "too much": "said 10,000,000 characters",
     "die": "its process died, signal Killed",
-    "daemon": "no answer within 1 s",
-    "slow in all": r"took over 1\.5 s in all|no answer within 1 s",
-    "hang in reset": "no answer within 1 s",
+    "daemon": "no answer within 3 s",
+    "slow in all": r"took over 4\.5 s in all|no answer within 3 s",
+    "hang in reset": "no answer within 3 s",
     "other prompt": r'reset says "stop.n" and the prompt of its task is "go.n"',
     "no turn": "step must return a Turn, got str",
     "nan": "reward must be finite",
@@ -130,7 +130,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def config_of(file: Path, **env: Any) -> GRPOConfig:
-    given = {"step_deadline_s": 1.0, "episode_deadline_s": 1.5, "patience_s": 30.0, **env}
+    given = {"step_deadline_s": 3.0, "episode_deadline_s": 4.5, "patience_s": 60.0, **env}
     return GRPOConfig.from_dict(
         {
             "model": {"path": str(file.parent / "policy")},
@@ -143,7 +143,7 @@ def config_of(file: Path, **env: Any) -> GRPOConfig:
     )
 
 
-def wait_for(condition: Any, timeout_s: float = 10.0) -> bool:
+def wait_for(condition: Any, timeout_s: float = 60.0) -> bool:
     until = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)

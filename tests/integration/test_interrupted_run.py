@@ -103,7 +103,7 @@ def killed(start, tmp_path_factory) -> Story:
     family = all_actors(process)
     process.kill()
     process.wait()
-    _, story.outlived_the_driver = psutil.wait_procs(family, timeout=20)
+    _, story.outlived_the_driver = psutil.wait_procs(family, timeout=60)
     story.rows_when_killed = len(rows(story.first))
     _, _, *others = sorted(story.first.glob("checkpoint_*/manifest.json"))
     for path in others:  # the last one may have no manifest, which is damage enough
@@ -124,10 +124,9 @@ def interrupted(start, killed: Story) -> Story:
 
     wait_for(goes_on, 120)
     children = psutil.Process(process.pid).children(recursive=True)
-    end = time.monotonic() + 25
     process.send_signal(signal.SIGINT)
-    killed.printed, _ = process.communicate(timeout=25)
-    _, killed.outlived_the_interrupt = psutil.wait_procs(children, timeout=end - time.monotonic())
+    killed.printed, _ = process.communicate(timeout=120)
+    _, killed.outlived_the_interrupt = psutil.wait_procs(children, timeout=60)
     killed.status = process.returncode
     killed.began = len(trial_directories(killed.experiment))
     killed.rows_when_interrupted = len(rows(killed.first))
@@ -216,9 +215,9 @@ def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=5)
+    _, told = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "SIGTERM: finishing the current round and saving every trial" in told
     assert "interrupted again: stopping at once" in told
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

@@ -79,6 +79,7 @@ def test_zero_grad_drops_every_gradient():
     assert second.grad is None
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_weights_and_state_are_those_of_torchs_fused_adamw_bit_for_bit():
     torch.manual_seed(0)

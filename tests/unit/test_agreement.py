@@ -13,6 +13,8 @@ from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.rollout import SamplingLimits
 
+pytestmark = pytest.mark.numerics
+
 CONFIG = ModelConfig(
     vocab_size=50, context_length=32, d_model=32, num_layers=2, num_heads=4, d_ff=40
 )

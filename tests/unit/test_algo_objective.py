@@ -21,6 +21,8 @@ from grpo_trainable.algo import (
     loss_denominator,
 )
 
+pytestmark = pytest.mark.numerics
+
 CLIP_LOW, CLIP_HIGH, CAP, BETA, MAX_TOKENS = 0.2, 0.28, 1.1, 0.3, 7
 
 

@@ -19,6 +19,8 @@ from grpo_trainable.algo import (
     token_ratio,
 )
 
+pytestmark = pytest.mark.numerics
+
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 LARGEST = math.exp(20)
 

@@ -48,6 +48,7 @@ def test_whitened_advantages_have_mean_zero_over_the_tokens(policy_path: str) ->
     assert float(tokens.std()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["own", "shared"])
 def test_neither_microbatches_nor_padding_change_a_step(policy_path: str, body: str) -> None:
@@ -113,6 +114,7 @@ def test_a_critic_knows_what_is_written_and_not_what_comes_next(policy_path: str
     assert before < 0.1
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_a_body_of_its_own_leaves_the_gradient_of_the_policy_alone(policy_path: str) -> None:
     weights = []
@@ -142,6 +144,7 @@ def test_a_critic_is_not_among_what_is_published_or_kept_as_policy(policy_path: 
     assert "critic/body.embedding.weight" in named
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["own", "shared"])
 def test_a_learner_goes_on_from_its_state_bit_for_bit(policy_path: str, body: str) -> None:
@@ -178,6 +181,7 @@ def test_a_critic_begins_anew_where_the_state_has_none(policy_path: str) -> None
     assert equal(plain.weights(), pair.weights())
 
 
+@pytest.mark.numerics
 @pytest.mark.slow
 def test_a_token_answers_for_its_own_kl(policy_path: str) -> None:
     loss = {"kl_coef": 0.5, "kl_in": "reward", "gae_lambda": 1.0}

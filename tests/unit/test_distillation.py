@@ -29,6 +29,8 @@ from grpo_trainable.rollout import RolloutGroup, collate
 from grpo_trainable.transports.in_process import InProcess
 from tuning.memory import need_of
 
+pytestmark = pytest.mark.numerics
+
 # ---- By hand -----------------------------------------------------------------------------------
 
 

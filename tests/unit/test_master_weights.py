@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from grpo_trainable.actors.master_weights import MasterWeights
 from grpo_trainable.actors.optimizer import PolicyOptimizer
 from grpo_trainable.config import GRPOConfig
+
+pytestmark = pytest.mark.numerics
 
 CONFIG = GRPOConfig.from_dict({"optim": {"lr": 1e-4, "grad_clip": 1e6}})
 

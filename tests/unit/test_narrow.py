@@ -24,6 +24,8 @@ from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import PolicyWeights, SamplingLimits
 
+pytestmark = pytest.mark.numerics
+
 CONFIG = ModelConfig(
     vocab_size=50, context_length=32, d_model=32, num_layers=2, num_heads=4, d_ff=40
 )

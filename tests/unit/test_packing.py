@@ -13,6 +13,8 @@ from grpo_trainable.models.packing import pack
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.transformer import TransformerLM
 
+pytestmark = pytest.mark.numerics
+
 SHAPE = ModelConfig(
     vocab_size=16,
     context_length=24,

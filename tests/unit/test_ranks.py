@@ -28,6 +28,8 @@ from grpo_trainable.messages import LearnerState, Updated
 from grpo_trainable.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.transports.in_process import InProcess
 
+pytestmark = pytest.mark.numerics
+
 # Of the difference of two gradients to the gradient.
 ALLOWED = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -181,7 +183,9 @@ def check_agreement(config: GRPOConfig, dtype: torch.dtype, sizes: tuple[int, ..
             (step,), (expected,) = updated.steps, alone.steps
             assert step.loss == pytest.approx(expected.loss, rel=1e-5, abs=1e-7)
             assert step.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-            assert step.ratio_counts == expected.ratio_counts
+            # A ratio at the edge of two bins may be counted in either.
+            moved = zip(step.ratio_counts, expected.ratio_counts, strict=True)
+            assert sum(abs(ours - theirs) for ours, theirs in moved) <= 2
             assert step.ratio_max == pytest.approx(expected.ratio_max, rel=1e-5)
             # Of all ranks alike, and bit for bit.
             assert repr((updated.steps, updated.kl)) == repr(

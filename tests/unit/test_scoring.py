@@ -17,6 +17,8 @@ from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import TrainBatch
 
+pytestmark = pytest.mark.numerics
+
 VOCAB, EOS, MAX_NEW = 50, 0, 9
 LAW = {"temperature": 0.8, "min_new_tokens": 3, "end_ids": (EOS,)}
 

@@ -22,6 +22,8 @@ from grpo_trainable.models.sampling import uniforms
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
+pytestmark = pytest.mark.numerics
+
 PIECES = ["a", "b"]  # tokens 2 and 3; a prompt is the token 2
 LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=2, temperature=1.0, end_ids=(0,))
 

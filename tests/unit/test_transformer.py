@@ -22,6 +22,8 @@ from grpo_trainable.models.transformer import (
     rotate,
 )
 
+pytestmark = pytest.mark.numerics
+
 
 def tiny_config(**changes) -> ModelConfig:
     shape = {"vocab_size": 50, "context_length": 24, "d_model": 16, "num_layers": 2}

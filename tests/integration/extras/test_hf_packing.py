@@ -14,6 +14,8 @@ from torch import Tensor
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.store import build_policy, build_trained_policy
 
+pytestmark = pytest.mark.numerics
+
 
 def both(path: str, **model: object) -> tuple[Policy, Policy]:
     """Without and with packing."""

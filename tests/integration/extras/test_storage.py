@@ -308,8 +308,12 @@ def test_a_silent_store_is_an_error_after_a_while(store: Store) -> None:
 # ---- Reports -----------------------------------------------------------------------------------
 
 
-def test_a_report_of_a_store_is_that_of_a_directory(store: Store, tmp_path: Path) -> None:
+def test_a_report_of_a_store_is_that_of_a_directory(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("matplotlib")
+    # A minute may pass between the reports.
+    monkeypatch.setattr("reports.page.time", SimpleNamespace(strftime=lambda *_: "now"))
     here = write_experiment(tmp_path / "experiment")
     for arm in list(SPACE.arms)[:2]:
         trial = write_trial(here, config(arm), [row(n) for n in range(1, 5)])

@@ -1,0 +1,61 @@
+"""Matrix products as another BLAS might round them.
+
+Which instructions a BLAS uses, and in which order it adds up, depends on the processor, the shapes
+and the number of threads. Here these decide by which of its last bits each sum is off. The same
+call gives the same bits, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+ENTRIES = 1 << 22  # of products; larger ones stay as they are
+
+
+def install(seed: str) -> None:
+    """Replace torch's products on the CPU; each `seed` stands for another BLAS."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(-1, 2, (2 * ENTRIES,), generator=generator, dtype=torch.int8)
+
+    def rounded(name: str, out: Tensor, *factors: Tensor) -> Tensor:
+        if out.dtype not in (torch.float32, torch.float64) or out.numel() > ENTRIES:
+            return out
+        shapes = [tuple(factor.shape) for factor in factors]
+        key = repr((seed, name, shapes, torch.get_num_threads())).encode()
+        start = zlib.crc32(key) % ENTRIES
+        own = noise[start : start + out.numel()].view(out.shape)
+        return out.add_(own * out, alpha=torch.finfo(out.dtype).eps)
+
+    library.impl("mm", _product("mm", rounded), "CPU")
+    library.impl("bmm", _product("bmm", rounded), "CPU")
+    library.impl("addmm", _sum("addmm", rounded), "CPU")
+    library.impl("baddbmm", _sum("baddbmm", rounded), "CPU")
+
+
+library = torch.library.Library("aten", "IMPL")  # what it replaces stays replaced while it lives
+
+
+def _product(name: str, rounded: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    exact = getattr(torch.ops.aten, name).out
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+        return rounded(name, exact(a, b, out=out), a, b)
+
+    return product
+
+
+def _sum(name: str, rounded: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    exact = getattr(torch.ops.aten, name).out
+
+    def product_and_sum(
+        c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        out = torch.empty(*a.shape[:-1], b.shape[-1], dtype=a.dtype)
+        return rounded(name, exact(c, a, b, beta=beta, alpha=alpha, out=out), a, b)
+
+    return product_and_sum
