@@ -32,7 +32,7 @@ from tuning.mutations import pbt_bounds, within_bounds
 from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
-from tuning.snapshots import damage, keep_whole
+from tuning.snapshots import damaged, keep_whole
 from tuning.token import make_token
 from tuning.waiting import WaitingCallback
 
@@ -167,11 +167,15 @@ def kept_in(directory: Place) -> dict[str, Any]:
 
 def _restored(plan: Plan) -> tune.Tuner:
     try:
-        damaged = damage(plan.directory)
+        if (cut := damaged(plan.directory)) is not None:
+            raise UsageError(
+                f"--resume: {cut}, Tune's state of experiment {plan.name}, is damaged or was cut "
+                "short, and Tune would begin its trials anew; put a copy of the file in its place"
+            )
     except OSError as error:
-        damaged = f"{plan.directory} cannot be read now ({reason(error)})"
-    if damaged is not None:
-        raise UsageError(f"--resume: experiment {plan.name}: {damaged}; nothing was started")
+        raise UsageError(
+            f"--resume: {plan.directory} cannot be read ({reason(error)}); try again later"
+        ) from None
     try:
         where = kept_in(plan.directory)
         path = where.pop("storage_path")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from ray.tune.execution.tune_controller import TuneController
 
 from grpo_trainable.atomic import replacing
 from grpo_trainable.storage import Place, StoredPath
-
-STATE = TuneController.CKPT_FILE_TMPL  # "{}" stands for when a command began
 
 
 def keep_whole() -> None:
@@ -48,31 +46,39 @@ def bring(local_path: str, fs: FileSystem, fs_path: str, exclude: list[str] | No
     source, target = Path(local_path), Path(fs_path)
     for path in sorted(source.rglob("*")):
         if path.is_file():
-            whole = target / path.relative_to(source)
-            whole.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("rb") as old, replacing(whole) as new:
-                shutil.copyfileobj(old, new)
+            _replace(target / path.relative_to(source), path.read_bytes())
 
 
-def newest(directory: Place) -> Place | None:
-    """The newest snapshot of an experiment; None without any."""
-    names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
-    before, after = STATE.split("{}")
-    found = [name for name in names if name.startswith(before) and name.endswith(after)]
-    return directory / max(found) if found else None
+def _replace(path: Path, content: bytes) -> None:
+    if _is_snapshot(path.name) and not _is_whole(content):
+        return  # Tune is just writing it, and brings it again
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(content)
 
 
-def damage(directory: Place) -> str | None:
-    """What is wrong with the snapshot that Tune would go on from, in a line; None when it is whole.
+def damaged(directory: Place) -> Place | None:
+    """The snapshot that Tune would go on from, if it is damaged or was cut short. An experiment
+    that was ended before there was one begins anew.
 
     Raises:
         OSError: it cannot be read.
     """
-    path = newest(directory)
-    if path is None:
-        return f"there is no {STATE.format('*')} in {directory}"
+    names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
+    snapshots = [name for name in names if _is_snapshot(name)]
+    if not snapshots:
+        return None
+    newest = directory / max(snapshots)
+    return None if _is_whole(newest.read_bytes()) else newest
+
+
+def _is_snapshot(name: str) -> bool:
+    return fnmatch(name, TuneController.CKPT_FILE_TMPL.format("*"))
+
+
+def _is_whole(content: bytes) -> bool:
     try:
-        json.loads(path.read_bytes())
+        json.loads(content)
     except ValueError:
-        return f"{path} is damaged or was cut short"
-    return None
+        return False
+    return True

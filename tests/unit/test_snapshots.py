@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from grpo_trainable.atomic import replacing
 from tuning import snapshots
-from tuning.snapshots import bring, damage
+from tuning.snapshots import bring, damaged
 
 STATE = "experiment_state-2026-11-25_18-00-00.json"
 
@@ -39,25 +43,38 @@ def test_a_snapshot_is_brought_with_what_is_below_it(directories: tuple[Path, Pa
 def test_a_full_disk_leaves_the_snapshot_before(
     directories: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copy_half(source: IO[bytes], target: IO[bytes]) -> None:
-        target.write(source.read()[:5])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    @contextmanager
+    def replacing_half(path: Path) -> Iterator[Any]:
+        with replacing(path) as file:
+            yield SimpleNamespace(write=lambda content: file.write(content[:5]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     source, target = directories
-    monkeypatch.setattr(snapshots.shutil, "copyfileobj", copy_half)
+    monkeypatch.setattr(snapshots, "replacing", replacing_half)
     with pytest.raises(OSError, match="No space left"):
         bring(str(source), LocalFileSystem(), str(target))
     files = {path.name: path.read_text() for path in target.rglob("*") if path.is_file()}
     assert files == {STATE: '{"round": 1}', "params.json": '{"round": 1}'}
 
 
-def test_a_snapshot_that_cannot_be_read_is_named(directories: tuple[Path, Path]) -> None:
+def test_a_snapshot_that_tune_is_writing_is_brought_later(
+    directories: tuple[Path, Path],
+) -> None:
+    source, target = directories
+    (source / STATE).write_text('{"round"')
+    bring(str(source), LocalFileSystem(), str(target))
+    assert (target / STATE).read_text() == '{"round": 1}'
+    assert (target / "trial" / "params.json").read_text() == '{"round": 2}'
+
+
+def test_the_newest_snapshot_is_named_where_it_is_damaged(directories: tuple[Path, Path]) -> None:
     _, target = directories
-    assert damage(target) is None
+    assert damaged(target) is None
     newer = target / STATE.replace("18", "19")
-    newer.write_text('{"round"')
-    assert damage(target) == f"{newer} is damaged or was cut short"
+    for content in (b"", b'{"round"', b"\xff\xfe"):
+        newer.write_bytes(content)
+        assert damaged(target) == newer
 
 
-def test_an_experiment_without_a_snapshot_is_not_begun_anew(tmp_path: Path) -> None:
-    assert damage(tmp_path) == f"there is no experiment_state-*.json in {tmp_path}"
+def test_an_experiment_that_ended_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
+    assert damaged(tmp_path) is None
