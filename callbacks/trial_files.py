@@ -32,6 +32,8 @@ from grpo_trainable.trial_storage import place
 KEPT_BYTES = 1 << 20
 
 PART = re.compile(r"part-(\d{8})\.parquet")
+# From the trial's directory. A deeper one is a copy that somebody has put aside.
+STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 
 def is_local(trial: Any) -> bool:
@@ -81,7 +83,7 @@ def parts_after(trial: Any, last: int) -> list[str]:
     directory."""
     own = trial_place(trial)
     files = own.files() if isinstance(own, StoredPath) else {}
-    found = ((name, PART.fullmatch(name.rpartition("/")[2])) for name in files)
+    found = ((name, STORED_PART.fullmatch(name)) for name in files)
     return [name for name, part in found if part is not None and int(part[1]) > last]
 
 

@@ -30,6 +30,8 @@ class GRPOTrainable(tune.Trainable):
     holds the metrics of one round, under the names of `metrics.NAMES`.
     """
 
+    followed = False  # by callbacks, which write the rows down
+
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """A bundle for the trial's own process and one for each actor."""
@@ -100,7 +102,7 @@ class GRPOTrainable(tune.Trainable):
             note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
             self.trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
-        self.trial.note_checkpoints(stored.remove_older())
+        self.trial.note_checkpoints(stored.remove_older(rows_follow=self.followed))
         return result
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -143,8 +145,11 @@ class GRPOTrainable(tune.Trainable):
 class DetailedGRPO(GRPOTrainable):
     """A GRPOTrainable whose rows also carry what the callbacks write down, under `DETAILS`.
 
-    Run it with `callbacks.grpo_callbacks`, or each row is logged with the details in it.
+    Run it with `callbacks.grpo_callbacks`, or each row is logged with the details in it, and an
+    object store keeps every checkpoint that is newer than the rows there.
     """
+
+    followed = True
 
     def _extra(self, trained: TrainedRound) -> dict[str, Any]:
         return {DETAILS: self.trial.details(trained)}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from ray import tune
-from ray.air.constants import TRAINING_ITERATION
+from ray.air.constants import EXPR_RESULT_FILE, TRAINING_ITERATION
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
 
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 # How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
 # from its donor's checkpoint of one perturbation until the donor has been through the next.
 SHARED_ROUNDS = 2
+LAST_ROWS_BYTES = 1 << 18  # of a `result.json`: some rows of 10 KB
 
 
 class TrialStorage:
@@ -33,6 +36,7 @@ class TrialStorage:
         self._context = context
         self._keep = keep
         self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
+        self._verified: dict[str, int] = {}  # rounds of checkpoints that were found whole, by name
 
     @property
     def _directory(self) -> Place | None:
@@ -73,12 +77,19 @@ class TrialStorage:
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
-    def remove_older(self) -> list[str]:
-        """Removes what need not be kept, and says why where it cannot."""
-        if self._keep is None or self._directory is None:
+    def remove_older(self, *, rows_follow: bool) -> list[str]:
+        """Remove what need not be kept; return why, where that cannot be done.
+
+        `rows_follow`: callbacks bring the rows to an object store, after the checkpoints. A
+        checkpoint that is newer than the rows is of no use after a kill, so it does not count.
+        """
+        directory = self._directory
+        if self._keep is None or directory is None:
             return []
         try:
-            remove_older(self._directory, self._keep, self.shared_rounds)
+            rows = rows_follow and isinstance(directory, StoredPath)
+            confirmed = round_of_last_row(directory / EXPR_RESULT_FILE) if rows else math.inf
+            remove_older(directory, self._keep, self.shared_rounds, confirmed, self._verified)
         except (CheckpointError, OSError) as error:
             return [f"older checkpoints stay: {error}"]
         return []
@@ -102,6 +113,22 @@ class TrialStorage:
             checkpoint=checkpoint_at(path),
             metrics={**noted.metrics, TRAINING_ITERATION: round_},
         )
+
+
+def round_of_last_row(rows: StoredPath) -> int:
+    """Return the round of the last row of a `result.json` in a store; 0 where there is none.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    try:
+        lines = rows.read_end(LAST_ROWS_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that was cut short
+            return int(json.loads(line)[TRAINING_ITERATION])
+    return 0
 
 
 def place(filesystem: FileSystem, path: str) -> Place:
