@@ -92,4 +92,4 @@ def tell(trial: Any, mirror: Mirror) -> None:
         print(f"{label(trial)}: {trial_place(trial)} {lag}; {what}", flush=True)
     elif mirror.told and behind_s <= MOST_BEHIND_S:
         mirror.told = False
-        print(f"{label(trial)}: {trial_place(trial)} has kept up again", flush=True)
+        print(f"{label(trial)}: {trial_place(trial)} has caught up", flush=True)

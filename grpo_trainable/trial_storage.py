@@ -86,9 +86,10 @@ class TrialStorage:
         directory = self._directory
         if self._keep is None or directory is None:
             return []
+        confirmed = math.inf
         try:
-            rows = rows_follow and isinstance(directory, StoredPath)
-            confirmed = round_of_last_row(directory / EXPR_RESULT_FILE) if rows else math.inf
+            if rows_follow and isinstance(directory, StoredPath):
+                confirmed = round_of_last_row(directory / EXPR_RESULT_FILE)
             remove_older(directory, self._keep, self.shared_rounds, confirmed, self._verified)
         except (CheckpointError, OSError) as error:
             return [f"older checkpoints stay: {error}"]

@@ -1,4 +1,4 @@
-"""Object stores: rows follow the checkpoints closely, and what a kill would need is never removed."""
+"""In an object store rows follow checkpoints closely, and what a resume needs is not removed."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def checkpoint(path: Path, round_: int) -> Path:
 
 def trial_storage(bucket: Path, keep: int) -> TrialStorage:
     stored = stored_in(bucket)
-    context: Any = SimpleNamespace(
-        storage_filesystem=stored.filesystem, trial_fs_path=stored.path
-    )
+    context: Any = SimpleNamespace(storage_filesystem=stored.filesystem, trial_fs_path=stored.path)
     return TrialStorage(context, keep)
 
 
@@ -419,7 +417,10 @@ def test_training_goes_on_while_the_store_is_silent(
     assert round_of_last_row(stored_in(bucket) / "result.json") == 3
 
 
-def test_an_interrupt_ends_the_wait(store: Store, training: Training) -> None:
+def test_an_interrupt_ends_the_wait(
+    store: Store, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_module, "SILENT_S", NEVER_S)
     store.opened.clear()
     timer = threading.Timer(0.5, requested.set)
     timer.start()
@@ -470,5 +471,5 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
     assert capsys.readouterr().out.splitlines() == [
         "sync/0: s3://trial is 11 s (11 rounds) behind; training waits for it",
         f"sync/0: s3://trial is 23 s (23 rounds) behind; files wait in {training.local}",
-        "sync/0: s3://trial has kept up again",
+        "sync/0: s3://trial has caught up",
     ]
