@@ -17,12 +17,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ray.air.constants import EXPR_RESULT_FILE
 
+from callbacks.trial_files import parts_after
 from grpo_trainable.storage import StoredPath, reason
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Mirror:
         self._stored = stored
         self._clock = clock
         self._brought: dict[str, State] = {}  # what the store has, by relative path
-        self._gone: deque[str] = deque()  # files to remove from the store
+        self._cut_after: int | None = None  # the store may have parts of later rounds: remove them
         self._rows: deque[float] = deque()  # when each row was written that the store lacks
         self._failing = False
         self._answered_at = clock()  # the last time that the store took a file
@@ -62,9 +63,9 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, name=f"mirror {local.name}", daemon=True)
         self._thread.start()
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Have files removed from the store, given by their paths from the trial's directory."""
-        self._gone.extend(names)
+    def cut(self, last: int) -> None:
+        """Have the store lose the parts of rounds after `last`, but for those that are here."""
+        self._cut_after = last
 
     def row_written(self) -> None:
         """Note that the callbacks have written down one more round."""
@@ -102,25 +103,25 @@ class Mirror:
             The number of files that the store did not take.
         """
         until = time.monotonic() + last_s
-        while (left := self._left()) and (rest_s := until - time.monotonic()) > 0:
+        while self._has_work() and (rest_s := until - time.monotonic()) > 0:
             self.wait_for_pass(min(PASS_S, rest_s))
         self._end.set()
         self._hurry.set()
         self._news.set()
-        return len(left)
+        return len(self._changed())
 
     def _run(self) -> None:
         idle_s = 0.0
         while not self._end.is_set():
             self._pause(idle_s)
-            idle_s = 0.0 if self._left() else min(2 * idle_s + PASS_S, IDLE_S - PASS_S)
+            idle_s = 0.0 if self._has_work() else min(2 * idle_s + PASS_S, IDLE_S - PASS_S)
             self._try_pass()
             with self._passed:
                 self._passed.notify_all()
 
     def _pause(self, idle_s: float) -> None:
         if self._failing:
-            self._end.wait(PASS_S)  # whoever waits for it
+            self._end.wait(PASS_S)  # even if somebody waits
         elif not self._hurry.wait(PASS_S):
             self._news.wait(idle_s)
         self._hurry.clear()
@@ -159,10 +160,9 @@ class Mirror:
             for _ in range(rows):
                 self._rows.popleft()
             # After the rows: a row in the store always has its files.
-            while self._gone:
-                if not (self.local / self._gone[0]).exists():
-                    self._remove(self._gone[0])
-                self._gone.popleft()
+            if self._cut_after is not None:
+                self._remove_after(self._cut_after)
+                self._cut_after = None
 
     def _bring_all(self, changed: Mapping[str, State]) -> None:
         """Bring files, `AT_ONCE` at a time.
@@ -197,13 +197,14 @@ class Mirror:
             self._brought[name] = state
             self._answered_at = self._clock()
 
-    def _remove(self, name: str) -> None:
-        self._brought.pop(name, None)
-        if (self._stored / name).exists():
-            (self._stored / name).unlink()
+    def _remove_after(self, last: int) -> None:
+        for name in parts_after(self._stored, last):
+            if not (self.local / name).exists():
+                (self._stored / name).unlink()
+                self._brought.pop(name, None)
 
-    def _left(self) -> list[str]:
-        return [*self._changed(), *self._gone]
+    def _has_work(self) -> bool:
+        return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
         """Files that are not in the store as they are here, but for those being written."""

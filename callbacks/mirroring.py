@@ -10,7 +10,6 @@ from callbacks.interruption import requested
 from callbacks.mirror import LAST_S, Mirror
 from callbacks.trial_files import (
     label,
-    parts_after,
     restored_iteration,
     trial_directory,
     trial_place,
@@ -58,12 +57,11 @@ class MirrorCallback(FailSafeCallback):
         mirror.row_written()
         most_s = MOST_BEHIND_S
         if mirror.restored is not None:
-            mirror.remove(later := parts_after(trial, mirror.restored))
+            mirror.cut(mirror.restored)
             mirror.restored = None
-            if later:
-                # The store has rows of rounds that are done again. They must be gone before the
-                # trial writes a checkpoint, which they would seem to belong to.
-                most_s = 0.0
+            # The store may have rows of rounds that are done again. They must be gone before the
+            # trial writes a checkpoint, which they would seem to belong to.
+            most_s = 0.0
         while mirror.behind_s > most_s and mirror.answers and not requested.is_set():
             mirror.wait_for_pass(LOOK_S)
             tell(trial, mirror)

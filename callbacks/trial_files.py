@@ -78,12 +78,10 @@ def continued_files(trial: Any, pattern: str) -> list[Path]:
     return [continued_file(trial, name) for name in sorted(names)]
 
 
-def parts_after(trial: Any, last: int) -> list[str]:
-    """Parquet parts of later iterations that an object store has, by their paths from the trial's
-    directory."""
-    own = trial_place(trial)
-    files = own.files() if isinstance(own, StoredPath) else {}
-    found = ((name, STORED_PART.fullmatch(name)) for name in files)
+def parts_after(trial: StoredPath, last: int) -> list[str]:
+    """Parquet parts of later iterations that a trial's directory in an object store has, by their
+    paths from there."""
+    found = ((name, STORED_PART.fullmatch(name)) for name in trial.files())
     return [name for name, part in found if part is not None and int(part[1]) > last]
 
 

@@ -305,7 +305,7 @@ def test_rows_are_cut_in_the_store_before_their_parts_are_removed(
     local.mkdir()
     append_row(local, 6)
     mirror = Mirror(local, WatchedPath(stored.filesystem, stored.path, asked=note))
-    mirror.remove([f"rollouts/part-{n:08d}.parquet" for n in (7, 8, 9)])
+    mirror.cut(6)
     mirror.bring()
     assert last_rows == [6, 6, 6]
     assert len(stored.files()) == 7

@@ -227,7 +227,7 @@ def test_what_is_written_is_brought_and_the_rows_come_last(store: Store, tmp_pat
     assert store.asked == []  # nothing has changed
     (local / "result.json").write_bytes(b"row 1\nrow 2\n")
     (local / "rollouts" / "part-00000001.parquet").unlink()
-    mirror.remove(["rollouts/part-00000001.parquet"])
+    mirror.cut(0)
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\nrow 2\n"
     assert sorted(stored.files()) == ["result.json", "trace.json"]
