@@ -40,6 +40,7 @@ class InSlowStore(Experiment):
     """A trial of short rounds. Its rows are those that the present command has written here."""
 
     checkpoint_every = 5
+    longest_s = 480.0
 
     def __init__(self, directory: Path, arm: str, rounds: int) -> None:
         self.rounds = rounds
