@@ -10,7 +10,12 @@ from ray.train._internal.session import _TrainingResult
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import continued_file, is_local, label, read_rows, trial_place
-from grpo_trainable.checkpointing import CheckpointError, checkpoint_round, newest_whole
+from grpo_trainable.checkpointing import (
+    CheckpointError,
+    checkpoint_round,
+    newest_whole,
+    numbered_checkpoints,
+)
 from grpo_trainable.details import DETAILS
 from grpo_trainable.storage import Place
 from grpo_trainable.trial_storage import checkpoint_at, place
@@ -21,9 +26,9 @@ class CheckpointFallback(FailSafeCallback):
     callbacks, which cut their files to the checkpoint it chooses.
 
     Tune starts a trial from the newest checkpoint that it has noted. It copies checkpoints file by
-    file, notes them in snapshots, and has no other choice when the one it noted is torn or gone:
-    the trial fails. Here the newest whole checkpoint in the trial's directory takes its place, and
-    one line says so.
+    file, notes them in snapshots, which come late to a slow store, and has no other choice when the
+    one it noted is torn or gone: the trial fails. Here the newest whole checkpoint in the trial's
+    directory takes its place, and one line says so.
 
     In an object store the files of a round come after its checkpoint, so that after a kill there
     may be a checkpoint without them: an earlier one takes its place as well.
@@ -60,9 +65,14 @@ class CheckpointFallback(FailSafeCallback):
         last = math.inf if is_local(trial) else last_round(trial)
         noted_at = place_of(noted)
         problem = "no checkpoint was noted" if noted_at is None else damage(noted_at, last)
-        if problem is None:
+        if problem is None and not may_be_superseded(noted_at, trial_place(trial)):
             return
         whole = newest_whole(trial_place(trial), last)
+        if problem is None:
+            assert noted_at is not None
+            if whole is None or whole[0].name == noted_at.name:
+                return
+            problem = f"{noted_at.name} is not the newest"
         if noted is None and whole is None:
             return  # a trial that starts for the first time
         instead = None if whole is None else training_result(trial, *whole)
@@ -111,6 +121,16 @@ def damage(path: Place, last: float = math.inf) -> str | None:
     if round_ > last:
         return f"{path.name} is of round {round_}, the files of the trial end with round {last:g}"
     return None
+
+
+def may_be_superseded(noted_at: Place | None, directory: Place) -> bool:
+    """Return True if a trial has a checkpoint that Tune's last snapshot did not know yet.
+
+    One of another trial, as under PBT, is where Tune means to go on from.
+    """
+    if noted_at is None or str(directory / noted_at.name) != str(noted_at):
+        return False
+    return any(path.name > noted_at.name for path in numbered_checkpoints(directory))
 
 
 def training_result(trial: Any, path: Place, round_: int) -> _TrainingResult:

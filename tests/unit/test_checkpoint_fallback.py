@@ -113,6 +113,19 @@ def test_the_newest_by_rounds_is_taken_even_if_tune_had_not_noted_it(trial, caps
     assert [r.metrics["training_iteration"] for r in manager._checkpoint_results] == [12]
 
 
+@pytest.mark.parametrize(("torn", "round_"), [((), 12), ((2,), 8), ((1, 2), 4)])
+def test_a_newer_one_that_tunes_last_snapshot_lacks_is_taken(trial, capsys, torn, round_):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._checkpoint_results = [noted := manager._checkpoint_results[0]]
+    manager._latest_checkpoint_result = noted
+    for number in torn:
+        truncate(Path(trial.path) / f"checkpoint_{number:06d}")
+    start(trial)
+    assert restored_iteration(trial) == round_
+    said = capsys.readouterr().out
+    assert ("checkpoint_000000 is not the newest; going on from" in said) == (round_ > 4)
+
+
 def test_rows_that_are_gone_do_not_keep_it_from_a_whole_one(trial):
     truncate(Path(trial.path) / "checkpoint_000002")
     (Path(trial.path) / "result.json").write_text('"no object"\n')
