@@ -32,13 +32,14 @@ from typing import Any
 import broken_disks
 import broken_inputs
 import kills
+import store_kills
 from measure import parser_of, provenance, run_benchmark, write
 from product import RESULTS
 from survival import CHECKPOINT_EVERY, ROUNDS, SETTINGS, Fault, Lost, Outcome
 
 from grpo_trainable.command_line import UsageError
 
-FAULTS = (*kills.FAULTS, *broken_disks.FAULTS, *broken_inputs.FAULTS)
+FAULTS = (*kills.FAULTS, *store_kills.FAULTS, *broken_disks.FAULTS, *broken_inputs.FAULTS)
 
 
 def main() -> None:

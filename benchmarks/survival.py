@@ -63,6 +63,7 @@ class Lost(Exception):
 class Experiment:
     """One trial of `async_vs_sync` under `storage`, run by the command as a user runs it."""
 
+    rounds, checkpoint_every = ROUNDS, CHECKPOINT_EVERY
     longest_s = LONGEST_S  # how long anything that is waited for may take
     trials = "*"  # which of the directories in the experiment's is the trial's
 
@@ -79,7 +80,8 @@ class Experiment:
         options = [part for key, value in pairs.items() for part in ("--set", f"{key}={value}")]
         self.command = [
             *(sys.executable, script, "--space", "async_vs_sync", *where),
-            *("--iterations", str(ROUNDS), "--checkpoint-every", str(CHECKPOINT_EVERY), *options),
+            *("--iterations", str(self.rounds)),
+            *("--checkpoint-every", str(self.checkpoint_every), *options),
         ]
 
     @property

@@ -36,7 +36,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     set_verbose(verbose)
     return [
         CheckpointCallback(),
-        MirrorCallback(),  # comes before all callbacks that write files
         KLCallback(),
         StageTimingsCallback(),  # adds to the row: before all that write it
         VersionLogCallback(),
@@ -47,5 +46,6 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
         *([ConsoleCallback()] if console else []),
         ResultJsonCallback(),  # takes the details out of the row: after all that read them
         ProgressCsvCallback(),
+        MirrorCallback(),  # may wait for what the others have written: after all of them
         CheckpointOnInterrupt(),
     ]

@@ -2,11 +2,13 @@
 
 A store cannot append to a file, may be slow and may fail. So the files of a trial are written to a
 directory of this machine as ever, and a thread brings what has changed to the store, a pass a
-second. It never makes Tune wait: what a store does not take now is brought with a later pass.
+second. `callbacks.mirroring` lets training wait for a store that answers and is behind; what a
+store does not take is brought with a later pass.
 
 `result.json` comes last in a pass, as it was when the pass began: the store then has whatever the
 other callbacks wrote in each round that it has a row of. So a trial that goes on elsewhere, from
-a checkpoint whose round has a row, finds all of its files.
+a checkpoint whose round has a row, finds all of its files; and a trial removes no checkpoint before
+enough newer ones have a row there (`TrialStorage.remove_older`).
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from ray.air.constants import EXPR_RESULT_FILE
 
+from callbacks.trial_files import parts_after
 from grpo_trainable.storage import StoredPath, reason
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ logger = logging.getLogger(__name__)
 PASS_S = 1.0  # pause between two passes
 IDLE_S = 8.0  # the most, where nothing has changed for a while
 LAST_S = 60.0  # time limit for what is left at the end of the experiment
+SILENT_S = 15.0  # without having taken a file: the store does not answer
+AT_ONCE = 8  # files
 
 State = tuple[int, int]  # when a file was last written, and its bytes
 
@@ -35,45 +40,91 @@ State = tuple[int, int]  # when a file was last written, and its bytes
 class Mirror:
     """Keeps the directory of a trial in a store as `local` is, in a thread of its own."""
 
-    def __init__(self, local: Path, stored: StoredPath) -> None:
+    def __init__(
+        self, local: Path, stored: StoredPath, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.local = local
+        self.told_s = 0.0  # the longest lag that the user has been told of
+        self.told = False  # the user believes that the store is behind
         self._stored = stored
+        self._clock = clock
         self._brought: dict[str, State] = {}  # what the store has, by relative path
-        self._gone: deque[str] = deque()  # files to remove from the store
+        self._cut_after: int | None = None  # the store may have parts of later rounds: remove them
+        self._rows: deque[float] = deque()  # when each row was written that the store lacks
         self._failing = False
-        self._lock = threading.Lock()  # held by who does a pass
+        self._answered_at = clock()  # the last time that the store took a file
+        self._lock = threading.Lock()  # held during a pass
+        self._passed = threading.Condition()  # notified after each pass
+        self._news = threading.Event()  # a row was written: ends an idle pause
+        self._hurry = threading.Event()  # somebody waits for a pass: ends any pause
         self._end = threading.Event()
         # A store that is silent must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name=f"mirror {local.name}", daemon=True)
         self._thread.start()
 
-    def remove(self, names: Iterable[str]) -> None:
-        """Has files removed from the store, given by their paths from the trial's directory."""
-        self._gone.extend(names)
+    def cut(self, last: int) -> None:
+        """Have the store lose the parts of rounds after `last`, but for those that are here."""
+        self._cut_after = last
+
+    def row_written(self) -> None:
+        """Note that the callbacks have written down one more round."""
+        self._rows.append(self._clock())
+        self._news.set()
+
+    @property
+    def rows_behind(self) -> int:
+        """The number of rows that the store lacks."""
+        return len(self._rows)
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds since the oldest row was written that the store lacks; 0 if it has all."""
+        with suppress(IndexError):  # the pass that brings it may end just now
+            return self._clock() - self._rows[0]
+        return 0.0
+
+    @property
+    def answers(self) -> bool:
+        """False while the store fails or is silent."""
+        return not self._failing and self._clock() - self._answered_at < SILENT_S
+
+    def wait_for_pass(self, at_most_s: float) -> None:
+        """Begin a pass without a pause, and wait until one has ended."""
+        self._hurry.set()
+        self._news.set()
+        with self._passed:
+            self._passed.wait(at_most_s)
 
     def close(self, last_s: float = LAST_S) -> int:
-        """Brings what is left, and tries again for so long. Returns the number of files that the
-        store did not take."""
-        self._end.set()
+        """End the mirror when nothing is left to bring, or after `last_s`.
+
+        Returns:
+            The number of files that the store did not take.
+        """
         until = time.monotonic() + last_s
-        while left := self._left():
-            if time.monotonic() >= until:
-                break
-            if self._lock.acquire(timeout=max(0.0, until - time.monotonic())):
-                try:
-                    self._try_pass()
-                finally:
-                    self._lock.release()
-            if self._left():
-                time.sleep(min(PASS_S, max(0.0, until - time.monotonic())))
-        return len(left)
+        while self.has_work and (rest_s := until - time.monotonic()) > 0:
+            self.wait_for_pass(min(PASS_S, rest_s))
+        self._end.set()
+        self._hurry.set()
+        self._news.set()
+        return len(self._changed())
 
     def _run(self) -> None:
-        wait_s = PASS_S
-        while not self._end.wait(wait_s):
-            wait_s = PASS_S if self._left() else min(2 * wait_s, IDLE_S)
-            with self._lock:
-                self._try_pass()
+        idle_s = 0.0
+        while not self._end.is_set():
+            self._pause(idle_s)
+            idle_s = 0.0 if self.has_work else min(2 * idle_s + PASS_S, IDLE_S - PASS_S)
+            self._try_pass()
+            with self._passed:
+                self._passed.notify_all()
+
+    def _pause(self, idle_s: float) -> None:
+        if self._failing:
+            self._end.wait(PASS_S)  # even if somebody waits
+        elif not self._hurry.wait(PASS_S):
+            self._news.wait(idle_s)
+        self._hurry.clear()
+        self._news.clear()
 
     def _try_pass(self) -> None:
         try:
@@ -91,35 +142,70 @@ class Mirror:
             self._failing = False
 
     def bring(self) -> None:
-        """One pass: brings every file that has changed since it was brought.
+        """Bring every file that has changed since it was brought: one pass.
 
         Raises:
-            OSError: the store did not take one; those before it are there.
+            OSError: the store did not take a file; others may be there.
         """
-        rows = self.local / EXPR_RESULT_FILE
-        state, content = _state(rows), _content(rows)
-        while self._gone:
-            if not (self.local / self._gone[0]).exists():
-                self._remove(self._gone[0])
-            self._gone.popleft()
-        for name, changed in self._changed().items():
-            if name != EXPR_RESULT_FILE:
-                self._bring(name, changed, _content(self.local / name))
-        if self._brought.get(EXPR_RESULT_FILE) != state:
-            self._bring(EXPR_RESULT_FILE, state, content)
+        with self._lock:
+            self._answered_at = self._clock()
+            rows, path = len(self._rows), self.local / EXPR_RESULT_FILE
+            state, content = _state(path), _content(path)
+            changed = self._changed()
+            changed.pop(EXPR_RESULT_FILE, None)
+            self._bring_all(changed)
+            if self._brought.get(EXPR_RESULT_FILE) != state:
+                self._bring(EXPR_RESULT_FILE, state, content)
+            for _ in range(rows):
+                self._rows.popleft()
+            # After the rows: a row in the store always has its files.
+            if self._cut_after is not None:
+                self._remove_after(self._cut_after)
+                self._cut_after = None
+
+    def _bring_all(self, changed: Mapping[str, State]) -> None:
+        """Bring files, `AT_ONCE` at a time.
+
+        Raises:
+            OSError: the store did not take one; what was under way has ended.
+        """
+        left, errors = iter(list(changed.items())), deque[Exception]()
+
+        def run() -> None:
+            for name, state in left:  # the threads share the iterator: each file is brought once
+                if errors:
+                    return
+                try:
+                    self._bring(name, state, _content(self.local / name))
+                except Exception as error:  # raised below, in the thread of the pass
+                    errors.append(error)
+
+        # Not a pool: its threads would keep the program from ending while the store is silent.
+        count = min(AT_ONCE, len(changed))
+        threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
 
     def _bring(self, name: str, state: State | None, content: bytes | None) -> None:
         if state is not None and content is not None:  # None: it was removed meanwhile
             (self._stored / name).write_bytes(content)
             self._brought[name] = state
+            self._answered_at = self._clock()
 
-    def _remove(self, name: str) -> None:
-        self._brought.pop(name, None)
-        if (self._stored / name).exists():
-            (self._stored / name).unlink()
+    def _remove_after(self, last: int) -> None:
+        for name in parts_after(self._stored, last):
+            if not (self.local / name).exists():
+                (self._stored / name).unlink()
+                self._brought.pop(name, None)
 
-    def _left(self) -> list[str]:
-        return [*self._changed(), *self._gone]
+    @property
+    def has_work(self) -> bool:
+        """Return True while the store lacks something that is here."""
+        return self._cut_after is not None or bool(self._changed())
 
     def _changed(self) -> dict[str, State]:
         """Files that are not in the store as they are here, but for those being written."""

@@ -27,6 +27,8 @@ from grpo_trainable.storage import Place, StoredPath
 from grpo_trainable.trial_storage import place
 
 PART = re.compile(r"part-(\d{8})\.parquet")
+# From the trial's directory. A deeper one is a copy that somebody has put aside.
+STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
 
 def is_local(trial: Any) -> bool:
@@ -71,12 +73,10 @@ def continued_files(trial: Any, pattern: str) -> list[Path]:
     return [continued_file(trial, name) for name in sorted(names)]
 
 
-def parts_after(trial: Any, last: int) -> list[str]:
-    """List the Parquet parts of later iterations that an object store has, by their paths from the
-    trial's directory. What was set aside there stays."""
-    own = trial_place(trial)
-    files = own.files() if isinstance(own, StoredPath) else {}
-    found = ((name, PART.fullmatch(name.partition("/")[2])) for name in files)
+def parts_after(trial: StoredPath, last: int) -> list[str]:
+    """List the Parquet parts of later iterations that a trial's directory in an object store has,
+    by their paths from there."""
+    found = ((name, STORED_PART.fullmatch(name)) for name in trial.files())
     return [name for name, part in found if part is not None and int(part[1]) > last]
 
 

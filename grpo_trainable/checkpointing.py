@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -339,22 +339,46 @@ def newest_round(directory: Place) -> int | None:
     return next((round_ for round_ in rounds if round_ is not None), None)
 
 
-def remove_older(directory: Place, keep: int, shared_rounds: Collection[int]) -> None:
-    """Leaves the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
+def remove_older(
+    directory: Place,
+    keep: int,
+    shared_rounds: Collection[int],
+    confirmed: float = math.inf,
+    verified: dict[str, int] | None = None,
+) -> None:
+    """Leave the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
+
+    Only whole checkpoints of round `confirmed` or an earlier one count. What is newer than the
+    oldest that counts stays as well. `verified`: rounds of checkpoints that an earlier call has
+    found whole, by name; this one adds to them.
 
     Raises:
         CheckpointError: the newest is not whole, or one cannot be read; nothing was removed.
         OSError: one cannot be removed.
     """
+    verified = {} if verified is None else verified
     paths = numbered_checkpoints(directory)
-    older = [path for path in paths[:-keep] if unverified_round(path) not in shared_rounds]
-    if older:
+    if len(paths) <= keep:
+        return
+    older = list(paths)
+    while older and keep > 0:
+        round_ = _round_if_whole(older.pop(), verified)
+        keep -= round_ is not None and round_ <= confirmed
+    older = [path for path in older if unverified_round(path) not in shared_rounds]
+    if older and paths[-1].name not in verified:
         checkpoint_round(paths[-1])
     for path in older:
         if isinstance(path, Path):
             _remove_at_once(path)
         else:
             path.remove_tree()
+
+
+def _round_if_whole(path: Place, verified: dict[str, int]) -> int | None:
+    if path.name not in verified:
+        with suppress(DamagedCheckpoint):
+            verified[path.name] = checkpoint_round(path)
+    return verified.get(path.name)
 
 
 def _remove_at_once(path: Path) -> None:

@@ -67,6 +67,12 @@ class StoredPath:
         """Open the file to read it in pieces; a request to the store brings `REQUEST_BYTES`."""
         return self.filesystem.open_input_stream(self.path, buffer_size=REQUEST_BYTES)
 
+    def read_end(self, most_bytes: int) -> bytes:
+        """Return the last bytes of a file, or all of one that has fewer."""
+        with self.filesystem.open_input_file(self.path) as file:
+            file.seek(max(0, file.size() - most_bytes))
+            return file.read()
+
     def write_bytes(self, content: bytes) -> None:
         """Replaces the file whole. Where the file system has directories, they are made."""
         try:

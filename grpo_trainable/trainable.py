@@ -32,6 +32,7 @@ class GRPOTrainable(tune.Trainable):
     """
 
     last_pauses_s: Sequence[float] = PAUSES_S  # between the attempts to save the last policy
+    followed = False  # by callbacks, which write the rows down
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -116,7 +117,7 @@ class GRPOTrainable(tune.Trainable):
             note = f"the checkpoint could not be written ({reason(error)}); the one before stays"
             trial.note_checkpoints([note], failed=True)
             return _TrainingResult(checkpoint=None, metrics={})
-        trial.note_checkpoints(trial.stored.remove_older())
+        trial.note_checkpoints(trial.stored.remove_older(rows_follow=self.followed))
         return result
 
     def _write_to_storage(self) -> _TrainingResult:
@@ -171,8 +172,11 @@ class GRPOTrainable(tune.Trainable):
 class DetailedGRPO(GRPOTrainable):
     """A GRPOTrainable whose rows also carry what the callbacks write down, under `DETAILS`.
 
-    Run it with `callbacks.grpo_callbacks`, or each row is logged with the details in it.
+    Run it with `callbacks.grpo_callbacks`, or each row is logged with the details in it, and an
+    object store keeps every checkpoint that is newer than the rows there.
     """
+
+    followed = True
 
     def _extra(self, trained: TrainedRound) -> dict[str, Any]:
         return {DETAILS: self.trial.details(trained)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a tria
 # How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
 # from its donor's checkpoint of one perturbation until the donor has been through the next.
 SHARED_ROUNDS = 2
+LAST_ROWS_BYTES = 1 << 18  # of a `result.json`: some rows of 10 KB
 
 
 class TrialStorage:
@@ -43,6 +45,7 @@ class TrialStorage:
         self._context = context
         self._keep = keep
         self.shared_rounds: list[int] = []  # another trial may start from their checkpoints
+        self._verified: dict[str, int] = {}  # rounds of checkpoints that were found whole, by name
 
     @property
     def _directory(self) -> Place | None:
@@ -83,12 +86,20 @@ class TrialStorage:
         rounds = [*(other for other in self.shared_rounds if other != round_), round_]
         self.shared_rounds = rounds[-SHARED_ROUNDS:]
 
-    def remove_older(self) -> list[str]:
-        """Removes what need not be kept, and says why where it cannot."""
-        if self._keep is None or self._directory is None:
+    def remove_older(self, *, rows_follow: bool) -> list[str]:
+        """Remove what need not be kept; return why, where that cannot be done.
+
+        `rows_follow`: callbacks bring the rows to an object store, after the checkpoints. A
+        checkpoint that is newer than the rows is of no use after a kill, so it does not count.
+        """
+        directory = self._directory
+        if self._keep is None or directory is None:
             return []
+        confirmed = math.inf
         try:
-            remove_older(self._directory, self._keep, self.shared_rounds)
+            if rows_follow and isinstance(directory, StoredPath):
+                confirmed = round_of_last_row(directory / EXPR_RESULT_FILE)
+            remove_older(directory, self._keep, self.shared_rounds, confirmed, self._verified)
         except (CheckpointError, OSError) as error:
             return [f"older checkpoints stay: {error}"]
         return []
@@ -121,14 +132,13 @@ class TrialStorage:
             ) from error
 
     def _go_on(self, noted: Any, restore: Callable[[Any], int]) -> list[str]:
-        named, own = _path_of(noted), self._own_checkpoints()
-        if named is None and not own:
+        named, candidates = _path_of(noted), self._own_checkpoints()
+        if named is None and not candidates:
             return []  # a trial that starts for the first time
-        problems = [] if named is not None else ["no checkpoint was noted"]
-        damaged = False
-        if named is not None:
-            own = [named, *(path for path in own if path != named)]
-        for path in own:
+        if named is not None and named not in candidates:
+            candidates.insert(0, named)  # gone, or of another trial: PBT means to go on from that
+        problems, damaged = [], False
+        for path in candidates:
             try:
                 self._refuse_unusable(path)
                 round_ = restore(noted if path == named else checkpoint_at(path))
@@ -140,8 +150,11 @@ class TrialStorage:
                 damaged = True
                 problems.append(str(error).removeprefix(str(path).removesuffix(path.name)))
             else:
-                chosen = f"going on from {path.name} (round {round_})"
-                return ["; ".join([*problems, chosen])] if problems else []
+                if path == named and not problems:
+                    return []
+                # Tune notes checkpoints in snapshots, which a kill may leave behind.
+                problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
+                return [f"{'; '.join(problems)}; going on from {path.name} (round {round_})"]
         if damaged and (directory := self._directory) is not None:
             problems.append(f"what the trial had is in {set_aside(directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
@@ -164,7 +177,7 @@ class TrialStorage:
         directory = self._directory
         if not isinstance(path, StoredPath) or not isinstance(directory, StoredPath):
             return
-        last, round_ = last_row(directory / EXPR_RESULT_FILE), unverified_round(path)
+        last, round_ = round_of_last_row(directory / EXPR_RESULT_FILE), unverified_round(path)
         if round_ is not None and round_ > last:
             raise RowsMissing(
                 f"{path.name} is of round {round_}, the files of the trial end with round {last}"
@@ -181,24 +194,6 @@ def _path_of(noted: Any) -> Place | None:
     if checkpoint is None or isinstance(checkpoint, str):
         return None if checkpoint is None else Path(checkpoint)
     return place(checkpoint.filesystem, checkpoint.path)
-
-
-def last_row(path: StoredPath) -> int:
-    """Return the round of the last whole row of a `result.json`; 0 without one."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return 0
-    rounds = (_round_of(line) for line in reversed(content.splitlines(keepends=True)))
-    return next((round_ for round_ in rounds if round_ is not None), 0)
-
-
-def _round_of(line: bytes) -> int | None:
-    """Return the round of a row; None where the writing of the line was cut short."""
-    try:
-        return int(json.loads(line)[TRAINING_ITERATION]) if line.endswith(b"\n") else None
-    except (ValueError, LookupError, TypeError):
-        return None
 
 
 def set_aside(directory: Place) -> Place:
@@ -226,6 +221,22 @@ def _move(source: Place, target: Place) -> None:
     else:
         assert isinstance(target, Path)
         source.rename(target)
+
+
+def round_of_last_row(rows: StoredPath) -> int:
+    """Return the round of the last row of a `result.json` in a store; 0 where there is none.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    try:
+        lines = rows.read_end(LAST_ROWS_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # a line that was cut short
+            return int(json.loads(line)[TRAINING_ITERATION])
+    return 0
 
 
 def place(filesystem: FileSystem, path: str) -> Place:

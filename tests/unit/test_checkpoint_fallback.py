@@ -134,7 +134,19 @@ def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
     manager._latest_checkpoint_result = None
     restored = Restored(trial)
     assert restored.round == 12
-    assert restored.notes == ["no checkpoint was noted; going on from checkpoint_000002 (round 12)"]
+    assert restored.notes == ["Tune had noted none; going on from checkpoint_000002 (round 12)"]
+
+
+@pytest.mark.parametrize(("torn", "round_"), [((), 12), ((2,), 8), ((1, 2), 4)])
+def test_a_newer_one_that_tunes_last_snapshot_lacks_is_taken(trial, torn, round_):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._latest_checkpoint_result = manager._checkpoint_results[0]
+    for number in torn:
+        truncate(Path(trial.path) / f"checkpoint_{number:06d}")
+    restored = Restored(trial)
+    assert restored.round == round_
+    said = "".join(restored.notes)
+    assert ("Tune had noted checkpoint_000000; going on from" in said) == (torn == ())
 
 
 def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from benchmarks.write_points import killed_at
+from grpo_trainable import checkpointing
 from grpo_trainable.checkpointing import (
     FORMAT_VERSION,
     MANIFEST,
@@ -380,6 +381,38 @@ def test_nothing_is_removed_while_the_newest_checkpoint_is_damaged(tmp_path):
     with pytest.raises(CheckpointError, match=names[-1]):
         remove_older(tmp_path, 1, shared_rounds=[])
     assert left(tmp_path) == names
+
+
+def test_a_copy_that_was_cut_short_is_none_of_those_kept(tmp_path):
+    # The Trainable was killed while Tune copied round 12; the trial went on from round 8.
+    names = checkpoints(tmp_path, [4, 8, 12, 12])
+    (tmp_path / names[2] / MANIFEST).unlink()
+    remove_older(tmp_path, 2, shared_rounds=[])
+    assert left(tmp_path) == names[1:]
+    write_checkpoint(tmp_path / "checkpoint_000004", trial(16))
+    remove_older(tmp_path, 2, shared_rounds=[])
+    assert left(tmp_path) == [names[3], "checkpoint_000004"]
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "kept"), [(1, 5), (2, 5), (4, 5), (5, 4), (6, 4), (8, 3), (10, 2), (99, 2)]
+)
+def test_a_checkpoint_counts_once_its_round_is_confirmed(tmp_path, confirmed, kept):
+    names = checkpoints(tmp_path, [2, 4, 5, 8, 10])
+    remove_older(tmp_path, 2, shared_rounds=[], confirmed=confirmed)
+    assert left(tmp_path) == names[-kept:]
+
+
+def test_each_checkpoint_is_verified_once(tmp_path, monkeypatch):
+    names, verified, read = checkpoints(tmp_path, [2, 4, 6, 8]), {}, []
+    whole = checkpointing.checkpoint_round
+    monkeypatch.setattr(
+        checkpointing, "checkpoint_round", lambda path: read.append(path.name) or whole(path)
+    )
+    for confirmed in (4, 6, 8):
+        remove_older(tmp_path, 2, shared_rounds=[], confirmed=confirmed, verified=verified)
+    assert sorted(read) == names
+    assert left(tmp_path) == names[-2:]
 
 
 def test_what_a_killed_removal_left_goes_with_the_next(tmp_path):

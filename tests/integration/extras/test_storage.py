@@ -243,7 +243,7 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     # It is no part of the trial's files.
     trial: Any = FakeTrial(tmp_path / "trial")
     trial.path, trial.storage.storage_filesystem = stored.path, stored.filesystem
-    assert parts_after(trial, 0) == []
+    assert parts_after(stored, 0) == []
 
 
 # ---- Files of a running trial ------------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_what_is_written_is_brought_and_the_rows_come_last(store: Store, tmp_pat
     assert store.asked == []  # nothing has changed
     (local / "result.json").write_bytes(b"row 1\nrow 2\n")
     (local / "rollouts" / "part-00000001.parquet").unlink()
-    mirror.remove(["rollouts/part-00000001.parquet"])
+    mirror.cut(0)
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\nrow 2\n"
     assert sorted(stored.files()) == ["result.json", "trace.json"]
@@ -284,7 +284,6 @@ def test_a_store_that_fails_holds_nobody_up_and_gets_everything_later(
     wait_for(lambda: caplog.records, 20.0)
     assert "does not take the files of a trial" in caplog.text
     assert str(local) in caplog.text
-    assert mirror.close(last_s=0.0) == 1
     store.refuses = lambda method, path: None
     assert mirror.close() == 0
     assert (stored / "result.json").read_bytes() == b"row 1\n"
