@@ -40,9 +40,10 @@ class MirrorCallback(RoundWriter):
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         super().on_trial_start(iteration=iteration, trials=trials, trial=trial, **info)
         place = trial_place(trial)
-        if isinstance(place, StoredPath) and trial.trial_id not in self._mirrors:
-            self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
-            # What a killed command has left here decides where the trial goes on.
+        if isinstance(place, StoredPath):
+            if trial.trial_id not in self._mirrors:
+                self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
+            # The trial goes on from a checkpoint whose rows the store has.
             self._wait(trial, lambda mirror: mirror.has_work)
 
     def content(self, result: dict[str, Any]) -> Any:

@@ -136,7 +136,7 @@ class GRPOTrainable(tune.Trainable):
             CheckpointError: It cannot be read, is of another format, or, outside of Tune, damaged.
         """
         self._looked = True
-        notes = self.trial.stored.go_on(checkpoint_path, self._restore)
+        notes = self.trial.stored.go_on(checkpoint_path, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
 
     def _restore(self, checkpoint_path: Any) -> int:

@@ -104,17 +104,20 @@ class TrialStorage:
             return [f"older checkpoints stay: {error}"]
         return []
 
-    def go_on(self, noted: Any, restore: Callable[[Any], int]) -> list[str]:
+    def go_on(
+        self, noted: Any, restore: Callable[[Any], int], *, rows_follow: bool = False
+    ) -> list[str]:
         """Restore the newest whole checkpoint, and say where it is not the one that was noted.
 
         A torn copy, or a checkpoint that `checkpoint.keep` removed after Tune's last snapshot of
-        the experiment, gives way to the next one. Where every checkpoint is damaged, the trial
-        starts from round 0, and all that it had written is kept in a directory beside.
+        the experiment, gives way to the next one. Where none is left, the trial starts from round
+        0, and all that it had written is set aside.
 
         Args:
             noted: The checkpoint that Tune or a user names; None where Tune has noted none.
             restore: Verify and restore a checkpoint, and return its round. Must change nothing
                 before it raises `CheckpointError`.
+            rows_follow: As for `remove_older`.
 
         Returns:
             A line that says what was chosen and why, if it was not the noted one.
@@ -124,30 +127,29 @@ class TrialStorage:
                 changed: the same command can be given again.
         """
         try:
-            return self._go_on(noted, restore)
+            return self._go_on(noted, restore, rows_follow)
         except (UnreadableCheckpoint, OSError) as error:
             text = reason(error) if isinstance(error, OSError) else str(error)
             raise UnreadableCheckpoint(
                 f"{text}; nothing was changed, so try again with --resume"
             ) from error
 
-    def _go_on(self, noted: Any, restore: Callable[[Any], int]) -> list[str]:
-        named, candidates = _path_of(noted), self._own_checkpoints()
-        if named is None and not candidates:
+    def _go_on(self, noted: Any, restore: Callable[[Any], int], rows_follow: bool) -> list[str]:
+        named, own = _path_of(noted), self._own_checkpoints()
+        if named is None and not own:
             return []  # a trial that starts for the first time
-        if named is not None and named not in candidates:
-            candidates.insert(0, named)  # gone, or of another trial: PBT means to go on from that
-        problems, damaged = [], False
-        for path in candidates:
+        # One that is not here is gone, or of another trial: PBT means to go on from that.
+        elsewhere = [] if named is None or named in own else [named]
+        problems = []
+        for path in [*elsewhere, *own]:
             try:
-                self._refuse_unusable(path)
+                self._refuse_unusable(path, rows_follow and path in own)
                 round_ = restore(noted if path == named else checkpoint_at(path))
             except RowsMissing as error:
                 problems.append(str(error))
             except DamagedCheckpoint as error:
-                if self._context is None:
+                if self._directory is None:
                     raise
-                damaged = True
                 problems.append(str(error).removeprefix(str(path).removesuffix(path.name)))
             else:
                 if path == named and not problems:
@@ -155,8 +157,8 @@ class TrialStorage:
                 # Tune notes checkpoints in snapshots, which a kill may leave behind.
                 problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
                 return [f"{'; '.join(problems)}; going on from {path.name} (round {round_})"]
-        if damaged and (directory := self._directory) is not None:
-            problems.append(f"what the trial had is in {set_aside(directory).name}")
+        assert self._directory is not None
+        problems.append(f"what the trial had is in {set_aside(self._directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
 
     def _own_checkpoints(self) -> list[Place]:
@@ -164,7 +166,7 @@ class TrialStorage:
         directory = self._directory
         return [] if directory is None else list(reversed(numbered_checkpoints(directory)))
 
-    def _refuse_unusable(self, path: Place) -> None:
+    def _refuse_unusable(self, path: Place, rows_follow: bool) -> None:
         """Refuse a checkpoint before its files are read.
 
         Raises:
@@ -175,7 +177,7 @@ class TrialStorage:
         if not path.exists():
             raise DamagedCheckpoint(f"{path}: is gone")
         directory = self._directory
-        if not isinstance(path, StoredPath) or not isinstance(directory, StoredPath):
+        if not rows_follow or not isinstance(directory, StoredPath):
             return
         last, round_ = round_of_last_row(directory / EXPR_RESULT_FILE), unverified_round(path)
         if round_ is not None and round_ > last:

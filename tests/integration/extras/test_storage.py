@@ -185,7 +185,9 @@ def going_on(stored: StoredPath, noted: StoredPath) -> tuple[int, list[str]]:
             restored.append(read_checkpoint(directory).state["pipeline"]["learner_round"])
         return restored[-1]
 
-    notes = TrialStorage(cast(Any, context), keep=None).go_on(checkpoint_at(noted), restore)
+    notes = TrialStorage(cast(Any, context), keep=None).go_on(
+        checkpoint_at(noted), restore, rows_follow=True
+    )
     return (restored[-1] if restored else 0), notes
 
 
@@ -240,6 +242,12 @@ def test_what_belongs_to_damaged_checkpoints_is_set_aside_in_the_store(
     aside = stored / "set-aside-1"
     assert {name: (aside / name).read_bytes() for name in aside.files()} == before
     assert stored.names() == ["set-aside-1"]
+    # One whose rows never came is kept as well.
+    brought(checkpoint(tmp_path / "8", 8), stored / "checkpoint_000000")
+    round_, (note,) = going_on(stored, stored / "checkpoint_000000")
+    assert round_ == 0
+    assert note.endswith("what the trial had is in set-aside-2; starting from round 0")
+    assert checkpoint_round(stored / "set-aside-2" / "checkpoint_000000") == 8
     # It is no part of the trial's files.
     trial: Any = FakeTrial(tmp_path / "trial")
     trial.path, trial.storage.storage_filesystem = stored.path, stored.filesystem
