@@ -11,7 +11,7 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
-from grpo_trainable.checkpointing import refuse_foreign_files
+from grpo_trainable.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.details import DETAILS
 from grpo_trainable.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
@@ -142,12 +142,16 @@ class GRPOTrainable(tune.Trainable):
     def _restore(self, checkpoint_path: Any) -> int:
         """Restore this checkpoint, unless it holds what Ray would unpickle. Return its round."""
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
-        if isinstance(checkpoint, tune.Checkpoint):
-            with checkpoint.as_directory() as directory:
+        if isinstance(checkpoint, str):
+            checkpoint = tune.Checkpoint(checkpoint)
+        with checkpoint.as_directory() as directory:
+            try:
                 refuse_foreign_files(directory)
-        else:
-            refuse_foreign_files(checkpoint)
-        super().restore(checkpoint_path)
+                super().restore(checkpoint_path)
+            except DamagedCheckpoint as error:
+                # A checkpoint in a store is read from a copy here, which has another name.
+                named = str(error).replace(str(directory), checkpoint.path)
+                raise DamagedCheckpoint(named) from error
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:

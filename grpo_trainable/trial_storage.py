@@ -150,7 +150,8 @@ class TrialStorage:
             except DamagedCheckpoint as error:
                 if self._directory is None:
                     raise
-                problems.append(str(error).removeprefix(str(path).removesuffix(path.name)))
+                said = str(error)
+                problems.append(said[max(0, said.find(path.name)) :])
             else:
                 if path == named and not problems:
                     return []
