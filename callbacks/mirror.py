@@ -129,11 +129,12 @@ class Mirror:
     def _try_pass(self) -> None:
         try:
             self.bring()
-        except OSError as error:
+        except Exception as error:  # libraries of stores have errors of their own
             if not self._failing:
+                said = reason(error) if isinstance(error, OSError) else repr(error)
                 logger.error(
                     "%s does not take the files of a trial (%s); they wait in %s",
-                    *(self._stored, reason(error), self.local),
+                    *(self._stored, said, self.local),
                 )
             self._failing = True
         else:

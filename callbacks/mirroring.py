@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from ray.air.constants import EXPR_RESULT_FILE
 
 from callbacks.interruption import requested
 from callbacks.mirror import LAST_S, Mirror
 from callbacks.round_writer import RoundWriter
-from callbacks.trial_files import label, trial_directory, trial_place
+from callbacks.trial_files import label, read_rows, trial_directory, trial_place
 from grpo_trainable.storage import StoredPath
+from grpo_trainable.trial_storage import round_of_last_row
 from grpo_trainable.wording import plural
 
 INTERRUPTED_S = 4.0  # time limit after Ctrl-C, when the command is about to be ended
@@ -42,6 +46,7 @@ class MirrorCallback(RoundWriter):
         place = trial_place(trial)
         if isinstance(place, StoredPath):
             if trial.trial_id not in self._mirrors:
+                put_older_aside(trial_directory(trial), place)
                 self._mirrors[trial.trial_id] = Mirror(trial_directory(trial), place)
             # The trial goes on from a checkpoint whose rows the store has.
             self._wait(trial, lambda mirror: mirror.has_work)
@@ -72,6 +77,7 @@ class MirrorCallback(RoundWriter):
         tell(trial, mirror)
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
+        super().on_experiment_end(trials=trials, **info)
         until = time.monotonic() + (INTERRUPTED_S if requested.is_set() else LAST_S)
         for trial in trials:
             mirror = self._mirrors.pop(trial.trial_id, None)
@@ -82,6 +88,24 @@ class MirrorCallback(RoundWriter):
                     f"are in {mirror.local}",
                     flush=True,
                 )
+
+
+def put_older_aside(local: Path, stored: StoredPath) -> None:
+    """Put local files aside unless the store is known to have no later rows.
+
+    Where it has, the trial has gone on from another machine since they were written.
+    """
+    rows = read_rows(local / EXPR_RESULT_FILE)
+    last = max((row["training_iteration"] for row in rows), default=0)
+    try:
+        older = any(local.iterdir()) and round_of_last_row(stored / EXPR_RESULT_FILE) > last
+    except OSError:
+        older = True
+    if older:
+        aside = local.with_name(f"{local.name}-until-round-{last}-{time.time_ns()}")
+        local.rename(aside)
+        local.mkdir()
+        print(f"{stored} has later rows; what this machine had is in {aside}", flush=True)
 
 
 def tell(trial: Any, mirror: Mirror) -> None:

@@ -80,6 +80,14 @@ class RoundWriter(FailSafeCallback):
             )
         self._write_waiting(trial)
 
+    def on_trial_save(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        # A trial that goes on from this checkpoint does not report these rounds again.
+        self._try_again(trial)
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        for trial in trials:
+            self._try_again(trial)
+
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self._end(trial)
 
@@ -88,8 +96,12 @@ class RoundWriter(FailSafeCallback):
 
     def _end(self, trial: Any) -> None:
         if trial.trial_id in self._started:
-            self._write_waiting(trial)
+            self._try_again(trial)
             self.finish(trial)
+
+    def _try_again(self, trial: Any) -> None:
+        if self._waiting.get(trial.trial_id):
+            self._write_waiting(trial)
 
     def _write_waiting(self, trial: Any) -> None:
         waiting = self._waiting[trial.trial_id]

@@ -90,7 +90,8 @@ def detach(path: Path) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a `result.json`, up to one whose writing was cut short; none if there is none."""
+    """The rows of a `result.json`, without those whose writing was cut short; none if there is no
+    file."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -99,7 +100,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
                 row["training_iteration"]
             except (ValueError, LookupError, TypeError):
-                return
+                continue
             yield row
 
 
@@ -126,22 +127,24 @@ def label(trial: Any) -> str:
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:
-    """Keeps the lines up to the first whose iteration is greater than `last`, or that cannot be
-    read because its writing was cut short. `iteration` is None for a line that belongs to none."""
+    """Keep the lines before the first whose iteration is greater than `last`.
+
+    What cannot be read at the end goes as well: its writing was cut short. `iteration` is None for
+    a line that belongs to none.
+    """
     if not path.exists():
         return
-    kept = 0
+    end = kept = 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n"):
-                break
+            end += len(line)
             try:
-                number = iteration(line)
+                number = iteration(line) if line.endswith(b"\n") else None
             except (ValueError, LookupError, TypeError):
-                break
+                continue
             if number is not None and number > last:
                 break
-            kept += len(line)
+            kept = end if line.endswith(b"\n") else kept
     os.truncate(path, kept)
 
 

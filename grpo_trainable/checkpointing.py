@@ -72,6 +72,10 @@ class DamagedCheckpoint(CheckpointError):
     missing, is none of ours, or has the wrong checksum or format."""
 
 
+class ForeignCheckpoint(DamagedCheckpoint):
+    """Raised where a directory holds what is none of ours, which may stand beside whole files."""
+
+
 class UnreadableCheckpoint(CheckpointError):
     """Raised where a disk or a store does not give the bytes. They may be whole."""
 
@@ -366,7 +370,7 @@ def remove_older(
         keep -= round_ is not None and round_ <= confirmed
     older = [path for path in older if unverified_round(path) not in shared_rounds]
     if older and paths[-1].name not in verified:
-        checkpoint_round(paths[-1])
+        raise DamagedCheckpoint(f"{paths[-1]}: is not whole")
     for path in older:
         if isinstance(path, Path):
             _remove_at_once(path)
@@ -470,7 +474,7 @@ def _named_errors(directory: Place) -> Iterator[None]:
 def _manifest_digests(directory: Place) -> dict[str, str]:
     """SHA-256 by file, as the manifest names them; no other file was read."""
     if isinstance(directory, Path) and directory.is_symlink():
-        raise DamagedCheckpoint(f"{directory}: is a link, not a checkpoint")
+        raise ForeignCheckpoint(f"{directory}: is a link, not a checkpoint")
     refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
@@ -514,7 +518,7 @@ def _verified(
 
 
 def refuse_foreign_files(directory: str | Place) -> None:
-    """CheckpointError when `directory` holds a file that is not of a checkpoint.
+    """ForeignCheckpoint when `directory` holds a file that is not of a checkpoint.
 
     Ray unpickles a file of its own that it finds in a checkpoint's directory.
     """
@@ -524,7 +528,7 @@ def refuse_foreign_files(directory: str | Place) -> None:
         whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
         if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
             foreign = f"{directory / name}: is not of a checkpoint; nothing was loaded"
-            raise DamagedCheckpoint(foreign)
+            raise ForeignCheckpoint(foreign)
 
 
 def _pack_groups(
@@ -601,8 +605,11 @@ def _unread(path: Place, error: OSError) -> CheckpointError:
     """Tell a file that is missing, a link or a directory, from one that may be read later."""
     from grpo_trainable.storage import reason  # pyarrow, which takes its time
 
-    missing = isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError)
-    kind = DamagedCheckpoint if missing or error.errno == errno.ELOOP else UnreadableCheckpoint
+    kind: type[CheckpointError] = UnreadableCheckpoint
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        kind = DamagedCheckpoint
+    elif error.errno == errno.ELOOP:
+        kind = ForeignCheckpoint
     return kind(f"{path}: cannot be read ({reason(error)})")
 
 

@@ -138,28 +138,30 @@ class GRPOTrainable(tune.Trainable):
         self._looked = True
         notes = self.trial.stored.go_on(checkpoint_path, self._restore, rows_follow=self.followed)
         self.trial.note_checkpoints(notes)
+        # Tune may have noted another checkpoint, or none.
+        self._iteration, self._time_total = self.trial.rounds_trained, self.trial.time_total_s
+        self._iterations_since_restore, self._time_since_restore = 0, 0.0
 
     def _restore(self, checkpoint_path: Any) -> int:
-        """Restore this checkpoint, unless it holds what Ray would unpickle. Return its round."""
+        """Restore this checkpoint, unless it holds a foreign file. Return its round.
+
+        Tune's own `restore` would unpickle such a file.
+        """
         checkpoint = getattr(checkpoint_path, "checkpoint", checkpoint_path)
         if isinstance(checkpoint, str):
             checkpoint = tune.Checkpoint(checkpoint)
         with checkpoint.as_directory() as directory:
             try:
                 refuse_foreign_files(directory)
-                super().restore(checkpoint_path)
+                self.load_checkpoint(directory)
             except DamagedCheckpoint as error:
                 # A checkpoint in a store is read from a copy here, which has another name.
-                named = str(error).replace(str(directory), checkpoint.path)
-                raise DamagedCheckpoint(named) from error
+                raise type(error)(str(error).replace(str(directory), checkpoint.path)) from error
         return self.trial.rounds_trained
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Goes on from a checkpoint; raises as `Trial.load` does."""
         self.trial.load(checkpoint)
-        # Tune may have noted another checkpoint, or none.
-        self._iteration = self.trial.rounds_trained
-        self._time_total = self.trial.time_total_s
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Starts over with another config; False where it reserves other resources."""

@@ -80,7 +80,6 @@ class Trial:
             InputChanged: a file that the trial reads has changed.
             ShippingError: a machine cannot have one.
         """
-        self.time_total_s = 0.0  # seconds that Tune counted up to the last checkpoint
         self._storage = storage
         self._files = files
         self._inputs_at_start = inputs
@@ -116,6 +115,7 @@ class Trial:
             spawn=self.replace_generator if self.actors.replaceable else None,
         )
         self.stored = TrialStorage(self._storage, config.checkpoint.keep)
+        self.time_total_s = 0.0  # seconds that Tune counted up to the last checkpoint
         self._notes: list[str] = []  # warnings since the last round
         engine = chosen_engine(config)
         self._news = [
@@ -363,7 +363,7 @@ class Trial:
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
         self._wall_clock = WallClock(state["wall_clock_s"])
-        self.time_total_s = state.get("time_total_s", 0.0)
+        self.time_total_s = state.get("time_total_s", state["wall_clock_s"])
         self.stored.shared_rounds = state.get("shared_rounds", [])
         self.stored.share(self.rounds_trained)
 

@@ -21,6 +21,7 @@ from grpo_trainable.checkpointing import (
     CHECKPOINT,
     CheckpointError,
     DamagedCheckpoint,
+    ForeignCheckpoint,
     UnreadableCheckpoint,
     numbered_checkpoints,
     remove_older,
@@ -95,10 +96,8 @@ class TrialStorage:
         directory = self._directory
         if self._keep is None or directory is None:
             return []
-        confirmed = math.inf
         try:
-            if rows_follow and isinstance(directory, StoredPath):
-                confirmed = round_of_last_row(directory / EXPR_RESULT_FILE)
+            confirmed = self._last_round(rows_follow)
             remove_older(directory, self._keep, self.shared_rounds, confirmed, self._verified)
         except (CheckpointError, OSError) as error:
             return [f"older checkpoints stay: {error}"]
@@ -131,7 +130,7 @@ class TrialStorage:
         except (UnreadableCheckpoint, OSError) as error:
             text = reason(error) if isinstance(error, OSError) else str(error)
             raise UnreadableCheckpoint(
-                f"{text}; nothing was changed, so try again with --resume"
+                f"{text}; nothing is lost: try again with --resume"
             ) from error
 
     def _go_on(self, noted: Any, restore: Callable[[Any], int], rows_follow: bool) -> list[str]:
@@ -140,24 +139,30 @@ class TrialStorage:
             return []  # a trial that starts for the first time
         # One that is not here is gone, or of another trial: PBT means to go on from that.
         elsewhere = [] if named is None or named in own else [named]
-        problems = []
+        last = self._last_round(rows_follow)
+        problems, foreign = [], False
         for path in [*elsewhere, *own]:
+            if path in own and _is_ahead(path, last):
+                problems.append(f"{path.name} is newer than the trial's rows, of round {last:g}")
+                continue
             try:
-                self._refuse_unusable(path, rows_follow and path in own)
+                if not path.exists():
+                    raise DamagedCheckpoint(f"{path}: is gone")
                 round_ = restore(noted if path == named else checkpoint_at(path))
-            except RowsMissing as error:
-                problems.append(str(error))
             except DamagedCheckpoint as error:
                 if self._directory is None:
                     raise
                 said = str(error)
                 problems.append(said[max(0, said.find(path.name)) :])
+                foreign |= isinstance(error, ForeignCheckpoint)
             else:
                 if path == named and not problems:
                     return []
                 # Tune notes checkpoints in snapshots, which a kill may leave behind.
                 problems = problems or [f"Tune had noted {named.name if named else 'none'}"]
                 return [f"{'; '.join(problems)}; going on from {path.name} (round {round_})"]
+        if foreign:
+            raise CheckpointError(f"{'; '.join(problems)}; no other one can be used")
         assert self._directory is not None
         problems.append(f"what the trial had is in {set_aside(self._directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
@@ -167,28 +172,21 @@ class TrialStorage:
         directory = self._directory
         return [] if directory is None else list(reversed(numbered_checkpoints(directory)))
 
-    def _refuse_unusable(self, path: Place, rows_follow: bool) -> None:
-        """Refuse a checkpoint before its files are read.
+    def _last_round(self, rows_follow: bool) -> float:
+        """Return the last round whose row is certain to stay: in a store, the last that is there.
 
-        Raises:
-            DamagedCheckpoint: It is gone.
-            RowsMissing: A kill has left it in an object store without the rows up to its round,
-                which come after it.
+        A kill may leave a checkpoint in a store without the rows up to its round.
         """
-        if not path.exists():
-            raise DamagedCheckpoint(f"{path}: is gone")
         directory = self._directory
-        if not rows_follow or not isinstance(directory, StoredPath):
-            return
-        last, round_ = round_of_last_row(directory / EXPR_RESULT_FILE), unverified_round(path)
-        if round_ is not None and round_ > last:
-            raise RowsMissing(
-                f"{path.name} is of round {round_}, the files of the trial end with round {last}"
-            )
+        if rows_follow and isinstance(directory, StoredPath):
+            return round_of_last_row(directory / EXPR_RESULT_FILE)
+        return math.inf
 
 
-class RowsMissing(Exception):
-    """Raised where the files of a trial end before the round of a checkpoint."""
+def _is_ahead(path: Place, last: float) -> bool:
+    """Return True if a checkpoint is of a round after `last`."""
+    round_ = None if last == math.inf else unverified_round(path)
+    return round_ is not None and round_ > last
 
 
 def _path_of(noted: Any) -> Place | None:

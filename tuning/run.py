@@ -22,7 +22,7 @@ from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import set_dotted
-from grpo_trainable.storage import Place, reason
+from grpo_trainable.storage import Place
 from grpo_trainable.threads import WAITING
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
@@ -32,7 +32,7 @@ from tuning.mutations import pbt_bounds, within_bounds
 from tuning.nodes import Nodes, check_resources, this_machine, total
 from tuning.plan import Plan
 from tuning.schedulers import ASHA, FIFO, PBT, Limited
-from tuning.snapshots import damaged, keep_whole
+from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
 from tuning.token import make_token
 from tuning.waiting import WaitingCallback
 
@@ -122,6 +122,7 @@ def fit(plan: Plan) -> list[Failure]:
         # Tune's snapshots of an experiment warn once a second, with a traceback.
         logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
     keep_whole()
+    refuse_to_begin_anew()
     register(plan.inputs, plan.shipped)
     tuner = _restored(plan) if plan.resuming and plan.has_state else _new(plan)
     # A resumed experiment's callbacks are those that were pickled with it.
@@ -129,7 +130,13 @@ def fit(plan: Plan) -> list[Failure]:
     # `Tuner.fit` would read errors back from the storage path, where a full disk has cut them.
     tuned: Any = tuner._local_tuner
     run = tuned._fit_resume if tuned._is_restored else tuned._fit_internal
-    trials = run(tuned.converted_trainable, copy.deepcopy(tuned.param_space)).trials
+    try:
+        trials = run(tuned.converted_trainable, copy.deepcopy(tuned.param_space)).trials
+    except StateUnreadable as error:
+        raise UsageError(
+            f"--resume: Tune's state in {plan.directory} cannot be read ({error}); nothing was "
+            "started: try again, or put a copy of the newest experiment_state-*.json in its place"
+        ) from error
     # Tune is over: an interrupt from now on ends the command itself. Ignored, not the default:
     # a timer may be about to send it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -166,16 +173,6 @@ def kept_in(directory: Place) -> dict[str, Any]:
 
 
 def _restored(plan: Plan) -> tune.Tuner:
-    try:
-        if (cut := damaged(plan.directory)) is not None:
-            raise UsageError(
-                f"--resume: {cut}, Tune's state of experiment {plan.name}, is damaged or was cut "
-                "short, and Tune would begin its trials anew; put a copy of the file in its place"
-            )
-    except OSError as error:
-        raise UsageError(
-            f"--resume: {plan.directory} cannot be read ({reason(error)}); try again later"
-        ) from None
     try:
         where = kept_in(plan.directory)
         path = where.pop("storage_path")

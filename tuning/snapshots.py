@@ -18,7 +18,8 @@ from ray.train._internal import storage
 from ray.tune.execution.tune_controller import TuneController
 
 from grpo_trainable.atomic import replacing
-from grpo_trainable.storage import Place, StoredPath
+from grpo_trainable.storage import Place, StoredPath, reason
+from grpo_trainable.trial_storage import place
 
 
 def keep_whole() -> None:
@@ -57,19 +58,43 @@ def _replace(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def damaged(directory: Place) -> Place | None:
-    """The snapshot that Tune would go on from, if it is damaged or was cut short. An experiment
-    that was ended before there was one begins anew.
+class StateUnreadable(BaseException):
+    """Raised where Tune cannot read the state of an experiment.
 
-    Raises:
-        OSError: it cannot be read.
+    No `Exception`: Tune catches those, and begins all trials anew without a word.
     """
+
+
+def refuse_to_begin_anew() -> None:
+    """Have Tune, in this process, raise `StateUnreadable` where it cannot read a snapshot.
+
+    An experiment that was ended before there was one begins anew, as before.
+    """
+    TuneController.resume = _resume  # Tune has no public way
+
+
+_tunes_resume = TuneController.resume
+
+
+def _resume(self: TuneController, resume_config: Any) -> None:
+    try:
+        _tunes_resume(self, resume_config=resume_config)
+    except Exception as error:
+        context: Any = self._storage
+        directory = place(context.storage_filesystem, context.experiment_fs_path)
+        if isinstance(error, OSError) or _has_snapshot(directory):
+            raise StateUnreadable(_in_a_line(error)) from error
+        raise
+
+
+def _in_a_line(error: Exception) -> str:
+    said = reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    return " ".join(said.split())[:200]
+
+
+def _has_snapshot(directory: Place) -> bool:
     names = directory.names() if isinstance(directory, StoredPath) else os.listdir(directory)
-    snapshots = [name for name in names if _is_snapshot(name)]
-    if not snapshots:
-        return None
-    newest = directory / max(snapshots)
-    return None if _is_whole(newest.read_bytes()) else newest
+    return any(map(_is_snapshot, names))
 
 
 def _is_snapshot(name: str) -> bool:

@@ -28,6 +28,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[dict[str, float]]]:
+    ray.shutdown()  # that of the modules before
     head, *others = SIZES
     cluster = Cluster(
         initialize_head=True,

@@ -100,7 +100,7 @@ def test_a_trial_whose_checkpoints_cannot_be_read_is_refused_and_loses_nothing(
     before = written(experiment)
     status, told = resume(experiment, tmp_path, (owner, name, path, number, times))
     assert status == 1
-    assert f"cannot be read ({os.strerror(number)}); nothing was changed, so try again" in told
+    assert f"cannot be read ({os.strerror(number)}); nothing is lost: try again" in told
     assert written(experiment) == before
 
 

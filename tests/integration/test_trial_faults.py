@@ -80,9 +80,9 @@ def test_trial_that_cannot_be_set_up_leaves_no_actor(trainable: Any, tmp_path: P
 
 
 def test_a_learner_that_does_not_see_the_checkpoints_sends_and_gets_what_is_in_them(
-    begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = begun(trial_config(rounds=50))
+    running = trainable(trial_config(rounds=50))
     running.step()
     running.save(str(tmp_path / "here"))
     submit, methods = RayActor.submit, []

@@ -45,6 +45,28 @@ def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(
     assert trial.iteration == trial.trial.rounds_trained == 1
 
 
+def test_a_trial_that_starts_from_round_0_again_counts_from_there(
+    begun: Any, tmp_path: Path
+) -> None:
+    """Tune counts on from the checkpoint that it noted, unless it is told otherwise."""
+    directory = tmp_path / "experiment" / "trial"
+    trial = begun(trial_config(placement="colocated"))
+    trial.step()
+    trial.save(str(directory / "checkpoint_000000"))
+    (directory / "checkpoint_000000" / "manifest.json").unlink()
+    trial = begun(trial_config(placement="colocated"))
+    trial.trial.stored = TrialStorage(
+        StorageContext(str(tmp_path), "experiment", trial_dir_name="trial"), keep=None
+    )
+    noted = tune.Checkpoint.from_directory(str(directory / "checkpoint_000000"))
+    trial.restore(
+        _TrainingResult(checkpoint=noted, metrics={"training_iteration": 3, "time_total_s": 9.0})
+    )
+    assert trial.iteration == trial.trial.rounds_trained == 0
+    assert trial._time_total == 0.0
+    assert sorted(path.name for path in directory.iterdir()) == ["set-aside-1"]
+
+
 def test_a_trial_refuses_to_go_on_with_another_data_file(begun: Any, tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     shutil.copy(NOUNS_FILE, words)

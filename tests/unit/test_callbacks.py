@@ -173,6 +173,17 @@ def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
     assert [row["training_iteration"] for row in rows] == [1, 2]
 
 
+@pytest.mark.parametrize("hook", ["on_trial_save", "on_experiment_end"])
+def test_a_round_that_was_refused_is_written_before_a_command_ends(tmp_path, hook):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    (tmp_path / "trial").touch()
+    report([callback], trial, row(1))
+    (tmp_path / "trial").unlink()
+    getattr(callback, hook)(iteration=1, trials=[trial], trial=trial)
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1]
+
+
 def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("callbacks.round_writer.MOST_WAITING", 2)
     trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
@@ -266,6 +277,14 @@ def test_lines_are_cut_to_an_iteration_and_half_a_line_goes(tmp_path_factory, li
     path.write_bytes(b"".join(whole) + torn.replace(b"\n", b""))
     cut_lines(path, last, lambda line: json.loads(line)["n"])
     assert path.read_bytes() == b"".join(whole[:last])
+
+
+def test_a_torn_line_in_the_middle_costs_no_later_one(tmp_path):
+    path = tmp_path / "result.json"
+    lines = [b'{"training_iteration": %d}\n' % n for n in range(1, 6)]
+    path.write_bytes(lines[0] + b'{"training_i' + lines[1] + b"".join(lines[2:]) + b'{"tr')
+    cut_lines(path, 4, lambda line: json.loads(line)["training_iteration"])
+    assert [row["training_iteration"] for row in read_rows(path)] == [1, 3, 4]
 
 
 def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):

@@ -157,6 +157,24 @@ def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
     assert Restored(trial).round == 8
 
 
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_what_is_none_of_ours_beside_whole_files_is_no_damage(trial, how):
+    """Nothing is set aside: the trial is refused, and the file is named."""
+    directory = Path(trial.path)
+    for number in (0, 1):
+        shutil.rmtree(directory / f"checkpoint_{number:06d}")
+    newest = directory / "checkpoint_000002"
+    if how == "file":
+        (newest / ".DS_Store").touch()
+    else:
+        (newest / MANIFEST).rename(directory.parent / "elsewhere")
+        (newest / MANIFEST).symlink_to(directory.parent / "elsewhere")
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"checkpoint_000002/.*no other one can be used"):
+        Restored(trial)
+    assert contents(directory) == before
+
+
 def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
     directory = Path(trial.path)
     for path in directory.glob("checkpoint_*"):
@@ -307,7 +325,7 @@ def test_no_file_operation_of_a_resume_that_fails_once_loses_a_byte(
                 said = str(error)
         if said:
             refused += 1
-            assert "nothing was changed, so try again with --resume" in said
+            assert "nothing is lost: try again with --resume" in said
             assert contents(directory) == before
             resume(trial)
         assert set(map(tuple, rounds_of(trial).values())) == {(1, 2, 3, 4)}, f"operation {fails_at}"

@@ -21,7 +21,7 @@ from callbacks import mirror as mirror_module
 from callbacks import mirroring
 from callbacks.interruption import requested
 from callbacks.mirror import AT_ONCE, Mirror
-from callbacks.mirroring import MirrorCallback, tell
+from callbacks.mirroring import MirrorCallback, put_older_aside, tell
 from grpo_trainable.checkpointing import TrialState, newest_whole, write_checkpoint
 from grpo_trainable.storage import StoredPath
 from grpo_trainable.trial_storage import TrialStorage, round_of_last_row
@@ -473,3 +473,35 @@ def test_a_lag_is_told_when_it_has_doubled_and_when_it_is_over(
         f"sync/0: s3://trial is 23 s (23 rounds) behind; files wait in {training.local}",
         "sync/0: s3://trial has caught up",
     ]
+
+
+@pytest.mark.parametrize(("here", "there", "kept"), [(5, 5, True), (6, 5, True), (5, 9, False)])
+def test_files_that_are_older_than_those_of_the_store_do_not_replace_them(
+    bucket: Path, tmp_path: Path, here: int, there: int, kept: bool
+) -> None:
+    """As when a trial has gone on from another machine, and comes back to this one."""
+    local = tmp_path / "local"
+    local.mkdir()
+    for directory, last in ((local, here), (bucket / "trial", there)):
+        for n in range(1, last + 1):
+            append_row(directory, n)
+    put_older_aside(local, stored_in(bucket))
+    assert (local / "result.json").exists() == kept
+    kept_rows = list(tmp_path.glob("local*/result.json"))
+    assert len(kept_rows) == 1
+
+
+def test_an_error_that_is_none_of_the_system_does_not_end_the_mirror(
+    bucket: Path, tmp_path: Path, no_passes: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(method: str, path: str) -> None:
+        raise ValueError("a library's own")
+
+    (tmp_path / "local").mkdir()
+    append_row(tmp_path / "local", 1)
+    stored = stored_in(bucket)
+    mirror = Mirror(tmp_path / "local", WatchedPath(stored.filesystem, stored.path, asked=fails))
+    mirror._try_pass()
+    assert not mirror.answers
+    assert "a library's own" in caplog.text
+    assert mirror.close(last_s=0.0) == 1

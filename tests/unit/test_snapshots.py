@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 from pyarrow.fs import LocalFileSystem
+from ray.train._internal.storage import StorageContext
+from ray.tune import ResumeConfig
+from ray.tune.execution.tune_controller import TuneController
 
 from grpo_trainable.atomic import replacing
 from tuning import snapshots
-from tuning.snapshots import bring, damaged
+from tuning.snapshots import StateUnreadable, bring, refuse_to_begin_anew
 
 STATE = "experiment_state-2026-11-25_18-00-00.json"
 
@@ -67,14 +70,46 @@ def test_a_snapshot_that_tune_is_writing_is_brought_later(
     assert (target / "trial" / "params.json").read_text() == '{"round": 2}'
 
 
-def test_the_newest_snapshot_is_named_where_it_is_damaged(directories: tuple[Path, Path]) -> None:
-    _, target = directories
-    assert damaged(target) is None
-    newer = target / STATE.replace("18", "19")
-    for content in (b"", b'{"round"', b"\xff\xfe"):
-        newer.write_bytes(content)
-        assert damaged(target) == newer
+# ---- A state that cannot be read ---------------------------------------------------------------
 
 
-def test_an_experiment_that_ended_before_its_first_snapshot_begins_anew(tmp_path: Path) -> None:
-    assert damaged(tmp_path) is None
+@pytest.fixture
+def resume(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What Tune's controller does first with the directory of an experiment."""
+    monkeypatch.setattr(TuneController, "resume", TuneController.resume)  # put back afterwards
+    refuse_to_begin_anew()
+
+    def resume(directory: Path) -> None:
+        controller: Any = SimpleNamespace(
+            _storage=StorageContext(str(directory.parent), directory.name)
+        )
+        TuneController.resume(controller, resume_config=ResumeConfig())
+
+    return resume
+
+
+@pytest.mark.parametrize("content", [b"", b'{"round"', b"\xff\xfe", b"{}"])
+def test_a_damaged_state_does_not_begin_all_trials_anew(
+    tmp_path: Path, resume: Any, content: bytes
+) -> None:
+    (tmp_path / STATE).write_bytes(content)
+    with pytest.raises(StateUnreadable):
+        resume(tmp_path)
+
+
+def test_a_state_that_a_disk_does_not_give_does_not_either(
+    tmp_path: Path, resume: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: Any, **options: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(snapshots, "_tunes_resume", fails)
+    with pytest.raises(StateUnreadable, match=r"^Input/output error$"):
+        resume(tmp_path)
+
+
+def test_an_experiment_that_ended_before_its_first_snapshot_begins_anew(
+    tmp_path: Path, resume: Any
+) -> None:
+    with pytest.raises(ValueError, match="no experiment state file"):  # which Tune catches
+        resume(tmp_path)

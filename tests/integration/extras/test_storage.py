@@ -205,7 +205,7 @@ def test_a_trial_goes_on_from_a_checkpoint_whose_rounds_the_store_has(
         (stored / "checkpoint_000001" / MANIFEST).unlink()
     round_, (note,) = going_on(stored, stored / "checkpoint_000002")
     assert round_ == (4 if damaged else 8)
-    said = "checkpoint_000002 is of round 12, the files of the trial end with round 11"
+    said = "checkpoint_000002 is newer than the trial's rows, of round 11"
     assert note.startswith(said)
     assert note.endswith(f"going on from checkpoint_00000{0 if damaged else 1} (round {round_})")
 
@@ -216,7 +216,7 @@ def test_a_store_that_fails_is_no_proof_of_damage(store: Store, tmp_path: Path) 
     brought(checkpoint(tmp_path / "4", 4), stored / "checkpoint_000000")
     before = {name: (stored / name).read_bytes() for name in stored.files()}
     store.refuses = lambda method, path: "403 AccessDenied" if "policy" in path else None
-    with pytest.raises(UnreadableCheckpoint, match="nothing was changed, so try again"):
+    with pytest.raises(UnreadableCheckpoint, match="nothing is lost: try again"):
         going_on(stored, stored / "checkpoint_000000")
     store.refuses = lambda method, path: None
     assert {name: (stored / name).read_bytes() for name in stored.files()} == before
