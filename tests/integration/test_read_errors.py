@@ -45,7 +45,7 @@ ALWAYS = 10**6
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Killed after checkpoints of rounds 2 and 4 at least."""
     storage = tmp_path_factory.mktemp("storage")
-    argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=sync", *SMALL]
+    argv = ["--space", "async_vs_sync", "--name", "cut", "--set", "arm=colocated_k1", *SMALL]
     argv += ["--iterations", str(ROUNDS), "--checkpoint-every", "2", "--set", "eval.every=10"]
     command = tune_command(*argv, storage=storage)
     process = subprocess.Popen(command, cwd=storage, stdout=subprocess.DEVNULL)
@@ -90,7 +90,7 @@ def written(experiment: Path) -> dict[str, bytes]:
     ("owner", "name", "path", "number", "times"),
     [
         ("os", "open", "policy-", errno.EIO, ALWAYS),
-        ("os", "listdir", "/cut/sync-0-", errno.ESTALE, ALWAYS),
+        ("os", "listdir", "/cut/colocated_k1-0-", errno.ESTALE, ALWAYS),
         ("os", "open", "manifest.json", errno.EMFILE, 1),
     ],
 )
