@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import builtins
-import errno
-import io
-import itertools
 import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.fs
 import pytest
-import torch
-from ray.train._internal.session import _TrainingResult
-from ray.tune import Callback, Checkpoint
-from trials import FakeTrial, details, row
+from trials import FakeTrial, Restored, contents, note, row, saved
 
-from callbacks import grpo_callbacks
 from callbacks.checkpoints import CheckpointCallback
 from callbacks.interruption import CheckpointOnInterrupt, requested
-from grpo_trainable.checkpointing import (
-    MANIFEST,
-    CheckpointError,
-    TrialState,
-    UnreadableCheckpoint,
-    part_file,
-    read_checkpoint,
-    write_checkpoint,
-)
+from grpo_trainable.checkpointing import MANIFEST, CheckpointError, part_file
 from grpo_trainable.details import DETAILS
-from grpo_trainable.storage import Place
-from grpo_trainable.trial_storage import TrialStorage, place
 
 pytestmark = pytest.mark.slow  # directories of whole experiments
-
-
-def saved(trial: FakeTrial, number: int, round_: int) -> Path:
-    """A whole checkpoint that Tune has noted."""
-    path = Path(trial.path) / f"checkpoint_{number:06d}"
-    state = {"pipeline": {"learner_round": round_}}
-    tensors = {"a": torch.full((64,), float(round_))}
-    write_checkpoint(path, TrialState(state=state, policy=tensors, optimizer={}, groups=[]))
-    note(trial, path, round_)
-    return path
-
-
-def note(trial: FakeTrial, path: Path, round_: int) -> None:
-    checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
-    result = _TrainingResult(checkpoint=checkpoint, metrics={"training_iteration": round_})
-    trial.run_metadata.checkpoint_manager.register_checkpoint(result)
 
 
 @pytest.fixture
@@ -68,24 +31,6 @@ def trial(tmp_path: Path) -> FakeTrial:
     for number, round_ in enumerate((4, 8, 12)):
         saved(trial, number, round_)
     return trial
-
-
-class Restored:
-    """What a Trainable does with a checkpoint, without actors."""
-
-    def __init__(self, trial: FakeTrial) -> None:
-        self.round = 0
-        context = SimpleNamespace(
-            storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
-        )
-        storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
-        self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore)
-
-    def _restore(self, result: Any) -> int:
-        checkpoint = getattr(result, "checkpoint", result)
-        path: Place = place(checkpoint.filesystem, checkpoint.path)
-        self.round = read_checkpoint(path).state["pipeline"]["learner_round"]
-        return self.round
 
 
 def truncate(path: Path) -> None:
@@ -209,155 +154,6 @@ def test_new_trial_has_nothing_to_choose(tmp_path):
     trial = FakeTrial(tmp_path / "new")
     restored = Restored(trial)
     assert (restored.round, restored.notes) == (0, [])
-
-
-# ---- Errors of the disk ------------------------------------------------------------------------
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory."""
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
-
-
-NUMBERS = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOSPC)
-
-
-class FailingDisk:
-    """Counts the operations on files below a directory, and lets one of them fail."""
-
-    NAMES = (
-        *((os, name) for name in ("open", "listdir", "scandir", "stat", "rename", "replace")),
-        *((os, name) for name in ("unlink", "truncate", "mkdir")),
-        (builtins, "open"),
-        (io, "open"),
-    )
-
-    def __init__(self, directory: Path, fails_at: int, number: int) -> None:
-        self.directory, self.fails_at, self.number = str(directory), fails_at, number
-        self.operations = 0
-
-    @contextmanager
-    def installed(self, patch: pytest.MonkeyPatch) -> Iterator[None]:
-        with patch.context() as within:
-            for owner, name in self.NAMES:
-                within.setattr(owner, name, self._failing(name, getattr(owner, name)))
-            yield
-
-    def _failing(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(path: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(path, str | Path) and str(path).startswith(self.directory):
-                self.operations += 1
-                if self.operations == self.fails_at:
-                    raise OSError(self.number, os.strerror(self.number), str(path))
-            return operation(path, *args, **options)
-
-        return run
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Path:
-    """Three rounds with every file that the callbacks write, checkpoints after rounds 1 and 2."""
-    trial = FakeTrial(tmp_path / "written")
-    run(trial, callbacks(), range(1, 4))
-    for number, round_ in enumerate((1, 2)):
-        saved(trial, number, round_)
-    return tmp_path / "written"
-
-
-def callbacks() -> list[Callback]:
-    return grpo_callbacks(console=False)
-
-
-def run(trial: FakeTrial, hooks: list[Callback], rounds: range) -> None:
-    for hook in hooks:
-        hook.on_trial_start(iteration=0, trials=[trial], trial=trial)
-    for round_ in rounds:
-        result = row(round_, **{DETAILS: details(round_)})
-        for hook in hooks:
-            hook.on_trial_result(iteration=round_, trials=[trial], trial=trial, result=result)
-
-
-def resume(trial: FakeTrial, last: int = 4) -> list[str]:
-    """Restore, then train to a round, as a resumed command does."""
-    restored = Restored(trial)
-    run(trial, hooks := callbacks(), range(restored.round + 1, last + 1))
-    for hook in hooks:
-        hook.on_trial_complete(iteration=last, trials=[trial], trial=trial)
-    return restored.notes
-
-
-def rounds_of(trial: FakeTrial) -> dict[str, list[int]]:
-    """The rounds in each kind of file."""
-    directory = Path(trial.path)
-    lines = (directory / "result.json").read_text().splitlines()
-    trace = json.loads((directory / "trace.json").read_text())
-    kinds = ("rollouts", "steps", "versions")
-    return {
-        "rows": [json.loads(line)["training_iteration"] for line in lines],
-        "csv": list(range(1, len((directory / "progress.csv").read_text().splitlines()))),
-        "trace": [e["args"]["round"] for e in trace if e["name"] == "rollout"],
-        **{kind: sorted(int(p.stem[5:]) for p in (directory / kind).iterdir()) for kind in kinds},
-    }
-
-
-@pytest.mark.parametrize("first", range(len(NUMBERS)))
-@pytest.mark.parametrize("noted", [True, False])
-def test_no_file_operation_of_a_resume_that_fails_once_loses_a_byte(
-    written, tmp_path, monkeypatch, noted, first
-):
-    """Every fourth operation on the trial's files in turn, by each error. A try either goes on or
-    is refused, and then every file is as it was; the next try goes on."""
-    before, refused = contents(written), 0
-    for fails_at in itertools.count(first + 1, len(NUMBERS)):
-        number = NUMBERS[(first + fails_at // len(NUMBERS)) % len(NUMBERS)]
-        directory = tmp_path / f"try-{fails_at}" / "trial"
-        shutil.copytree(written, directory)
-        trial = FakeTrial(directory)
-        if noted:
-            note(trial, directory / "checkpoint_000001", 2)
-        disk = FailingDisk(directory, fails_at, number)
-        with disk.installed(monkeypatch):
-            try:
-                resume(trial)
-                said = ""
-            except UnreadableCheckpoint as error:
-                said = str(error)
-        if said:
-            refused += 1
-            assert "nothing is lost: try again with --resume" in said
-            assert contents(directory) == before
-            resume(trial)
-        assert set(map(tuple, rounds_of(trial).values())) == {(1, 2, 3, 4)}, f"operation {fails_at}"
-        checkpoints = {name for name in before if name.startswith("checkpoint")}
-        assert {name: contents(directory)[name] for name in checkpoints} == {
-            name: before[name] for name in checkpoints
-        }
-        shutil.rmtree(directory.parent)
-        if disk.operations < fails_at:
-            break
-    assert fails_at > 50
-    assert refused
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_setting_aside_that_fails_in_the_middle_loses_nothing(trial, monkeypatch, number):
-    directory = Path(trial.path)
-    for path in directory.glob("checkpoint_*"):
-        truncate(path)
-    before = sorted(contents(directory).values())
-    fails_at, refused = 0, 0
-    while fails_at == 0 or refused == fails_at:
-        fails_at += 1
-        disk = FailingDisk(directory, fails_at, number)
-        try:
-            with disk.installed(monkeypatch):
-                restored = Restored(trial)
-        except UnreadableCheckpoint:
-            refused += 1
-        assert sorted(contents(directory).values()) == before
-    assert restored.round == 0
-    assert refused > 10
 
 
 # ---- The callback ------------------------------------------------------------------------------

@@ -7,11 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.fs
+import torch
 from ray.train._internal.checkpoint_manager import _CheckpointManager
+from ray.train._internal.session import _TrainingResult
+from ray.tune import Checkpoint
 
+from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
 from grpo_trainable.details import RoundDetails
 from grpo_trainable.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
+from grpo_trainable.storage import Place
 from grpo_trainable.timers import Span
+from grpo_trainable.trial_storage import TrialStorage, place
 from grpo_trainable.versions import VersionChange
 
 
@@ -153,3 +159,46 @@ def _responses(round_: int, count: int) -> dict[str, list[Any]]:
         "tokens": [4] * count,
         "turns": [None] * count,
     }
+
+
+# ---- Checkpoints ---------------------------------------------------------------------------------
+
+
+def saved(trial: FakeTrial, number: int, round_: int) -> Path:
+    """A whole checkpoint that Tune has noted."""
+    path = Path(trial.path) / f"checkpoint_{number:06d}"
+    state = {"pipeline": {"learner_round": round_}}
+    tensors = {"a": torch.full((64,), float(round_))}
+    write_checkpoint(path, TrialState(state=state, policy=tensors, optimizer={}, groups=[]))
+    note(trial, path, round_)
+    return path
+
+
+def note(trial: FakeTrial, path: Path, round_: int) -> None:
+    checkpoint = Checkpoint(path=str(path), filesystem=pyarrow.fs.LocalFileSystem())
+    result = _TrainingResult(checkpoint=checkpoint, metrics={"training_iteration": round_})
+    trial.run_metadata.checkpoint_manager.register_checkpoint(result)
+
+
+class Restored:
+    """What a Trainable does with a checkpoint, without actors."""
+
+    def __init__(self, trial: FakeTrial) -> None:
+        self.round = 0
+        context = SimpleNamespace(
+            storage_filesystem=trial.storage.storage_filesystem, trial_fs_path=trial.path
+        )
+        storage = TrialStorage(context, keep=None)  # pyright: ignore[reportArgumentType]
+        self.notes = storage.go_on(trial.latest_checkpoint_result, self._restore, rows_follow=True)
+
+    def _restore(self, result: Any) -> int:
+        checkpoint = getattr(result, "checkpoint", result)
+        path: Place = place(checkpoint.filesystem, checkpoint.path)
+        self.round = read_checkpoint(path).state["pipeline"]["learner_round"]
+        return self.round
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
