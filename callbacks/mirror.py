@@ -54,10 +54,11 @@ class Mirror:
         self._failing = False
         self._answered_at = clock()  # the last time that the store took a file
         self._lock = threading.Lock()  # held during a pass
-        self._passed = threading.Condition()  # notified after each pass
-        self._news = threading.Event()  # a row was written: ends an idle pause
-        self._hurry = threading.Event()  # somebody waits for a pass: ends any pause
-        self._end = threading.Event()
+        self._passes = 0
+        self._news = False  # a row was written: ends an idle pause
+        self._hurry = False  # somebody waits for a pass: ends any pause
+        self._end = False
+        self._changes = threading.Condition()  # of the four above
         # A store that is silent must not keep the program from ending.
         self._thread = threading.Thread(target=self._run, name=f"mirror {local.name}", daemon=True)
         self._thread.start()
@@ -69,7 +70,9 @@ class Mirror:
     def row_written(self) -> None:
         """Note that the callbacks have written down one more round."""
         self._rows.append(self._clock())
-        self._news.set()
+        with self._changes:
+            self._news = True
+            self._changes.notify_all()
 
     @property
     def rows_behind(self) -> int:
@@ -90,10 +93,10 @@ class Mirror:
 
     def wait_for_pass(self, at_most_s: float) -> None:
         """Begin a pass without a pause, and wait until one has ended."""
-        self._hurry.set()
-        self._news.set()
-        with self._passed:
-            self._passed.wait(at_most_s)
+        with self._changes:
+            passes, self._hurry = self._passes, True
+            self._changes.notify_all()
+            self._changes.wait_for(lambda: self._passes > passes, at_most_s)
 
     def close(self, last_s: float = LAST_S) -> int:
         """End the mirror when nothing is left to bring, or after `last_s`.
@@ -104,27 +107,29 @@ class Mirror:
         until = time.monotonic() + last_s
         while self.has_work and (rest_s := until - time.monotonic()) > 0:
             self.wait_for_pass(min(PASS_S, rest_s))
-        self._end.set()
-        self._hurry.set()
-        self._news.set()
+        with self._changes:
+            self._end = True
+            self._changes.notify_all()
         return len(self._changed())
 
     def _run(self) -> None:
         idle_s = 0.0
-        while not self._end.is_set():
+        while not self._end:
             self._pause(idle_s)
             idle_s = 0.0 if self.has_work else min(2 * idle_s + PASS_S, IDLE_S - PASS_S)
             self._try_pass()
-            with self._passed:
-                self._passed.notify_all()
+            with self._changes:
+                self._passes += 1
+                self._changes.notify_all()
 
     def _pause(self, idle_s: float) -> None:
-        if self._failing:
-            self._end.wait(PASS_S)  # even if somebody waits
-        elif not self._hurry.wait(PASS_S):
-            self._news.wait(idle_s)
-        self._hurry.clear()
-        self._news.clear()
+        def asked() -> bool:
+            return self._end or (self._hurry and not self._failing)
+
+        with self._changes:
+            if not self._changes.wait_for(asked, PASS_S) and not self._failing:
+                self._changes.wait_for(lambda: asked() or self._news, idle_s)
+            self._hurry = self._news = False
 
     def _try_pass(self) -> None:
         try:
@@ -160,9 +165,10 @@ class Mirror:
             for _ in range(rows):
                 self._rows.popleft()
             # After the rows: a row in the store always has its files.
-            if self._cut_after is not None:
-                self._remove_after(self._cut_after)
-                self._cut_after = None
+            if (after := self._cut_after) is not None:
+                self._remove_after(after)
+                if self._cut_after == after:  # it may have been cut again meanwhile
+                    self._cut_after = None
 
     def _bring_all(self, changed: Mapping[str, State]) -> None:
         """Bring files, `AT_ONCE` at a time.
