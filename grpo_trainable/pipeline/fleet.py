@@ -154,13 +154,14 @@ class Fleet:
 
     def publish(self, published: Published) -> None:
         """Sends new weights to every generator, which takes them after its present chunk, or
-        between two tokens of it."""
+        between two tokens of it. One that joins has no chunk, and takes them in turn: what it is
+        asked next starts with them, though it is not waited for."""
         self._publish_s = {r: s for r, s in self._publish_s.items() if r >= self.needs_from}
         syncs = [span.seconds for span in published.spans if span.stage == "sync"]
         self._publish_s[published.round] = sum(syncs)
         self._published = published
         for member in self.members:
-            if self._mid_batch and self.started:
+            if self._mid_batch and self.started and not member.joining:
                 self._fetch(member, "deposit", Deposit(member))
             else:
                 self._load(member)

@@ -128,3 +128,28 @@ def test_one_that_joins_has_no_work_before_it_answers() -> None:
     at_s = w.runtime.now()
     w.pipeline.run_round()
     assert w.runtime.now() < at_s + 100.0
+
+
+@pytest.mark.parametrize("weight_update", ["interrupt_recompute", "in_flight"])
+def test_one_that_joins_evaluates_with_one_version(weight_update: str) -> None:
+    """It starts for so long that newer weights are published, and an evaluation is due."""
+    config = config_of(
+        lag=1,
+        rounds=4,
+        weight_update=weight_update,
+        rollout={"prompts": 2, "unit_prompts": 2},
+        eval={"every": 1, "prompts": 2},
+        resources={"num_generators": 1},
+    )
+    starting = iter([2, 40, 28])  # ticks: the first, another in its place, newer weights
+
+    def durations(name: str, stage: str) -> float:
+        ticks = {"rollout": 4, "optimize": 20, "eval": 12}.get(stage, 1)
+        if name == "generator-0" and stage == "sync":
+            ticks = next(starting, 2)
+        return ticks * TICK
+
+    w = virtual_trial(config, durations=durations, dies=die_in_rollout(("generator-0", 2)))
+    w.run(config.rounds)
+    assert w.runtime.kills
+    assert [call.weights_round for call in w.of_stream("eval")] == [0, 1, 2, 3, 4]

@@ -1126,6 +1126,8 @@ def test_lost_generators_cost_no_prompt_and_break_no_bound(
         assert all(call.round - r <= config.lag for batch in call.group_rounds for r in batch)
     assert not w.runtime.uncollected
     assert not w.used_after_release()
+    for call in w.of_stream("eval"):
+        assert call.weights_round == sum(t.end <= call.start for t in w.trained)
     assert counts["waiting"] == counts["in_flight"] == counts["dropped"] == 0
     asked = [index for stream, index in w.requests.asked if stream == "train"]
     assert len(asked) == len(all_prompts(config)) + counts["redispatched"]
