@@ -19,9 +19,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from grpo_trainable.checkpointing import checkpoint_round
 from reports.experiment import read_experiment
 
-ROUNDS = 40
-BETWEEN = 6  # rounds between two checkpoints
-EVALUATED = [0, 10, 20, 30, 40]
+ROUNDS = 28
+BETWEEN = 4  # rounds between two checkpoints
+EVALUATED = [0, 7, 14, 21, 28]
 RESUME = ["--resume", "must", "--name", "cut"]
 ROLES = ("Generator", "Learner", "DetailedGRPO")
 
