@@ -116,9 +116,21 @@ def test_fewer_than_four_rounds_have_no_interval():
     assert over_rounds(([1.0] * 8, [64.0] * 8), skipped) is None
 
 
-@pytest.mark.filterwarnings("error")
-def test_resamples_of_skipped_rounds_alone_are_left_out_without_a_warning():
-    # 4 of 16 rounds have responses: one resample in a hundred draws none of them.
+def test_the_interval_within_two_runs_by_hand():
+    # Ten rounds of 64 responses: five batches of 1.8, 1.9, 2, 2.1 and 2.2 s, against 10 x 0.5 s.
+    # Shares of 10 s less shares of the responses: -0.02, -0.01, 0, 0.01, 0.02; their squares, 0.001
+    # in all, times 5/4. All of the variance is one arm's: 4 degrees of freedom, 2.7764.
+    arm = (np.repeat([0.9, 0.95, 1.0, 1.05, 1.1], 2), [64.0] * 10)
+    estimate = over_rounds(arm, ([0.5] * 10, [64.0] * 10))
+
+    assert estimate is not None
+    half = 2.7764 * math.sqrt(0.00125)
+    assert estimate.value == pytest.approx(math.log(0.5))
+    assert estimate.low == pytest.approx(math.log(0.5) - half, abs=1e-5)
+    assert estimate.high == pytest.approx(math.log(0.5) + half, abs=1e-5)
+
+
+def test_rounds_without_responses_count_with_their_seconds():
     arm = ([1.0] * 16, [64.0] * 4 + [0.0] * 12)
     estimate = over_rounds(arm, ([1.0] * 16, [64.0] * 16))
 
@@ -126,6 +138,35 @@ def test_resamples_of_skipped_rounds_alone_are_left_out_without_a_warning():
     assert estimate.value == pytest.approx(math.log(1 / 4))
     assert math.isfinite(estimate.low)
     assert estimate.low < estimate.value < estimate.high < math.inf
+
+
+def following(rng: np.random.Generator, autocorrelation: float, sd: float = 0.1):
+    """(seconds, responses) of 96 rounds of which each resembles the one before: AR(1)."""
+    new = rng.normal(0, sd * math.sqrt(1 - autocorrelation**2), 96)
+    deviations = [rng.normal(0, sd)]
+    for own in new[1:]:
+        deviations.append(autocorrelation * deviations[-1] + own)
+    return np.exp(deviations), np.full(96, 64.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autocorrelation", [0.0, 0.3, 0.6, 0.8])
+def test_equal_arms_whose_rounds_follow_each_other_are_seldom_told_apart(autocorrelation):
+    def told(rng: np.random.Generator) -> bool:
+        sides = (following(rng, autocorrelation) for _ in range(2))
+        return over_rounds(*sides).apart_from(0.0)
+
+    assert share(2000, told) <= 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sd", "found"), [(0.1, 0.85), (0.05, 0.95)])
+def test_an_arm_slowed_by_15_percent_is_told_apart_in_one_run(sd, found):
+    def told(rng: np.random.Generator) -> bool:
+        seconds, responses = following(rng, 0.8, sd)
+        return over_rounds((1.15 * seconds, responses), following(rng, 0.8, sd)).high < 0.0
+
+    assert share(2000, told) >= found
 
 
 # ---- Prompts ---------------------------------------------------------------------------------
