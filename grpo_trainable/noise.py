@@ -3,7 +3,9 @@
 Busy time is what the kernel does not report as idle, so it includes interrupts and the time that a
 hypervisor gave to other virtual machines (steal). What the trial's own processes and Ray's services
 used is subtracted; the rest went to others, whether or not this process can see them: inside a
-container `/proc/stat` is still the host's. Time in which a CPU quota stopped the trial counts too.
+container `/proc/stat` is still the host's. As much of it as there was idle time besides took
+nothing from the trial: idle cores could have had it. Time in which a CPU quota stopped the trial
+counts too.
 
 The trial's own usage comes from the processes' CPU clocks, in nanoseconds; only idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray are other work.
@@ -20,8 +22,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# A round is disturbed when others took more than this share of it. A machine by itself takes one or
-# two hundredths; one busy core beside a trial that keeps both cores of a machine busy gets a third.
+# A round is disturbed when others took more than this share of it from the trial. A machine by
+# itself takes one or two hundredths; one busy core beside a trial that keeps both cores of a
+# machine busy gets a third.
 DISTURBED_ABOVE = 0.1
 
 PROC = Path("/proc")
@@ -62,6 +65,7 @@ class Disturbance:
     """What others took between two readings."""
 
     foreign_s: float  # core-seconds used by others, steal included
+    idle_s: float  # core-seconds used by nobody
     denied_s: float  # core-seconds for which a CPU quota stopped this container
     cores: int  # how many the trial may run on
     quota: float  # how many cores it may use at a time
@@ -70,12 +74,14 @@ class Disturbance:
 
     @property
     def fraction(self) -> float:
-        """The share of the machine's CPU time, or of the quota's, from 0 to 1."""
+        """The share of the machine's CPU time that others took and no idle core could have given
+        them, or of the quota's, from 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core, so this much may be nobody's.
         rounded_s = 2 * self.cores / TICKS_PER_S
-        share = max(0.0, self.foreign_s - rounded_s) / self.cores + self.denied_s / self.quota
+        contended_s = max(0.0, self.foreign_s - self.idle_s - rounded_s)
+        share = contended_s / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int) -> str:
@@ -83,8 +89,9 @@ class Disturbance:
         name = shown_command(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
         return (
-            f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
-            f"{most}; the speed of disturbed rounds does not count (time/disturbed_fraction)"
+            f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}, "
+            f"beyond what was idle{most}; the speed of disturbed rounds does not count "
+            "(time/disturbed_fraction)"
         )
 
 
@@ -152,11 +159,13 @@ class Meter:
 def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Disturbance:
     """What happened between two readings of a machine with so many cores."""
     seconds = after.at - before.at
-    busy_s = cores * seconds - (after.idle_s - before.idle_s)
+    idle_s = after.idle_s - before.idle_s
+    busy_s = cores * seconds - idle_s
     own_s = spent(before.processes, after.processes, after.own)
     foreign_s = max(0.0, busy_s - own_s)
     return Disturbance(
         foreign_s=foreign_s,
+        idle_s=idle_s,
         denied_s=max(0.0, after.denied_s - before.denied_s),
         cores=cores,
         quota=quota,

@@ -233,7 +233,8 @@ class Trial:
             return {}
         # The CPU time of an actor that was killed can no longer be told from that of others.
         lost, self._lost_actor = self._lost_actor, False
-        if taken.fraction > DISTURBED_ABOVE and not self._disturbed and not lost:
+        judged = self.config.callbacks.leave_out_disturbed and not lost
+        if taken.fraction > DISTURBED_ABOVE and judged and not self._disturbed:
             self._disturbed = True
             self._notes.append(taken.note(round_))
         return {"time/disturbed_fraction": taken.fraction}

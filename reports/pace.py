@@ -65,7 +65,8 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         others = row.get("time/disturbed_fraction", 0.0)
         timed.append((row["time/wall_clock_s"] - wall_clock_s, responses, others))
         wall_clock_s, trained = row["time/wall_clock_s"], row["count/trained"]
-    disturbed = [others for _, _, others in timed if others > DISTURBED_ABOVE]
+    above = DISTURBED_ABOVE if config.callbacks.leave_out_disturbed else 1.0
+    disturbed = [others for _, _, others in timed if others > above]
     every = Pace(
         seconds=[seconds for seconds, _, _ in timed],
         responses=[responses for _, responses, _ in timed],
@@ -75,7 +76,7 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         others=sum(disturbed) / len(disturbed) if disturbed else None,
     )
     if every.comparable:
-        clean = [round_ for round_ in timed if round_[2] <= DISTURBED_ABOVE]
+        clean = [round_ for round_ in timed if round_[2] <= above]
         every = replace(
             every,
             seconds=[seconds for seconds, _, _ in clean],

@@ -293,7 +293,8 @@ ALWAYS_READ = frozenset(
         *("optim.lr", "optim.betas", "optim.weight_decay", "optim.grad_clip"),
         *("optim.microbatch_tokens", "optim.schedule", "optim.max_skipped_steps"),
         *("eval.every", "eval.prompts", "eval.samples", "eval.temperature"),
-        *("checkpoint.every", "checkpoint.keep", "callbacks.verbose"),
+        *("checkpoint.every", "checkpoint.keep"),
+        *("callbacks.verbose", "callbacks.leave_out_disturbed"),
         # A colocated worker samples with the threads that generator_cpus buy.
         *("resources.generator_cpus", "resources.deadline_s"),
     )

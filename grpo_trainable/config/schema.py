@@ -844,6 +844,11 @@ class CallbackSettings(Settings):
     )
     kl_stop: float | None = number(None, "A larger kl/reference_nats ends the trial.", above=0)
     verbose: bool = flag(False, "Whether changes of version and example responses are printed.")
+    leave_out_disturbed: bool = flag(
+        True,
+        "Whether speeds leave out the rounds in which other work took CPU time from the trial "
+        "(time/disturbed_fraction above 0.1).",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,12 @@ DEFAULTS = {
     "eval": {"every": 16, "prompts": 128, "samples": 2, "temperature": 0.8},
     "buffer": {"sample_batches": 1, "max_age": None, "fresh_fraction": 0.5},
     "checkpoint": {"every": 10, "keep": 2},
-    "callbacks": {"kl_band": None, "kl_stop": None, "verbose": False},
+    "callbacks": {
+        "kl_band": None,
+        "kl_stop": None,
+        "verbose": False,
+        "leave_out_disturbed": True,
+    },
     "resources": {
         "num_generators": 1,
         "reference": "learner",

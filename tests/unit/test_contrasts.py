@@ -7,6 +7,7 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.contrasts import reward_difference, speed_up
 from reports.experiment import read_experiment
+from reports.pace import pace_of
 from reports.parts import read_files
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import COVERS, UNEQUAL, compare, table
@@ -125,6 +127,19 @@ def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
     assert found.comparable is comparable
     # Without enough others, all rounds count.
     assert len(found.seconds) == (rounds - disturbed if comparable else rounds)
+
+
+def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
+    own = [
+        experiments.row(n, time__wall_clock_s=float(n), time__disturbed_fraction=0.9)
+        for n in range(1, 9)
+    ]
+    trial = one(tmp_path, own)
+    callbacks = replace(trial.config.callbacks, leave_out_disturbed=False)
+    found = pace_of(trial.rows, replace(trial.config, callbacks=callbacks))
+
+    assert found is not None
+    assert (found.disturbed, len(found.seconds), found.comparable) == (0, 8, True)
 
 
 def test_rows_without_the_metric_are_undisturbed(tmp_path):

@@ -56,13 +56,30 @@ def test_a_meter_without_proc_gives_nothing(monkeypatch, tmp_path):
 
 
 def test_other_work_by_hand():
-    # Two cores for one second: 0.4 s idle, 0.9 s of ours, so 0.7 s of others.
+    # Two cores for one second: 0.4 s idle, 0.9 s of ours, so 0.7 s of others, of which the idle
+    # time could have taken 0.4.
     before = Reading(10.0, 100.0, 2.0, {7: Usage(1, 5.0)}, frozenset({7}))
     after = Reading(11.0, 100.4, 2.0, {7: Usage(1, 5.9)}, frozenset({7}))
     got = disturbance(before, after, cores=2, quota=2)
     assert got.foreign_s == pytest.approx(0.7)
+    assert got.idle_s == pytest.approx(0.4)
     # Less a tick of 10 ms for the idle and for the iowait time of each core.
-    assert got.fraction == pytest.approx((0.7 - 0.04) / 2)
+    assert got.fraction == pytest.approx((0.7 - 0.4 - 0.04) / 2)
+
+
+@pytest.mark.parametrize(
+    ("cores", "own_s", "others_s", "fraction"),
+    [
+        (64, 2.0, 7.0, 0.0),  # seven busy cores of a large server take nothing from two
+        (64, 40.0, 24.0, (24 - 1.28) / 64),  # nobody is idle
+        (2, 1.0, 0.5, 0.0),
+        (2, 1.0, 1.0, (1.0 - 0.04) / 2),
+    ],
+)
+def test_work_that_idle_cores_could_take_disturbs_nobody(cores, own_s, others_s, fraction):
+    before = Reading(0.0, 0.0, 0.0, {7: Usage(1, 0.0)}, frozenset({7}))
+    after = Reading(1.0, cores - own_s - others_s, 0.0, {7: Usage(1, own_s)}, frozenset({7}))
+    assert disturbance(before, after, cores, cores).fraction == pytest.approx(fraction)
 
 
 def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
@@ -74,8 +91,8 @@ def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
 
 
 def test_the_fraction_stays_between_0_and_1():
-    assert Disturbance(0.0, 9.0, cores=2, quota=2, seconds=1.0).fraction == 1.0
-    assert Disturbance(0.0, 0.0, cores=2, quota=2, seconds=0.0).fraction == 0.0
+    assert Disturbance(0.0, 0.0, 9.0, cores=2, quota=2, seconds=1.0).fraction == 1.0
+    assert Disturbance(0.0, 0.0, 0.0, cores=2, quota=2, seconds=0.0).fraction == 0.0
 
 
 @given(
@@ -92,12 +109,11 @@ def test_no_phase_of_the_ticks_marks_an_undisturbed_round(seconds, cores, busy, 
 
 @given(
     seconds=st.floats(0.2, 5.0),
-    own=st.floats(0, 2 / 3),
     phases=st.tuples(*[st.floats(0, 1, exclude_max=True)] * 2),
 )
-def test_one_busy_core_beside_two_is_marked_in_every_phase_of_the_ticks(seconds, own, phases):
-    # It gets a third of a machine that the trial would fill.
-    assert ticked(seconds, 2, own=own, others=1 / 3, phases=phases).fraction > DISTURBED_ABOVE
+def test_one_busy_core_beside_two_is_marked_in_every_phase_of_the_ticks(seconds, phases):
+    # It gets a third of a machine that the trial fills.
+    assert ticked(seconds, 2, own=2 / 3, others=1 / 3, phases=phases).fraction > DISTURBED_ABOVE
 
 
 def ticked(
@@ -157,13 +173,13 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(noise, "PROC", tmp_path)
     (tmp_path / "8").mkdir()
     (tmp_path / "8/comm").write_text("pip\n")
-    fields = {"denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
+    fields = {"idle_s": 0.0, "denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
     assert Disturbance(0.9, **fields, culprit=8).note(12) == (
-        "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
-        "the speed of disturbed rounds does not count (time/disturbed_fraction)"
+        "other work took 43% of this machine's CPU time in round 12, beyond what was idle, most of "
+        "it process 8 (pip); the speed of disturbed rounds does not count (time/disturbed_fraction)"
     )
     for unknown in (None, 9):
-        assert "round 12; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
+        assert "was idle; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
 
 
 @pytest.mark.parametrize(
