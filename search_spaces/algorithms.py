@@ -31,10 +31,12 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.type": "dapo",
                 "loss.aggregation": "token_mean",
                 "rollout.overlong": "penalty",
+                "rollout.overlong_penalty": 0.5,
                 "rollout.zero_advantage": "resample",
             },
             paper="2503.14476",
-            differs="One gradient step a round, in the paper 16.",
+            differs="One gradient step a round, in the paper 16. Rewards are 0 and 1, in the paper "
+            "±1, so its penalty of 1 is 0.5 here.",
         ),
         Preset(
             name="cispo",
@@ -230,11 +232,12 @@ ALGORITHMS: dict[str, Preset] = {
                 "loss.type": "ppo",
                 "loss.advantage": "vine",
                 "loss.aggregation": "token_mean",
+                "loss.kl_coef": 1e-4,
                 "vine.samples": 9,
             },
             paper="2410.01679",
             differs="States every so many tokens; in the paper at the ends of steps. One gradient "
-            "step a round.",
+            "step a round. The authors' code holds the KL of a token at 10.",
         ),
         Preset(
             name="areal",
@@ -251,9 +254,18 @@ ALGORITHMS: dict[str, Preset] = {
         Preset(
             name="pipeline_rl",
             meaning="PipelineRL",
-            settings={"placement": "disaggregated", "lag": 1, "weight_update": "in_flight"},
+            settings={
+                "placement": "disaggregated",
+                "lag": 1,
+                "weight_update": "in_flight",
+                "loss.type": "cispo",
+                "loss.clip_high": 4,
+                "loss.advantage": "group_mean",
+                "loss.aggregation": "constant",
+            },
             paper="2509.19128",
-            differs="The paper bounds no lag.",
+            differs="The paper bounds no lag. Its baseline is here the mean of the group. A weight "
+            "is held at 1 + loss.clip_high, 5.",
         ),
     )
 }

@@ -97,8 +97,8 @@ class GradientSteps:
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Log-probs and the critic's values of a microbatch, (B, S) each, and its share of the
         policy's loss, a scalar, which `statistics` take in."""
-        mask, old = micro.loss_mask, self._old_log_probs(micro)
         log_probs, entropy, values = self.forward(micro.batch)
+        mask, old = micro.loss_mask, self._old_log_probs(micro, log_probs.detach())
         loss, clipped = self._objective(
             log_probs,
             old,
@@ -110,7 +110,7 @@ class GradientSteps:
             denominator=denominator,
             selected=micro.selected,
         )
-        bounded = self._weights_bounded(micro)
+        bounded = self._weights_bounded(micro, old)
         statistics.add(loss, clipped, entropy, log_probs, old, mask, bounded)
         return log_probs, values, loss
 
@@ -125,20 +125,32 @@ class GradientSteps:
             return *self._log_probs.of_states(policy, states, batch), values
         return *self._log_probs.with_entropy(policy, batch), values
 
-    def _old_log_probs(self, scored: ScoredBatch) -> Tensor:
-        """(B, S), of the policy that the ratio is taken to."""
-        if self._config.importance_cap is None:
-            return scored.batch.behaviour_log_probs
-        assert scored.start is not None, "the importance weight needs the policy before the round"
-        return scored.start
+    def _old_log_probs(self, scored: ScoredBatch, present: Tensor) -> Tensor:
+        """(B, S), of the policy that the ratio is taken to; `present`: of the one in training.
 
-    def _weights_bounded(self, scored: ScoredBatch) -> Tensor | None:
-        """The tokens whose importance weight is bounded, (B, S); None without such weights."""
+        With importance weights it is the policy before the round. Without, it is the policy that
+        sampled; where that is the policy before the round, by the learner's own computation: an
+        engine may round otherwise, and a bfloat16 body rounds by more than some losses clip at.
+        """
+        # Only the round's first step has rows without: its policy is the one before the round.
+        start = present if scored.start is None else scored.start
+        if self._config.importance_cap is not None:
+            return start
+        behaviour = scored.batch.behaviour_log_probs
+        if self._config.ratio_sees_sampler:
+            return behaviour
+        return torch.where(scored.fresh, start, behaviour)
+
+    def _weights_bounded(self, scored: ScoredBatch, start: Tensor) -> Tensor | None:
+        """The tokens whose importance weight is bounded, (B, S); None without such weights.
+
+        `start`: log-probs of the policy before the round, (B, S).
+        """
         loss, cap = self._config.loss, self._config.importance_cap
         if cap is None:
             return None
         return weights_bounded(
-            self._old_log_probs(scored),
+            start,
             scored.batch.behaviour_log_probs,
             scored.loss_mask,
             cap,
@@ -153,9 +165,10 @@ class GradientSteps:
             return scored
         batch, optimizer = scored.batch, self._state.optimizer
         attempt = optimizer.steps + optimizer.skipped
+        present = self._log_probs.without_gradient(self._state.policy, batch)
         selected = self._select(
-            self._log_probs.without_gradient(self._state.policy, batch),
-            self._old_log_probs(scored),
+            present,
+            self._old_log_probs(scored, present),
             batch.advantages,
             scored.loss_mask,
             np.random.default_rng((self._config.seed, attempt, 0, 0, SELECTION)),

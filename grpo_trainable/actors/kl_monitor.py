@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
 
-import torch
 from torch import Tensor
 
 from grpo_trainable.actors.log_probs import ScoredBatch
@@ -22,19 +19,13 @@ class KLMonitor:
     """
 
     def __init__(self, batches: Sequence[ScoredBatch]) -> None:
-        """`batches`: those of the round. Only the one that the first gradient step goes through as
-        a whole may lack the log-probs of the policy before the round."""
-        self._batches = list(batches)
+        """`batches`: those of the round, which may be completed until a step has gone through
+        them."""
+        self._batches = batches
 
     def before_step(self, b: int, rows: Tensor, policy: Tensor) -> dict[str, Drift]:
         """KL on the rows of batch `b` that a gradient step trains on; `policy` holds the log-probs
         that the step computed for them, (rows, S)."""
-        batch = self._batches[b]
-        if batch.start is None:
-            # This is the round's first step, so the policy it saw is the one before the round.
-            start = torch.zeros_like(batch.batch.behaviour_log_probs)
-            start[rows, : policy.shape[1]] = policy
-            self._batches[b] = replace(batch, start=start)
         return _drift([policy], [self._batches[b].rows(rows)])
 
     def after_round(self, policy: Sequence[Tensor]) -> dict[str, Drift]:
@@ -47,23 +38,11 @@ class KLMonitor:
 
         In nats: sums over a response, means over the responses with such tokens.
         """
-        masks = [batch.fresh for batch in self._batches]
-        assert all(mask is not None for mask in masks), "a monitored batch knows its fresh tokens"
-        fresh = cast("list[Tensor]", masks)
+        fresh = [batch.fresh for batch in self._batches]
         if not any(bool(mask.any()) for mask in fresh):
             return None
         sampler = [batch.batch.behaviour_log_probs for batch in self._batches]
         return _mean_kl(sampler, [batch.start for batch in self._batches], fresh, "k3")
-
-
-def unseen_by_the_first_step(
-    batches: Sequence[ScoredBatch], plan: Sequence[tuple[int, Tensor]]
-) -> list[int]:
-    """Indices of the batches that the first gradient step does not go through as a whole, which
-    would show the policy before the round on them; `plan` is `step_rows`' of the round."""
-    first, rows = plan[0]
-    whole = len(rows) == batches[first].batch.num_rows
-    return [b for b in range(len(batches)) if not (whole and b == first)]
 
 
 def _drift(policy: Sequence[Tensor], batches: Sequence[ScoredBatch]) -> dict[str, Drift]:

@@ -212,7 +212,11 @@ class Learner:
         with clock("optimize"):
             steps = []
             for b, rows in plan:
-                step, seen = self._steps.take(scored[b].rows(rows))
+                # The first step's own forward pass is that of the policy before the round.
+                first = not steps
+                step, seen = self._steps.take(scored[b].rows(rows, with_start=not first))
+                if first:
+                    scored[b] = scored[b].with_start(rows, seen)
                 if monitor is not None:
                     step = replace(step, kl=monitor.before_step(b, rows, seen))
                 steps.append(step)

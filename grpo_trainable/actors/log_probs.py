@@ -86,26 +86,29 @@ class ScoredBatch:
     are during the round, and what the loss of a gradient step has to know of them all."""
 
     batch: TrainBatch
+    # The tokens that the policy before the round sampled itself, bool (B, S).
+    fresh: Tensor
     reference: Tensor | None = None  # those of the frozen first policy; None unless asked for
-    start: Tensor | None = None  # those of the policy before the round; None until someone asks
+    # Those of the policy before the round; None where the round's first gradient step shows them.
+    start: Tensor | None = None
     # The response tokens that the loss counts, bool (B, S); None: all.
     counted: Tensor | None = None
     # The tokens that the loss treats differently in this gradient step, bool (B, S); None where it
     # treats all alike.
     selected: Tensor | None = None
-    # The tokens that the policy before the round sampled itself, bool (B, S); None until asked for.
-    fresh: Tensor | None = None
     # What a critic is trained on: its values before the round, and what was earned instead, (B, S);
     # None without a critic.
     values: Tensor | None = None
     returns: Tensor | None = None
 
-    def rows(self, index: Tensor) -> ScoredBatch:
+    def rows(self, index: Tensor, *, with_start: bool = True) -> ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
         others = {item.name: getattr(self, item.name) for item in fields(self)}
         del others["batch"]
+        if not with_start:
+            del others["start"]
         return ScoredBatch(
             batch=batch,
             **{
@@ -113,6 +116,13 @@ class ScoredBatch:
                 for name, values in others.items()
             },
         )
+
+    def with_start(self, rows: Tensor, seen: Tensor) -> ScoredBatch:
+        """The batch with what the round's first step has `seen` of these rows, (rows, S)."""
+        start = self.start
+        start = torch.zeros_like(self.batch.behaviour_log_probs) if start is None else start.clone()
+        start[rows, : seen.shape[1]] = seen
+        return replace(self, start=start)
 
     @property
     def loss_mask(self) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.actors.advantages import Estimated, advantage_estimator
-from grpo_trainable.actors.kl_monitor import unseen_by_the_first_step
 from grpo_trainable.actors.log_probs import LogProbs, Reference, ScoredBatch
 from grpo_trainable.actors.training_state import TrainingState
 from grpo_trainable.algo import teacher_advantages
@@ -100,25 +99,19 @@ class RoundBatches:
     def scored(
         self, batches: Sequence[RoundBatch], plan: Sequence[tuple[int, Tensor]]
     ) -> list[ScoredBatch]:
-        """The batches under the reference, and under the policy before the round as far as that is
-        asked for: by the importance weight for all of them, by the monitor for those that the first
-        gradient step does not go through anyway. `plan` is `step_rows`' of the round."""
+        """The batches under the reference, and under the policy before the round but for the batch
+        that the first gradient step goes through as a whole. `plan`: `step_rows`' of the round."""
         scored = [
             ScoredBatch(
                 batch=batch.rows,
                 reference=self._reference_log_probs(batch),
                 counted=self._counted(batch),
-                fresh=self._fresh(batch.groups) if self._config.loss.kl_monitor else None,
+                fresh=self._fresh(batch.groups),
                 **self._critic_targets(batch),
             )
             for batch in batches
         ]
-        needed: Sequence[int] = ()
-        if self._config.importance_cap is not None:
-            needed = range(len(batches))
-        elif self._config.loss.kl_monitor:
-            needed = unseen_by_the_first_step(scored, plan)
-        for b in needed:
+        for b in _unseen_by_the_first_step(scored, plan):
             start = self._log_probs.without_gradient(self._state.policy, batches[b].rows)
             scored[b] = replace(scored[b], start=start)
         return scored
@@ -158,3 +151,13 @@ class RoundBatches:
     def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
         """The groups' values (G, R) as rows (B, S) on the device."""
         return as_rows(groups, values).to(self._device)
+
+
+def _unseen_by_the_first_step(
+    batches: Sequence[ScoredBatch], plan: Sequence[tuple[int, Tensor]]
+) -> list[int]:
+    """Indices of the batches that the first gradient step does not go through as a whole, which
+    would show the policy before the round on them; `plan` is `step_rows`' of the round."""
+    first, rows = plan[0]
+    whole = len(rows) == batches[first].batch.num_rows
+    return [b for b in range(len(batches)) if not (whole and b == first)]

@@ -116,10 +116,8 @@ class GRPOConfig(TrialSettings):
     def _settle_importance_cap(self) -> None:
         """Puts the correction in that an engine without a promise about log-probs needs, so that a
         trial's files show it."""
-        # `auto` takes an engine that has one.
-        promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
-        promised = promised and self.model.sampler_dtype == "float32"
-        if self.loss.importance_cap is None and not promised and not self.corrects_itself:
+        corrected = self.samples_as_it_learns or self.corrects_itself
+        if self.loss.importance_cap is None and not corrected:
             object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
 
     @classmethod
@@ -293,6 +291,18 @@ class GRPOConfig(TrialSettings):
     def kl_in_reward(self) -> bool:
         """Whether the KL to the reference is taken off the rewards."""
         return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
+
+    @property
+    def samples_as_it_learns(self) -> bool:
+        """Whether log-probs of the sampler are promised to be the learner's, but for rounding."""
+        # `auto` takes an engine that promises it.
+        promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
+        return promised and self.model.sampler_dtype == "float32"
+
+    @property
+    def ratio_sees_sampler(self) -> bool:
+        """Whether the ratio has to tell what the sampler computes otherwise than the learner."""
+        return self.corrects_itself and not self.samples_as_it_learns
 
     @property
     def corrects_itself(self) -> bool:

@@ -1,0 +1,48 @@
+"""The ratios that a learner's gradient steps see, of what a real engine has sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpo_trainable.actors.generator import Generator
+from grpo_trainable.actors.learner import Learner
+from grpo_trainable.actors.step_statistics import StepStatistics
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.store import build_any_policy
+from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.transports.in_process import InProcess
+
+
+def log_ratios(config: GRPOConfig, patch: pytest.MonkeyPatch, lag: int = 0) -> list[list[Tensor]]:
+    """log ρ of the tokens of each gradient step of a round, (T,) a microbatch. `lag`: rounds that
+    the learner trains before it gets what was sampled."""
+    found: list[Tensor] = []
+    add = StepStatistics.add
+
+    def noted(self, loss, clipped, entropy, log_probs, old_log_probs, mask, bounded) -> None:
+        found.append((log_probs.detach() - old_log_probs)[mask])
+        add(self, loss, clipped, entropy, log_probs, old_log_probs, mask, bounded)
+
+    patch.setattr(StepStatistics, "add", noted)
+    transport = InProcess()
+    learner, generator = Learner(config, transport), Generator(config, transport)
+    generator.load(learner.publish().handle)
+    _, tokenizer = build_any_policy(config.model, config.seed)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    indices = range(config.prompts_per_round)
+    sampled = generator.generate([prompts.request("train", index) for index in indices]).groups
+    rewards = torch.arange(config.rollout.group_size).float()
+    groups = [replace(group, rewards=rewards) for group in sampled]
+    size = config.rollout.prompts
+    batches = [groups[i : i + size] for i in range(0, len(groups), size)]
+    for _ in range(lag):
+        learner.update(batches)
+    found.clear()
+    learner.update(batches)
+    a_step = len(found) // config.k
+    assert a_step > 1
+    return [found[i : i + a_step] for i in range(0, len(found), a_step)]
