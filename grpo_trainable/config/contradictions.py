@@ -26,7 +26,7 @@ def contradictions(config: GRPOConfig) -> Iterator[tuple[str, str]]:
         _advantage,
         _token_advantage,
         _own_reward,
-        _importance,
+        _kl_and_importance,
         _signal,
         _rollout,
         _pools,
@@ -273,9 +273,15 @@ def _own_reward(config: GRPOConfig) -> Iterator[Rule]:
     )
 
 
-def _importance(config: GRPOConfig) -> Iterator[Rule]:
+def _kl_and_importance(config: GRPOConfig) -> Iterator[Rule]:
     cap, floor = config.loss.importance_cap, config.loss.importance_floor
 
+    yield (
+        config.loss.kl_estimator == "k1",
+        "loss.kl_estimator",
+        "has the expected gradient 0 inside the loss, so it would hold nothing near the reference; "
+        "valid: k2, whose gradient is the KL's, and k3; or loss.kl_in=reward",
+    )
     yield (
         cap is not None and floor is not None and floor >= cap,
         "loss.importance_floor",

@@ -85,7 +85,8 @@ _TRL: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "scale_rewards",
         ("loss.advantage",),
-        "group is group_std, batch group_mean_batch_std, none group_mean, mean maxrl",
+        "group is group_std, none group_mean, mean maxrl; batch divides by the standard deviation "
+        "of all rewards, those of group means included: that needs an advantage of your own",
     ),
     ("mask_truncated_completions", ("rollout.overlong=filter",), ""),
     ("reward_funcs", ("task.reward",), "my_rewards.py:score"),
@@ -141,7 +142,11 @@ _VERL: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (f"{_ACTOR}.entropy_coeff", (), ENTROPY),
     (f"{_ACTOR}.use_kl_loss", ("loss.kl_coef",), "0 is without; loss.kl_in says where it counts"),
     (f"{_ACTOR}.kl_loss_coef", ("loss.kl_coef",), ""),
-    (f"{_ACTOR}.kl_loss_type", ("loss.kl_estimator",), "kl is k1, mse k2, low_var_kl k3"),
+    (
+        f"{_ACTOR}.kl_loss_type",
+        ("loss.kl_estimator",),
+        "mse is k2, low_var_kl k3; kl has the expected gradient 0",
+    ),
     (f"{_ROLLOUT}.name", ("engine",), ""),
     (f"{_ROLLOUT}.n", ("rollout.group_size",), ""),
     (f"{_ROLLOUT}.temperature", ("rollout.temperature",), ""),

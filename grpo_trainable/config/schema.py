@@ -660,7 +660,11 @@ class LossSettings(Settings):
         above=0,
         maximum=1,
     )
-    kl_estimator: str = choice(("k3", "k1", "k2"), "The estimator of the KL inside the loss.")
+    kl_estimator: str = choice(
+        ("k3", "k2", "k1"),
+        "The estimator of the KL inside the loss; k1 is refused there, since its expected gradient "
+        "is 0.",
+    )
     kl_monitor: bool = flag(
         True, "Whether the KL is measured after each round, which costs forward passes."
     )

@@ -106,3 +106,23 @@ def test_the_penalty_of_a_response_is_the_sum_of_its_differences():
 )
 def test_a_coefficient_is_steered_towards_its_target(kl, expected):
     assert steered_coefficient(0.5, kl, target=6.0, gain=0.1) == pytest.approx(expected)
+
+
+def test_the_expected_gradient_in_the_loss_is_that_of_the_kl_only_for_k2():
+    """Over all three actions of a state, each as often as the policy takes it."""
+    logits = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64, requires_grad=True)
+    log_probs = logits.log_softmax(0)
+    reference = torch.zeros(3, dtype=torch.float64).log_softmax(0)
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    kl = (log_probs.exp() * (log_probs - reference)).sum()
+    (of_the_kl,) = torch.autograd.grad(kl, logits, retain_graph=True)
+
+    expected = {}
+    for name, estimator in KL_ESTIMATORS.items():
+        of_actions = estimator(log_probs[:, None], reference[:, None], mask)[:, 0]
+        total = (log_probs.exp().detach() * of_actions).sum()
+        (expected[name],) = torch.autograd.grad(total, logits, retain_graph=True)
+    assert expected["k1"].abs().max() < 1e-15
+    torch.testing.assert_close(expected["k2"], of_the_kl, rtol=1e-12, atol=0)
+    assert (expected["k3"] @ of_the_kl) > 0
+    assert (expected["k3"] - of_the_kl).abs().max() > 0.01

@@ -845,6 +845,12 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
             "buffer.max_age=1: must be >= lag=2",
         ),
         (
+            nested(loss__kl_coef=0.1, loss__kl_estimator="k1"),
+            "loss.kl_estimator=k1: has the expected gradient 0 inside the loss, so it would hold "
+            "nothing near the reference; valid: k2, whose gradient is the KL's, and k3; or "
+            "loss.kl_in=reward",
+        ),
+        (
             nested(task__keywords_file="w", task__train_file="t"),
             "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
             "task.train_file=none and task.eval_file=none",

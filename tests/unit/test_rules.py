@@ -381,7 +381,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
         {"loss.kl_coef": 0.1, "loss.kl_target": 6.0},
     ),
     "loss.kl_estimator": (
-        "k1",
+        "k2",
         {"loss.kl_coef": 0.1, "loss.kl_in": "reward"},
         "loss.kl_in=reward",
         "loss.kl_in=loss",
