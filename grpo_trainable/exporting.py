@@ -108,19 +108,24 @@ def _export_trained(
     from grpo_trainable.models.hf import HFPolicy
 
     assert isinstance(policy, HFPolicy)
+    if dtype is not None:
+        policy.to(dtype)  # before adapters are merged: they are rounded to it once
     copy_parameters(policy.weights(), _merged(config, trial.policy, source), source=str(source))
     beside = policy_directory(config.model)
     assert beside is not None
-    return _export_theirs(source, round_, out, policy, beside, dtype)
+    return _export_theirs(source, round_, out, policy, beside)
 
 
 def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
     """All weights of the model: what a checkpoint has, or the model with its adapters merged."""
     if config.model.lora_rank is None:
         return dict(trained)
+    from grpo_trainable.models.lora import LoraPolicy
+
     policy, _ = build_trained_policy(config.model, config.seed)
+    assert isinstance(policy, LoraPolicy)
     copy_parameters(policy.trained(), dict(trained), source=str(source))
-    return policy.weights()
+    return policy.merged()
 
 
 def _export_ours(
@@ -143,12 +148,8 @@ def _export_theirs(
     out: Path,
     policy: HFPolicy,
     beside: Path,
-    dtype: torch.dtype | None,
 ) -> Exported:
     model: Any = policy.model
-    if dtype is not None:
-        model.to(dtype)
-
     with new_directory(out) as directory:
         try:
             model.save_pretrained(directory)

@@ -101,7 +101,9 @@ class Learner:
 
     def _build(self, config: GRPOConfig) -> None:
         self.config = config
-        model, tokenizer = build_any_trained_policy(config.model, config.seed)
+        model, tokenizer = build_any_trained_policy(
+            config.model, config.seed, adapters_apart=config.adapters_apart
+        )
         device, ranks = self._context.device, self._ranks
         policy = model.to(device)
         self._end_ids = end_ids(config, tokenizer)

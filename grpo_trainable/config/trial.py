@@ -293,6 +293,16 @@ class GRPOConfig(TrialSettings):
         return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
 
     @property
+    def adapters_apart(self) -> bool:
+        """Whether the engine samples with LoRA adapters beside the model, as the learner computes.
+
+        Merged into bfloat16 weights most of a small update would be rounded off. `auto` takes `hf`
+        for a model with adapters.
+        """
+        lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
+        return lora and self.engine in ("auto", "hf")
+
+    @property
     def samples_as_it_learns(self) -> bool:
         """Whether log-probs of the sampler are promised to be the learner's, but for rounding."""
         # `auto` takes an engine that promises it.

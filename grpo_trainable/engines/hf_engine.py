@@ -15,7 +15,7 @@ from grpo_trainable.engines.hf_cache import preallocated_cache
 from grpo_trainable.engines.local import LocalEngine, PromptBatch
 from grpo_trainable.models.hf import HFPolicy
 from grpo_trainable.models.hf_directory import one_line
-from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.store import build_adapted_policy, build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import PolicyWeights
 
@@ -85,7 +85,8 @@ class HFEngine(LocalEngine):
 def build_hf_engine(setup: EngineSetup) -> HFEngine:
     """The engine of a trial, with the model that its config names."""
     config = setup.config
-    policy, _ = build_policy(config.model, config.seed)
+    build = build_adapted_policy if config.adapters_apart else build_policy
+    policy, _ = build(config.model, config.seed)
     if not isinstance(policy, HFPolicy):
         raise ValueError("it samples Hugging Face models, and model.path names none")
     return HFEngine(

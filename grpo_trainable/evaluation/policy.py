@@ -55,7 +55,9 @@ def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> 
             in one line.
     """
     try:
-        policy, tokenizer = build_trained_policy(config.model, config.seed)
+        policy, tokenizer = build_trained_policy(
+            config.model, config.seed, adapters_apart=config.adapters_apart
+        )
     except ValueError as error:
         raise ValueError(f"model.path={error}") from None
     if trained is not None:

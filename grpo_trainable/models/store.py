@@ -32,6 +32,7 @@ from grpo_trainable.models.transformer import TransformerLM
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf import HFPolicy
+    from grpo_trainable.models.lora import LoraPolicy
 
 # ---- Of ours -----------------------------------------------------------------------------------
 
@@ -127,33 +128,50 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     return load_policy(directory)
 
 
-def build_any_trained_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
+def build_any_trained_policy(
+    model: PolicySettings, seed: int, *, adapters_apart: bool = False
+) -> tuple[NamedWeights, Tokenizer]:
     """The same for the learner, as `build_trained_policy` or `build_control_policy` build it.
 
     Raises:
         ValueError: as they do.
     """
-    return (build_trained_policy if model.env is None else build_control_policy)(model, seed)
+    if model.env is not None:
+        return build_control_policy(model, seed)
+    return build_trained_policy(model, seed, adapters_apart=adapters_apart)
 
 
-def build_trained_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
+def build_trained_policy(
+    model: PolicySettings, seed: int, *, adapters_apart: bool = False
+) -> tuple[Policy, Tokenizer]:
     """The same policy for the learner: with adapters and gradient checkpointing where these are
-    asked for. Its `weights` have the names and shapes of those that `build_policy` gives.
+    asked for. Its `weights` have the names and shapes of those that `build_policy` gives, or with
+    `adapters_apart` those of the policy that `build_adapted_policy` gives.
 
     Raises:
         ValueError: as `build_policy`.
     """
-    policy, tokenizer = build_policy(model, seed)
-    if model.lora_rank is not None:
-        hf_directory.refuse_missing_library(str(model.path), "peft")
+    if model.lora_rank is None:
+        policy, tokenizer = build_policy(model, seed)
+    else:
+        policy, tokenizer = _adapted(model, seed, apart=adapters_apart)
     try:
-        if model.lora_rank is not None:
-            policy = _with_adapters(policy, model, seed)
         if model.gradient_checkpointing:
             policy.checkpoint_gradients()
     except ValueError as error:
         raise ValueError(f"{model.path}: {error}") from error
     return policy, tokenizer
+
+
+def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, Tokenizer]:
+    """The same policy for an engine that samples with adapters beside the model, which computes as
+    the learner's does.
+
+    Raises:
+        ValueError: as `build_policy`.
+    """
+    policy, tokenizer = _adapted(model, seed, apart=True)
+    return policy.base, tokenizer
 
 
 def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
@@ -163,16 +181,23 @@ def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
     return load_hf_policy(directory, dtype=model.dtype, head_fp32=model.head_fp32)
 
 
-def _with_adapters(policy: Policy, model: PolicySettings, seed: int) -> Policy:
+def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPolicy, Tokenizer]:
+    policy, tokenizer = build_policy(model, seed)
+    hf_directory.refuse_missing_library(str(model.path), "peft")
     from grpo_trainable.models.hf import HFPolicy
     from grpo_trainable.models.lora import LoraPolicy
 
     assert isinstance(policy, HFPolicy), "others have no adapters"
     assert model.lora_rank is not None
-    return LoraPolicy(
-        policy,
-        rank=model.lora_rank,
-        alpha=model.lora_alpha,
-        targets=model.lora_targets,
-        seed=seed,
-    )
+    try:
+        adapted = LoraPolicy(
+            policy,
+            rank=model.lora_rank,
+            alpha=model.lora_alpha,
+            targets=model.lora_targets,
+            seed=seed,
+            apart=apart,
+        )
+    except ValueError as error:
+        raise ValueError(f"{model.path}: {error}") from error
+    return adapted, tokenizer

@@ -182,6 +182,21 @@ def test_a_hugging_face_model_keeps_its_architecture_and_its_files(tmp_path, fam
     torch.testing.assert_close(back, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_adapters_of_a_bfloat16_body_are_merged_in_float32_and_rounded_once(tmp_path, dtype):
+    pytest.importorskip("peft")
+    path = write_hf_model(tmp_path / "model")
+    settings = {"path": path, "lora_rank": 4, "dtype": "bfloat16"}
+    _, learner, checkpoint = trained(tmp_path / "trial", **settings)
+    assert export(checkpoint, tmp_path / "out", dtype).dtype == (dtype or torch.bfloat16)
+    merged = learner.policy.merged()
+    stored = dict(loaded(tmp_path / "out").named_parameters())
+    assert stored.keys() == merged.keys()
+    for name, tensor in stored.items():
+        assert tensor.dtype == (dtype or torch.bfloat16)
+        assert tensor.equal(merged[name].to(tensor.dtype))
+
+
 def test_weights_are_stored_in_the_type_that_is_asked_for(tmp_path, capsys):
     out = tmp_path / "out"
     assert command.main([str(SHIPPED_POLICY), str(out), "--dtype", "bfloat16"]) == 0
