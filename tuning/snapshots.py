@@ -1,7 +1,8 @@
 """Tune's snapshots of an experiment, from which `--resume` goes on: whole, or refused.
 
 Tune copies each snapshot over the one before, once a second. A disk that is full would cut them
-both, and of a snapshot that it cannot read Tune says nothing: it begins all trials anew.
+both, and what is copied while the next one is written is half of it. Of a snapshot that it cannot
+read Tune says nothing: it begins all trials anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from pyarrow.fs import FileSystem, LocalFileSystem
+from pyarrow.fs import FileSystem
 from ray.train._internal import storage
 from ray.tune.execution.tune_controller import TuneController
 
@@ -23,39 +24,52 @@ from grpo_trainable.trial_storage import place
 
 
 def keep_whole() -> None:
-    """Has Tune, in this process, bring each file of a snapshot to a directory of this machine whole
-    or not at all, as an object store does by itself."""
+    """Have Tune, in this process, bring each file of a snapshot whole or not at all."""
     storage._FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
 
 
 def _sync_up_command(
     self: Any, local_path: str, uri: str, exclude: list[str] | None = None
 ) -> tuple[Callable[..., None], dict[str, Any]]:
-    arguments = {"fs": self.storage_filesystem, "fs_path": uri, "exclude": exclude}
-    return bring, {"local_path": local_path, **arguments}
+    assert not exclude, "Tune leaves nothing of an experiment out"
+    return bring, {"local_path": local_path, "fs": self.storage_filesystem, "fs_path": uri}
 
 
-def bring(local_path: str, fs: FileSystem, fs_path: str, exclude: list[str] | None = None) -> None:
-    """Copies a directory of this machine into another, or into a store.
+# When a file was last written, and its bytes, as it was brought: by where it is and where it went.
+_brought: dict[tuple[str, str], tuple[int, int]] = {}
+
+
+def bring(local_path: str, fs: FileSystem, fs_path: str) -> None:
+    """Copy what has changed in a directory of this machine into another, or into a store.
 
     Raises:
         OSError: a file cannot be written; the one before stays.
     """
-    if exclude or not isinstance(fs, LocalFileSystem):
-        storage._upload_to_fs_path(local_path, fs, fs_path, exclude)
-        return
-    source, target = Path(local_path), Path(fs_path)
+    source, target = Path(local_path), place(fs, fs_path)
     for path in sorted(source.rglob("*")):
         if path.is_file():
-            _replace(target / path.relative_to(source), path.read_bytes())
+            _bring(path, target / path.relative_to(source).as_posix())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _bring(path: Path, target: Place) -> None:
+    way = (str(path), str(target))
+    try:
+        status = path.stat()
+        state = (status.st_mtime_ns, status.st_size)
+        if _brought.get(way) == state:
+            return
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return  # a temporary file of Tune's
     if _is_snapshot(path.name) and not _is_whole(content):
-        return  # Tune is just writing it, and brings it again
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        file.write(content)
+        return  # Tune is just writing it, and it is brought the next time
+    if isinstance(target, StoredPath):
+        target.write_bytes(content)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as file:
+            file.write(content)
+    _brought[way] = state
 
 
 class StateUnreadable(BaseException):

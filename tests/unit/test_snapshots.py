@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyarrow.fs import LocalFileSystem
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 from ray.train._internal.storage import StorageContext
 from ray.tune import ResumeConfig
 from ray.tune.execution.tune_controller import TuneController
@@ -34,10 +34,25 @@ def directories(tmp_path: Path) -> tuple[Path, Path]:
     return source, target
 
 
-def test_a_snapshot_is_brought_with_what_is_below_it(directories: tuple[Path, Path]) -> None:
+Bring = Callable[[], None]
+
+
+@pytest.fixture(params=["disk", "store"])
+def brings(request: pytest.FixtureRequest, directories: tuple[Path, Path]) -> Bring:
+    source, target = directories
+    fs: FileSystem = LocalFileSystem()
+    path = str(target)
+    if request.param == "store":
+        fs, path = SubTreeFileSystem(str(target.parent), fs), target.name
+    return lambda: bring(str(source), fs, path)
+
+
+def test_a_snapshot_is_brought_with_what_is_below_it(
+    directories: tuple[Path, Path], brings: Bring
+) -> None:
     source, target = directories
     (source / "trial" / "error.txt").write_text("no reward")
-    bring(str(source), LocalFileSystem(), str(target))
+    brings()
     names = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     assert names == {STATE, "trial/params.json", "trial/error.txt"}
     assert (target / STATE).read_text() == '{"round": 2}'
@@ -60,14 +75,31 @@ def test_a_full_disk_leaves_the_snapshot_before(
     assert files == {STATE: '{"round": 1}', "params.json": '{"round": 1}'}
 
 
+@pytest.mark.parametrize("half", ['{"round"', ""])
 def test_a_snapshot_that_tune_is_writing_is_brought_later(
-    directories: tuple[Path, Path],
+    directories: tuple[Path, Path], brings: Bring, half: str
 ) -> None:
     source, target = directories
-    (source / STATE).write_text('{"round"')
-    bring(str(source), LocalFileSystem(), str(target))
+    (source / STATE).write_text(half)
+    brings()
     assert (target / STATE).read_text() == '{"round": 1}'
     assert (target / "trial" / "params.json").read_text() == '{"round": 2}'
+    (source / STATE).write_text('{"round": 2}')
+    brings()
+    assert (target / STATE).read_text() == '{"round": 2}'
+
+
+def test_only_what_has_changed_is_brought_again(
+    directories: tuple[Path, Path], brings: Bring
+) -> None:
+    source, target = directories
+    brings()
+    for path in (target / STATE, target / "trial" / "params.json"):
+        path.write_text("of somebody else")
+    (source / STATE).write_text('{"round": 30}')
+    brings()
+    assert (target / STATE).read_text() == '{"round": 30}'
+    assert (target / "trial" / "params.json").read_text() == "of somebody else"
 
 
 # ---- A state that cannot be read ---------------------------------------------------------------
