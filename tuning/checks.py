@@ -146,7 +146,7 @@ def _transport(trial: GRPOConfig) -> Hashable:
 def _inputs(trial: GRPOConfig) -> Hashable:
     prompts = trial.eval.prompts, trial.most_prompts, trial.pools.enabled
     of_policies = trial.engine, trial.model, trial.loss.teacher
-    return *of_policies, trial.task, trial.rollout, trial.seed, prompts
+    return *of_policies, trial.task, trial.env, trial.rollout, trial.seed, prompts
 
 
 def _code(trial: GRPOConfig) -> Hashable:

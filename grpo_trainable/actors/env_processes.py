@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,7 +12,10 @@ from typing import Any
 
 from grpo_trainable.actors.worker_process import WorkerProcess
 from grpo_trainable.config import EnvSettings
-from grpo_trainable.environments import ENVIRONMENTS, JSONValue, Turn
+from grpo_trainable.environments import ENVIRONMENTS, UNSAFE_PYTHON, JSONValue, Turn
+from grpo_trainable.environments.sandbox import SandboxError, check_containment
+
+logger = logging.getLogger(__name__)
 
 CLOSE_DEADLINE_S = 5.0
 
@@ -114,12 +119,37 @@ def start_environment(settings: EnvSettings) -> WorkerProcess:
     Raises:
         ValueError: it cannot be had, in one line.
     """
-    reference = ENVIRONMENTS.get(settings.name, settings.name)
     worker = WorkerProcess(
-        f"env.name={settings.name}", "grpo_trainable.actors.env_worker", [reference]
+        f"env.name={settings.name}", "grpo_trainable.actors.env_worker", [_reference(settings)]
     )
     worker.wait_until_ready()
     return worker
+
+
+def _reference(settings: EnvSettings) -> str:
+    """Return the class of an environment. ValueError where code that it runs is not contained."""
+    if settings.allow_unsafe:
+        _warn_of_unsafe_code()
+        return UNSAFE_PYTHON
+    if settings.name == "python":
+        try:
+            check_containment()
+        except SandboxError as error:
+            raise ValueError(
+                f"env.name=python: cannot contain code that the policy writes: {error}; install "
+                "bubblewrap 0.8 or later, with user namespaces that ordinary users may create, or "
+                "set env.allow_unsafe=true to run the code with all your rights"
+            ) from None
+    return ENVIRONMENTS.get(settings.name, settings.name)
+
+
+@functools.cache
+def _warn_of_unsafe_code() -> None:
+    """Warn once in a process."""
+    logger.warning(
+        "env.allow_unsafe=true: code that the policy writes can read, change and delete your files "
+        "and end your processes"
+    )
 
 
 def check_environment(settings: EnvSettings) -> None:

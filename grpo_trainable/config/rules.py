@@ -201,6 +201,7 @@ READ_WITH: dict[str, tuple[Condition, ...]] = {
         f"env.{name}": (_PLAYED,)
         for name in ("max_turns", "discount", "step_deadline_s", "episode_deadline_s", "patience_s")
     },
+    "env.allow_unsafe": (_is("env.name", "python"),),
     "rollout.oversample": (_RESAMPLED,),
     "rollout.redraws": (_RESAMPLED,),
     "rollout.overlong_buffer": (_is("rollout.overlong", "penalty", "interrupt"),),

@@ -477,6 +477,11 @@ class EnvSettings(Settings):
         "task: a number to guess, a calculator, a Python interpreter, or a Class of yours.",
         what="Class",
     )
+    allow_unsafe: bool = flag(
+        False,
+        "Whether code that the policy writes runs uncontained: it can then read, change and delete "
+        "your files and end your processes.",
+    )
     max_turns: int = integer(8, "Actions of an episode after which it is cut off.", minimum=1)
     discount: float = number(
         1.0, "What the reward of an action counts for each action before it.", above=0, maximum=1

@@ -11,5 +11,15 @@ ENVIRONMENTS = {
     "calculator": "grpo_trainable.environments.calculator:Calculator",
     "python": "grpo_trainable.environments.python_tool:PythonTool",
 }
+# What makes `python` with `env.allow_unsafe=true`.
+UNSAFE_PYTHON = "grpo_trainable.environments.python_tool:UnsafePythonTool"
 
-__all__ = ["ENVIRONMENTS", "Environment", "JSONValue", "Turn", "as_text", "as_turn"]
+__all__ = [
+    "ENVIRONMENTS",
+    "UNSAFE_PYTHON",
+    "Environment",
+    "JSONValue",
+    "Turn",
+    "as_text",
+    "as_turn",
+]

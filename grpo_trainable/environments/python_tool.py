@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from grpo_trainable.environments.base import JSONValue, Turn
-from grpo_trainable.environments.sandbox import run_python
+from grpo_trainable.environments.sandbox import run_python, run_uncontained
 
 CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -19,6 +19,8 @@ class PythonTool:
     Stop actions at `</python>` and `</answer>` (`rollout.stop`).
     """
 
+    run = staticmethod(run_python)
+
     def reset(self, spec: JSONValue) -> str:
         assert isinstance(spec, Mapping), spec
         self._answer = str(spec["answer"]).strip()
@@ -28,10 +30,16 @@ class PythonTool:
         """1 for the right answer, in tags or by itself; the last code of an action is run."""
         codes = CODE.findall(action)
         if codes:
-            return Turn(f"<output>{run_python(codes[-1])}</output>\n", info={"calls": 1})
+            return Turn(f"<output>{self.run(codes[-1])}</output>\n", info={"calls": 1})
         answers = ANSWER.findall(action)
         given = answers[-1] if answers else action
         return Turn(reward=float(given.strip() == self._answer), done=True, info={"calls": 0})
 
     def close(self) -> None:
         """Holds nothing."""
+
+
+class UnsafePythonTool(PythonTool):
+    """The same, for `env.allow_unsafe=true`: the code can do all that the trainer may do."""
+
+    run = staticmethod(run_uncontained)

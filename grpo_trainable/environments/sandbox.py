@@ -1,128 +1,225 @@
-"""Code that a policy wrote, run by a Python of its own that can do little.
+"""Run code that a policy wrote in a Python that reaches nothing else.
 
-It has no network, no standard input, no environment variables and no packages, an empty directory
-that is removed afterwards, a second of CPU time, 256 MiB of memory and files of at most 1 MiB; it
-can start neither processes nor threads. As root it also becomes a user of its own. It is not kept
-from reading files that anybody may read, nor from what a hole in the kernel would let it do: for
-code of strangers use a container or a virtual machine.
+bubblewrap (`bwrap`) puts the code into namespaces that hold a read-only interpreter, its standard
+library and an empty scratch directory. The code has no network, no environment variables and no
+packages. It sees no other process, and it can start neither processes nor threads. It has a second
+of CPU time, 256 MiB of memory, files of at most 1 MiB and 16 MiB of scratch. As root it also runs
+as the user nobody. bubblewrap needs no root, but user namespaces that ordinary users may create.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import os
-import resource
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CPU_S = 1
-WALL_S = 3.0
+LOOK_S = 3.0  # between two looks; code that sleeps at one of them is ended
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
-MOST_CHARACTERS = 2000  # length of what it printed
-FIRST_USER = 70_000  # above the users that systems have
+SCRATCH_BYTES = 16 << 20
+MOST_CHARACTERS = 2000  # of the output
+NOBODY = 65534
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
+ISOLATED = ("-I", "-S", "-u")  # no user's directories, no packages, no buffers
+# No mount is writable but the scratch, and no namespace can be made inside.
+WALLS = (
+    *("--unshare-all", "--unshare-user", "--disable-userns", "--new-session", "--die-with-parent"),
+    *("--size", str(SCRATCH_BYTES), "--tmpfs", "/scratch", "--chdir", "/scratch"),
+)
+READY = b"ready"
 
-_NEW_USER, _NEW_NETWORK = 0x1000_0000, 0x4000_0000  # flags of unshare(2)
-_DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38  # options of prctl(2)
+# Runs inside the walls before the code. It leaves the session keyring, which namespaces share, sets
+# the limits, says that it is ready and turns into the interpreter of the code. The output of the
+# code goes elsewhere, so code cannot forge a failed start. A kernel without keyrings (ENOSYS) and a
+# container that forbids them (EPERM) leave nothing to reach.
+START = f"""
+import ctypes, errno, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+keyctl, join_session_keyring = {{"x86_64": 250, "aarch64": 219}}[os.uname().machine], 1
+if libc.syscall(keyctl, join_session_keyring, None) < 0:
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):
+        raise OSError(ctypes.get_errno(), "no keyring")
+for limit, most in (
+    (resource.RLIMIT_CPU, {CPU_S}),
+    (resource.RLIMIT_AS, {MEMORY_BYTES}),
+    (resource.RLIMIT_FSIZE, {FILE_BYTES}),
+    (resource.RLIMIT_NOFILE, 64),
+    (resource.RLIMIT_CORE, 0),
+    (resource.RLIMIT_NPROC, 0),
+):
+    resource.setrlimit(limit, (most, most))
+output = int(sys.argv[1])
+os.write(1, {READY!r})
+os.dup2(output, 1)
+os.dup2(output, 2)
+os.close(output)
+os.execve(sys.executable, [sys.executable, *{ISOLATED}, "-"], {{}})
+"""
 
 
 class SandboxError(RuntimeError):
-    """This machine does not let the code be shut in; the message says why."""
+    """Code cannot be run as asked on this machine; the message is one line that says why."""
 
 
 def run_python(code: str) -> str:
-    """What the code printed, errors included, cut in the middle; or that it took too long.
+    """Return what contained code printed, errors included, with a long middle left out.
 
     Raises:
-        SandboxError: it cannot be cut off from the network here.
+        SandboxError: it cannot be contained here.
     """
-    directory = tempfile.mkdtemp(prefix="sandbox-")
-    user = FIRST_USER + os.getpid() % 100_000 if os.geteuid() == 0 else None
-    try:
-        if user is not None:
-            os.chown(directory, user, user)
-        return _run(code, directory, user)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    user = NOBODY if os.geteuid() == 0 else None
+    return _run(code, _contained_python(), directory="/", user=user)
 
 
-def _run(code: str, directory: str, user: int | None) -> str:
-    interpreter = _interpreter(user)
-    libc = ctypes.CDLL(None, use_errno=True)
+def run_uncontained(code: str) -> str:
+    """Return what uncontained code printed. It has the limits, and every right of this process.
 
-    def shut_in() -> None:
-        """Runs in the new process, before the interpreter."""
-        namespaces = _NEW_NETWORK if user is not None else _NEW_USER | _NEW_NETWORK
-        if libc.unshare(namespaces) != 0:
-            raise OSError(ctypes.get_errno(), "unshare")
-        if user is not None:
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        libc.prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        for limit, most in (
-            (resource.RLIMIT_CPU, CPU_S),
-            (resource.RLIMIT_AS, MEMORY_BYTES),
-            (resource.RLIMIT_FSIZE, FILE_BYTES),
-            (resource.RLIMIT_NOFILE, 64),
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_NPROC, 0),
-        ):
-            resource.setrlimit(limit, (most, most))
+    Raises:
+        SandboxError: it cannot be run here.
+    """
+    with tempfile.TemporaryDirectory(prefix="sandbox-") as directory:
+        return _run(code, [_base_interpreter()], directory=directory, user=None)
 
-    # A file, not a pipe: what prints without end meets the limit of a file.
-    with tempfile.TemporaryFile() as output:
+
+@functools.cache
+def check_containment() -> None:
+    """Check that code can be contained on this machine.
+
+    Raises:
+        SandboxError: it cannot.
+    """
+    printed = run_python("print(6 * 7)")
+    if printed != "42":
+        raise SandboxError(f"contained code that prints 42 printed {printed!r}")
+
+
+def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) -> str:
+    with (
+        tempfile.TemporaryFile() as program,
+        tempfile.TemporaryFile() as start,
+        tempfile.TemporaryFile() as output,  # no pipe: endless output meets the limit of a file
+    ):
+        program.write(code.encode("utf-8", "replace"))
+        program.seek(0)
         try:
             process = subprocess.Popen(
-                [interpreter, "-I", "-S", "-u", "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
+                [*python, *ISOLATED, "-c", START, str(output.fileno())],
+                stdin=program,
+                stdout=start,
                 stderr=subprocess.STDOUT,
+                pass_fds=[output.fileno()],
                 cwd=directory,
                 env={},
-                start_new_session=True,
-                preexec_fn=shut_in,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
             )
-        except subprocess.SubprocessError:
-            raise SandboxError(
-                "code cannot be cut off from the network here: it takes root, or user namespaces "
-                "(sysctl kernel.unprivileged_userns_clone=1)"
-            ) from None
-        except OSError as error:
-            raise SandboxError(f"{interpreter} cannot be run: {error.strerror}") from None
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SandboxError(f"{python[0]} cannot be run: {error}") from None
         try:
-            process.wait(WALL_S)
-            late = process.returncode == -signal.SIGXCPU or process.returncode == -signal.SIGKILL
-        except subprocess.TimeoutExpired:
-            late = True
+            late = _took_too_long(process)
         finally:
             process.kill()
             process.wait()
+        start.seek(0)
+        said = start.read()
+        if not said.endswith(READY):
+            raise SandboxError(_last_line(said))
         output.seek(0)
         printed = output.read(FILE_BYTES).decode("utf-8", "replace")
     return _cut(printed + "(took too long)" if late else printed)
 
 
-def _interpreter(user: int | None) -> str:
-    """A Python without the packages of a virtual environment, which that user can run."""
-    base = getattr(sys, "_base_executable", None) or sys.executable
-    if user is None:
+def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
+    """Wait for the end of the code. Return True if the kernel ended it, or if it sleeps.
+
+    The kernel counts CPU time, so code that waits for its turn on a busy machine goes on.
+    """
+    while True:
+        try:
+            return process.wait(LOOK_S) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            if _sleeps(process.pid):
+                return True
+
+
+def _sleeps(pid: int) -> bool:
+    """Return True if a process and all below it sleep or are stopped."""
+    process = Path("/proc", str(pid))
+    try:
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        children = (process / "task" / str(pid) / "children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has just ended
+    return state in "ST" and all(_sleeps(int(child)) for child in children)
+
+
+@functools.cache
+def _contained_python() -> tuple[str, ...]:
+    """Return the command of a Python inside the walls."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise SandboxError("bubblewrap is not installed")
+    python = _interpreter()
+    library = Path(_output_of([python, *ISOLATED, "-c", "import os; print(os.__file__)"])).parent
+    modules = ":".join(map(str, library.glob("lib-dynload/*.so")))
+    # The loader lists what the interpreter and its modules need, and runs nothing (ld.so(8)).
+    needed = _output_of([python], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=modules)
+    libraries = {os.path.normpath(path) for path in re.findall(r"(/\S+) \(0x", needed)}
+    outside = sorted(path for path in libraries if not path.startswith(f"{library}/"))
+    walls = [bwrap, *WALLS, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    for path in (python, str(library), *outside):
+        walls += ["--ro-bind", path, path]
+    for packages in map(str, library.glob("*-packages")):
+        walls += ["--tmpfs", packages, "--remount-ro", packages]
+    return (*walls, "--remount-ro", "/", python)
+
+
+def _interpreter() -> str:
+    """Return a Python outside a virtual environment; for root, one that the user nobody can run."""
+    base = _base_interpreter()
+    if os.geteuid() != 0:
         return base
-    for candidate in (base, *OTHER_INTERPRETERS):
-        path = Path(candidate).resolve()
+    for path in (Path(base), *map(Path.resolve, map(Path, OTHER_INTERPRETERS))):
         if path.is_file() and all(part.stat().st_mode & 0o001 for part in (path, *path.parents)):
-            return candidate
+            return str(path)
     raise SandboxError(
-        f"code cannot be run by a user of its own here: {base} is in a directory that only root "
-        "may enter; install a Python for all users, such as /usr/bin/python3"
+        f"{base} is in a directory that only root may enter, and there is no Python for all users, "
+        "such as /usr/bin/python3"
     )
+
+
+def _base_interpreter() -> str:
+    return str(Path(getattr(sys, "_base_executable", None) or sys.executable).resolve())
+
+
+def _output_of(command: Sequence[str], **environment: str) -> str:
+    try:
+        run = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"{command[0]} cannot be run: {error}") from None
+    return run.stdout.strip()
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode("utf-8", "replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "no Python started")
 
 
 def _cut(text: str) -> str:

@@ -130,6 +130,11 @@ def _refuse_unnamed_code(
 ) -> None:
     """A checkpoint may be anybody's, so what it says runs no code that the user does not name."""
     flat = flatten(base)
+    if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
+        raise ConfigError(
+            "env.allow_unsafe=true: a checkpoint's setting; code that the policy writes runs "
+            "uncontained only where you allow it as well: --set env.allow_unsafe=true"
+        )
     for key, check in checks.items():
         value = flat.get(key)
         if check.refers_to == "tasks" and key not in named:

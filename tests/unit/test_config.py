@@ -124,6 +124,7 @@ DEFAULTS = {
     },
     "env": {
         "name": "off",
+        "allow_unsafe": False,
         "max_turns": 8,
         "discount": 1.0,
         "step_deadline_s": 10.0,

@@ -175,6 +175,13 @@ def test_code_that_the_user_names_must_be_what_the_trial_ran(tmp_path):
     assert settled(f"task.reward={other}:score", of=trial).task.reward == f"{other}:score"
 
 
+def test_a_checkpoint_does_not_let_code_run_uncontained():
+    trial = trained(env={"name": "python", "allow_unsafe": True})
+    assert refused(of=trial).startswith("env.allow_unsafe=true: a checkpoint's setting; code that")
+    assert settled("env.allow_unsafe=true", of=trial).env.allow_unsafe
+    assert not settled("env.allow_unsafe=false", of=trial).env.allow_unsafe
+
+
 def test_a_trial_without_code_of_its_own_names_none():
     assert settled("task.reward=none", of=trained(task={"match": "word"})).task.reward is None
 

@@ -13,6 +13,7 @@ APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
 REWARD = {"task.reward": "my:reward"}
 PLAYED = {"env.name": "my:Env"}
+PYTHON = {"env.name": "python"}
 MATH = {"task.name": "math"}
 GYM = {"task.name": "reasoning_gym", "task.dataset": "chain_sum"}
 CLIPPED = "grpo_clip, dapo, ppo, gspo, gmpo, dppo_tv, dppo_kl, clip_cov"
@@ -186,6 +187,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], str, str, dict[str, Any]]] = {
             ("patience_s", 0.0),
         )
     },
+    "env.allow_unsafe": (True, PLAYED, "env.name=my:Env", "env.name=python", PYTHON),
     "task.mix": (
         '{"keyword": {"name": "keyword", "weight": 1}}',
         {"task.name": "keyword"},
