@@ -85,8 +85,8 @@ _TRL: tuple[tuple[str, tuple[str, ...], str], ...] = (
     (
         "scale_rewards",
         ("loss.advantage",),
-        "group is group_std, none group_mean, mean maxrl; batch divides by the standard deviation "
-        "of all rewards, those of group means included: that needs an advantage of your own",
+        "group is group_std, none group_mean, mean maxrl; batch divides r - group mean by the "
+        "standard deviation of all rewards: write that as an advantage of your own",
     ),
     ("mask_truncated_completions", ("rollout.overlong=filter",), ""),
     ("reward_funcs", ("task.reward",), "my_rewards.py:score"),
