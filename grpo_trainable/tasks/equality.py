@@ -28,16 +28,21 @@ _DOLLAR = re.compile(r"(?<!\\)\$")
 _PREFIX = re.compile(r"\A(?:the\s+)?(?:final\s+)?answer(?:\s+is|:)\s*:?\s*(?=\S)", re.IGNORECASE)
 _COSMETICS = (
     (r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])", ""),
+    (r",\\!\s*(?=\d{3})", ","),
     (r"(?<!\\)\\[!,;: ]|\{,\}(?=\d{3})", ""),
     (r"~|\\q?quad(?![a-zA-Z])", " "),
     (r"\\[cdt]frac(?![a-zA-Z])", r"\\frac"),
     (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
-    (r"\\(?:textbf|textit|textrm|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text"),
+    (r"\\(?:text[a-z]+|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text"),
     (r"\\operatorname\*?\s*\{([a-zA-Z]+)\}", r"\\\1 "),
     (r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
     (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    (r"\\approx(?![a-zA-Z])|≈", "="),
+    (r"\\approx(?![a-zA-Z])", "≈"),
+    (r"^(\\(?!pi)[a-z]+|[a-zA-Z]*)\s*≈", r"\1="),
+    (r"≈.*$", ""),
     ("\N{MINUS SIGN}", "-"),
+    ("²", "^2"),
+    ("³", "^3"),
     ("×", r"\\times "),
     ("·", r"\\cdot "),
     (r"π|(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
@@ -95,7 +100,7 @@ def plain(text: str) -> str:
         text = _DOLLAR.sub("", text)
     for pattern, replacement in _COSMETICS:
         text = re.sub(pattern, replacement, text)
-    return text.strip()
+    return " ".join(text.split())
 
 
 def _unwrapped(text: str) -> str:
@@ -129,13 +134,13 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
 
     With `last_side` the value is what any equation ends with, as in `A = 12*37 = 444`.
     """
-    sides = _sides(text)
-    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
-        sides.reverse()
-    is_named = len(sides) == 2 and _NAME.fullmatch(sides[0])
-    if not is_named and not (last_side and len(sides) > 1):
+    name, *others = _sides(text)
+    if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):
+        name, others = others[0], [name]
+    is_named = len(others) == 1 and _NAME.fullmatch(name)
+    if not is_named and not (last_side and others):
         return "", text
-    return "" if _ANY_NAME.fullmatch(sides[0]) else sides[0], sides[-1]
+    return "" if _ANY_NAME.fullmatch(name) else name, others[-1]
 
 
 def _sides(text: str) -> list[str]:
@@ -143,7 +148,9 @@ def _sides(text: str) -> list[str]:
     sides = [side.strip() for side in _split(_MEMBER.sub(r"\1=", text), "=")]
     is_other_relation = re.search(r"[<>!≤≥≠]|\\not", text)
     are_several = any(parts_of(side) is not None for side in sides[1:-1])  # a = 2, b = 3
-    return [text] if is_other_relation or are_several or not sides else sides
+    if is_other_relation or are_several or not sides or not sides[-1]:
+        return [text]
+    return sides
 
 
 # ---- Parts -----------------------------------------------------------------------------------

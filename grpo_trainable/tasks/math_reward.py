@@ -140,7 +140,7 @@ def _parsed(latex: str) -> list[Any]:
 
     # Says once in every process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    formula = " ".join(without_unit(latex).replace("\\$", "").replace("$", "").split())
+    formula = without_unit(" ".join(latex.replace("\\$", "").replace("$", "").split()))
     config = math_verify.LatexExtractionConfig()
     # Its own units are any of "ab", "h" or "t": it would take 2ab for 2.
     normalization = replace(config.normalization_config, units=False)

@@ -10,11 +10,10 @@ LONGEST_NUMBER = 100  # characters
 
 _DIGITS = r"(?:\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
 _POWER = r"(?:\^\{?-?\d\}?)?"
-_TEXTS = rf"(?:\s*/?\s*\\text\s*\{{[^{{}}]*\}}{_POWER})+"
+_TEXTS = rf"(?:\s*(?:/\s*)?\\text\s*\{{[^{{}}]*\}}{_POWER})+"
 _SYMBOL = r"(?:[ckm]m|[km]g|m[lL]|ft|in|yd|mi|lbs?|oz|hr|min|sec|mph|km/h|m/s)"
-_WORDS = (
-    rf"\s+(?:{_SYMBOL}|[mgshL]|(?:(?:square|cubic|sq)\s+)?(?:{_SYMBOL}|[A-Za-z]{{3,}})"
-    rf"(?:\s+per\s+[A-Za-z]+)?){_POWER}"
+_WORDS = (  # two letters alone may be a product, as in 2 ab
+    rf"\s+(?:[mgshL]|(?:sq\.?\s+)?(?:{_SYMBOL}|[A-Za-z]{{3,}})(?:[\s/-]+[A-Za-z]{{2,}})*){_POWER}"
 )
 _QUANTITY = re.compile(
     r"(?P<sign>[+-]?)\s*"
@@ -46,7 +45,7 @@ _NO_UNITS = frozenset(
     (
         *("hundred", "thousand", "million", "billion", "trillion", "dozen", "half", "halves"),
         *("third", "thirds", "quarter", "quarters", "fourths", "percent", "pi", "sqrt", "infinity"),
-        *("and", "or", "plus", "minus", "times", "over", "to", "mod", "more", "less", "than"),
+        *("and", "or", "plus", "minus", "times", "over", "to", "mod", "less", "than"),
         *("sin", "cos", "tan", "log", "ln", "exp", "cdot", "if", "for", "not", "where", "when"),
     )
 )
@@ -108,7 +107,11 @@ def as_number(text: str) -> str:
 def without_unit(formula: str) -> str:
     r"""Return `9\pi` of `9\pi\text{ cm}^2`."""
     match = _UNIT.search(formula)
-    return formula[: match.start()] if match and _is_unit(match[0]) else formula
+    if match is None or not _is_unit(match[0]):
+        return formula
+    measured = formula[: match.start()]
+    is_formula = re.search(r"\d|\\(?!text)|^\S$", measured)  # a red car is not red
+    return measured if is_formula else formula
 
 
 def _number(digits: str) -> Fraction:

@@ -88,6 +88,8 @@ ANSWERS: list[tuple[str, str, bool]] = [
     (r"\text{east}", "East", True),
     (r"\text{east}", "west", False),
     ("C", "(C)", True),
+    ("red", "red car", False),
+    (r"\text{red}", r"\text{red} \text{ car}", False),
     # restated questions
     ("444", "12*37", False),
     (r"\frac{3}{4}", r"\frac{1}{2}+\frac{1}{4}", False),
