@@ -1,8 +1,9 @@
 r"""Whether an answer equals the true one: as a text, as a number, or part by part.
 
-Lists, sets, tuples and intervals are compared here part by part, because a parser of mathematics
-takes `(1,2)` for an interval and does not see that `2\le x<5` is one. What is left open, a formula
-of any other kind, is for `decide` to say.
+The true answer's form decides what is right. Where it is a number, only a number is: `12*37` equals
+444, yet it repeats the question. Lists, sets, tuples, intervals and matrices are compared part by
+part, because a parser of mathematics takes `(1,2)` for an interval and does not see that `2\le x<5`
+is one. A formula that leaves no more to be worked out than the true one is for `decide` to judge.
 """
 
 from __future__ import annotations
@@ -12,23 +13,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from grpo_trainable.tasks.quantities import quantity
+from grpo_trainable.tasks.calculations import leaves_more
+from grpo_trainable.tasks.quantities import as_number, quantity
 
 LONGEST_ANSWER = 512  # characters; no true answer is as long, and a parser may choke on it
 
 Decide: TypeAlias = Callable[[str, str], bool]  # whether an answer equals a truth, both in LaTeX
 
-_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"))
+_DELIMITERS = (
+    *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")),
+    *((r"\boxed{", "}"), (r"\fbox{", "}")),
+)
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _PREFIX = re.compile(r"\A(?:the\s+)?(?:final\s+)?answer(?:\s+is|:)\s*:?\s*(?=\S)", re.IGNORECASE)
 _COSMETICS = (
     (r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])", ""),
+    (r",\\!\s*(?=\d{3})", ","),
     (r"(?<!\\)\\[!,;: ]|\{,\}(?=\d{3})", ""),
     (r"~|\\q?quad(?![a-zA-Z])", " "),
-    (r"\\[dt]frac(?![a-zA-Z])", r"\\frac"),
-    (r"\\(?:textbf|textit|textrm|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text"),
+    (r"\\[cdt]frac(?![a-zA-Z])", r"\\frac"),
+    (r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\\(?:text[a-z]+|mathrm|mathbf|mbox)(?=\s*\{)", r"\\text"),
+    (r"\\operatorname\*?\s*\{([a-zA-Z]+)\}", r"\\\1 "),
+    (r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}"),
+    (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    (r"\\approx(?![a-zA-Z])", "≈"),
+    (r"^(\\(?!pi)[a-z]+|[a-zA-Z]*)\s*≈", r"\1="),
+    (r"≈.*$", ""),
     ("\N{MINUS SIGN}", "-"),
-    ("π", r"\\pi "),
+    ("²", "^2"),
+    ("³", "^3"),
+    ("×", r"\\times "),
+    ("·", r"\\cdot "),
+    (r"π|(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    (r"√|(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
+    (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"∞|(?<![\\a-zA-Z])infinity(?![a-zA-Z])", r"\\infty "),
 )
 
@@ -46,25 +65,29 @@ def decide_exactly(answer: str, truth: str) -> bool:
 
 
 def without_name(text: str) -> str:
-    """`3` of a plain `x = 3`."""
+    """Return `3` of a plain `x = 3`."""
     return _named(text)[1]
 
 
 def _equal(answer: str, truth: str, decide: Decide) -> bool:
-    (name, answer), (true_name, truth) = _named(answer), _named(truth)
-    if not answer or not truth or (name and true_name and name != true_name):
+    true_name, truth = _named(truth)
+    name, answer = _named(answer, last_side="=" not in truth)
+    if not answer or not truth:
         return False
+    if name and true_name and name != true_name:
+        return (name, answer) == (truth, true_name)  # x = y is y = x
     if same_letters(answer) == same_letters(truth):
         return True
-    ours, theirs = quantity(answer), quantity(truth)
-    if ours is not None and theirs is not None:
-        return ours.equals(theirs)
+    number, true_number = quantity(answer), quantity(truth)
+    if true_number is not None:
+        number = number or quantity(as_number(answer))
+        return number is not None and number.answers(true_number)
     parts, true_parts = parts_of(answer), parts_of(truth)
     if parts is not None and true_parts is not None:
         return parts.equals(true_parts, decide)
-    if (parts is None or theirs is None) and (true_parts is None or ours is None):
-        return decide(answer, truth)
-    return False  # several values are not one number
+    if number is not None and true_parts is not None:
+        return False  # several values are not one number
+    return not leaves_more(answer, truth) and decide(answer, truth)
 
 
 # ---- Texts -----------------------------------------------------------------------------------
@@ -77,7 +100,7 @@ def plain(text: str) -> str:
         text = _DOLLAR.sub("", text)
     for pattern, replacement in _COSMETICS:
         text = re.sub(pattern, replacement, text)
-    return text.strip()
+    return " ".join(text.split())
 
 
 def _unwrapped(text: str) -> str:
@@ -94,15 +117,40 @@ def same_letters(text: str) -> str:
     """What two spellings of the same text have in common."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\s+", " ", text.strip())
-    text = re.sub(r"(?<!\w) | (?!\w)", "", text)
+    text = re.sub(r"(?<!\w) | (?!\w)|(?<=\d) (?=[A-Za-z])", "", text)
     text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)  # a choice among several
     return text.casefold() if re.fullmatch(r"[^\W\d_]{2,}(?: [^\W\d_]+)*", text) else text
 
 
-def _named(text: str) -> tuple[str, str]:
-    """`("x", "3")` from `x = 3`; an empty name where there is none."""
-    match = re.fullmatch(r"([a-zA-Z])\s*=\s*([^=]+)", text)
-    return (match[1], match[2]) if match else ("", text)
+# ---- Names -----------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[a-zA-Z](?:\([a-zA-Z]\))?")
+_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x) may be y, or 12*37
+_MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
+
+
+def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
+    r"""Return `("x", "3")` of `x = 3`, `3 = x` or `x\in 3`, with no name where it says nothing.
+
+    With `last_side` the value is what any equation ends with, as in `A = 12*37 = 444`.
+    """
+    name, *others = _sides(text)
+    if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):
+        name, others = others[0], [name]
+    is_named = len(others) == 1 and _NAME.fullmatch(name)
+    if not is_named and not (last_side and others):
+        return "", text
+    return "" if _ANY_NAME.fullmatch(name) else name, others[-1]
+
+
+def _sides(text: str) -> list[str]:
+    """Return the sides of an equation; the text itself where it is none, or several."""
+    sides = [side.strip() for side in _split(_MEMBER.sub(r"\1=", text), "=")]
+    is_other_relation = re.search(r"[<>!≤≥≠]|\\not", text)
+    are_several = any(parts_of(side) is not None for side in sides[1:-1])  # a = 2, b = 3
+    if is_other_relation or are_several or not sides or not sides[-1]:
+        return [text]
+    return sides
 
 
 # ---- Parts -----------------------------------------------------------------------------------
@@ -131,7 +179,7 @@ _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])
 class Parts:
     """What an answer is made of, in LaTeX."""
 
-    kind: str  # the brackets of a tuple or an interval; else a set, or a union
+    kind: str  # the brackets of a tuple or an interval; else a set, a union or a matrix
     items: Sequence[str]
 
     @property
@@ -155,10 +203,12 @@ class Parts:
 
 
 def parts_of(text: str) -> Parts | None:
-    """The parts of an answer that has several; None of one that has not."""
+    """Return the parts of an answer that has several; None of one that has not."""
+    if matrix := _matrix(text):
+        return matrix
     for pattern, sign in _SIGNS:
         text = re.sub(pattern, sign, text)
-    text = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])", "", text).strip()
+    text = text.strip()
     kind, items = _UNION, _split(text, _UNION)
     if len(items) < 2:
         interval = _interval(text)
@@ -169,7 +219,29 @@ def parts_of(text: str) -> Parts | None:
         brackets = text[:1] + text[-1:]
         kind = _SET if brackets in ("⦃⦄", "{}") else brackets
         items = _split(text[1:-1], ",")
+    if kind == _SET:
+        items = [signed for item in items for signed in _with_each_sign(item)]
+        kind = _UNION if all(map(_interval, items)) else _SET  # x < -2 or x > 2
     return Parts(kind, [_in_latex(item) for item in items]) if len(items) > 1 else None
+
+
+def _matrix(text: str) -> Parts | None:
+    """Return the entries of a matrix, row after row; its kind has the length of each row."""
+    match = re.fullmatch(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", text, re.DOTALL)
+    if match is None or r"\begin" in match[1]:
+        return None
+    rows = [row.split("&") for row in match[1].strip().removesuffix(r"\\").split(r"\\")]
+    kind = f"matrix {[len(row) for row in rows]}"
+    return Parts(kind, [entry.strip() for row in rows for entry in row])
+
+
+def _with_each_sign(text: str) -> list[str]:
+    r"""Return `3` and `-3` of `\pm 3`."""
+    halves = re.split(r"\\pm(?![a-zA-Z])|±", text)
+    if len(halves) != 2:
+        return [text]
+    plus = "+" if re.search(r"[^=\s]\s*$", halves[0]) else ""
+    return [f"{halves[0]}{sign}{halves[1]}".strip() for sign in (plus, "-")]
 
 
 def _split(text: str, separator: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import BOXED, TAGS, AnswerForm, answer_form
 from grpo_trainable.tasks.base import JSONValue, Score
 from grpo_trainable.tasks.equality import Decide, decide_exactly, equal
+from grpo_trainable.tasks.quantities import without_unit
 from grpo_trainable.tasks.votes import Spell
 
 Truth: TypeAlias = str | int | float | Sequence[str | int | float]
@@ -138,10 +140,13 @@ def _parsed(latex: str) -> list[Any]:
 
     # Says once in every process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    formula = " ".join(latex.replace("\\$", "").replace("$", "").split())
+    formula = without_unit(" ".join(latex.replace("\\$", "").replace("$", "").split()))
+    config = math_verify.LatexExtractionConfig()
+    # Its own units are any of "ab", "h" or "t": it would take 2ab for 2.
+    normalization = replace(config.normalization_config, units=False)
     return math_verify.parse(
         f"${formula}$",
-        extraction_config=[math_verify.LatexExtractionConfig()],
+        extraction_config=[replace(config, normalization_config=normalization)],
         fallback_mode="no_fallback",
         parsing_timeout=None,  # pyright: ignore[reportArgumentType]
     )

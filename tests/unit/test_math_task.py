@@ -328,13 +328,13 @@ def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
     )
     for attempt in (
         lambda: build_task(config(train_file=sums)),
-        lambda: r1_zero_reward_fn(r"</think> <answer>\sqrt{4}</answer>", "2"),
+        lambda: r1_zero_reward_fn(r"</think> <answer>\sqrt{8}</answer>", r"2\sqrt{2}"),
     ):
         with pytest.raises(ValueError, match=line):
             attempt()
     task = math_task(train_file=sums)
-    assert task.reward(r"</think> <answer>\sqrt{4}</answer>", "2") == Score(
-        0.0, 1.0, 0.0, answer=r"\sqrt{4}"
+    assert task.reward(r"</think> <answer>\sqrt{8}</answer>", r"2\sqrt{2}") == Score(
+        0.0, 1.0, 0.0, answer=r"\sqrt{8}"
     )
     assert task.reward("</think> <answer>2</answer>", "2") == Score(1.0, 1.0, 1.0, answer="2")
 
