@@ -1087,7 +1087,9 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     unlikely = groups[0].behaviour_log_probs.clone()
     for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
         unlikely[row, 0] -= 100
-    updated = pair.learner.update([with_first(groups, behaviour_log_probs=unlikely)])
+    older = groups[0].token_versions - 1  # than the learner, whose own words count otherwise
+    spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
+    updated = pair.learner.update([spoilt])
     assert updated.skipped_steps == 0
     assert all(math.isfinite(step.grad_norm) for step in updated.steps)
     assert [step.ratio_max for step in updated.steps] == pytest.approx([math.exp(20)] * 2, rel=1e-4)
