@@ -105,12 +105,11 @@ class ScoredBatch:
         """The rows at `index`, cut to their own longest row."""
         batch = self.batch.rows(index)
         width = batch.input_ids.shape[1]
-        others = {item.name: getattr(self, item.name) for item in fields(self)}
-        del others["batch"]
-        if not with_start:
-            del others["start"]
+        apart = ("batch", "fresh", *(() if with_start else ("start",)))
+        others = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return ScoredBatch(
             batch=batch,
+            fresh=self.fresh[index, :width],
             **{
                 name: None if values is None else values[index, :width]
                 for name, values in others.items()
