@@ -125,7 +125,7 @@ def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) ->
     policy, _ = build_trained_policy(config.model, config.seed)
     assert isinstance(policy, LoraPolicy)
     copy_parameters(policy.trained(), dict(trained), source=str(source))
-    return policy.merged()
+    return dict(policy.merged())
 
 
 def _export_ours(

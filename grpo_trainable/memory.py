@@ -211,7 +211,7 @@ class _Trial:
             Part(what="reference", bytes=self.weights_bytes // self.sharers if reference else 0),
             Part(what="teacher", bytes=teacher // self.sharers),
             Part(what="gathered layers", bytes=self.gathered_bytes()),
-            Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered),
+            Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),
             Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
             # Kept where learners go on when another one is lost.
             Part(what="copy to go back to", bytes=self.state_bytes() if r.elastic else 0),
@@ -220,6 +220,11 @@ class _Trial:
     @property
     def _bodies(self) -> int:
         return 2 if self.own_critic else 1
+
+    @property
+    def apart_bytes(self) -> int:
+        """Bytes of adapters that travel, and are sampled with, beside the model."""
+        return self.trained * FLOAT if self.config.adapters_apart else 0
 
     def state_bytes(self) -> int:
         """Bytes of what a checkpoint has of the learners: parameters, master weights, moments."""
@@ -256,11 +261,9 @@ class _Trial:
         """The generator's own copy, and the reference where the generator has it."""
         reference = self.config.reference_role == "generator"
         narrow = self.config.model.sampler_dtype == "bfloat16"
+        weights = self.size.parameters * 2 if narrow else self.weights_bytes
         return [
-            Part(
-                what="sampling weights",
-                bytes=self.size.parameters * 2 if narrow else self.weights_bytes,
-            ),
+            Part(what="sampling weights", bytes=weights + self.apart_bytes),
             Part(what="reference", bytes=self.weights_bytes if reference else 0),
         ]
 

@@ -3,9 +3,9 @@
 Busy time is what the kernel does not report as idle, so it includes interrupts and the time that a
 hypervisor gave to other virtual machines (steal). What the trial's own processes and Ray's services
 used is subtracted; the rest went to others, whether or not this process can see them: inside a
-container `/proc/stat` is still the host's. As much of it as there was idle time besides took
-nothing from the trial: idle cores could have had it. Time in which a CPU quota stopped the trial
-counts too.
+container `/proc/stat` is still the host's. That took no more from the trial than its processes
+waited for a core, which the kernel tells for each thread, and the hypervisor stole: on a machine
+with idle cores nobody waits. Time in which a CPU quota stopped the trial counts too.
 
 The trial's own usage comes from the processes' CPU clocks, in nanoseconds; only idle time has the
 kernel's resolution of 10 ms. Other trials of the same Ray are other work.
@@ -65,7 +65,7 @@ class Disturbance:
     """What others took between two readings."""
 
     foreign_s: float  # core-seconds used by others, steal included
-    idle_s: float  # core-seconds used by nobody
+    waited_s: float | None  # for a core, by the trial's threads, steal included; None: not told
     denied_s: float  # core-seconds for which a CPU quota stopped this container
     cores: int  # how many the trial may run on
     quota: float  # how many cores it may use at a time
@@ -74,14 +74,16 @@ class Disturbance:
 
     @property
     def fraction(self) -> float:
-        """The share of the machine's CPU time that others took and no idle core could have given
-        them, or of the quota's, from 0 to 1."""
+        """The share of the machine's CPU time that others took from the trial, or of the quota's,
+        from 0 to 1."""
         if not self.seconds:
             return 0.0
         # The kernel rounds the idle and the iowait time of each core, so this much may be nobody's.
         rounded_s = 2 * self.cores / TICKS_PER_S
-        contended_s = max(0.0, self.foreign_s - self.idle_s - rounded_s)
-        share = contended_s / self.cores + self.denied_s / self.quota
+        taken_s = max(0.0, self.foreign_s - rounded_s)
+        if self.waited_s is not None:
+            taken_s = min(taken_s, self.waited_s)
+        share = taken_s / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
 
     def note(self, round_: int) -> str:
@@ -89,9 +91,8 @@ class Disturbance:
         name = shown_command(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
         return (
-            f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}, "
-            f"beyond what was idle{most}; the speed of disturbed rounds does not count "
-            "(time/disturbed_fraction)"
+            f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
+            f"{most}; the speed of disturbed rounds does not count (time/disturbed_fraction)"
         )
 
 
@@ -104,6 +105,8 @@ class Reading:
     denied_s: float
     processes: Mapping[int, Usage]
     own: frozenset[int]
+    stolen_s: float = 0.0  # by a hypervisor, the sum over all cores
+    waited_s: Mapping[int, float] | None = None  # by process; None: the kernel does not tell
 
 
 def place() -> Place:
@@ -146,32 +149,43 @@ class Meter:
 
     def _read(self) -> Reading | None:
         try:
-            idle_s = idle_seconds((PROC / "stat").read_text(), self._cores)
+            stat = (PROC / "stat").read_text()
         except OSError:
             return None
+        idle_s, stolen_s = idle_seconds(stat, self._cores), stolen_seconds(stat, self._cores)
         if idle_s is None:
             return None
         at = time.perf_counter()
         processes, own = self._tree.read()
-        return Reading(at, idle_s, denied_seconds(self._cgroup), processes, own)
+        denied_s, waited_s = denied_seconds(self._cgroup), waited_seconds(self.own)
+        return Reading(at, idle_s, denied_s, processes, own, stolen_s, waited_s)
 
 
 def disturbance(before: Reading, after: Reading, cores: int, quota: float) -> Disturbance:
     """What happened between two readings of a machine with so many cores."""
     seconds = after.at - before.at
-    idle_s = after.idle_s - before.idle_s
-    busy_s = cores * seconds - idle_s
+    busy_s = cores * seconds - (after.idle_s - before.idle_s)
     own_s = spent(before.processes, after.processes, after.own)
     foreign_s = max(0.0, busy_s - own_s)
     return Disturbance(
         foreign_s=foreign_s,
-        idle_s=idle_s,
+        waited_s=_lost(before, after),
         denied_s=max(0.0, after.denied_s - before.denied_s),
         cores=cores,
         quota=quota,
         seconds=seconds,
         culprit=culprit(before.processes, after, foreign_s / 2),
     )
+
+
+def _lost(before: Reading, after: Reading) -> float | None:
+    """Return the core-seconds between two readings for which the trial waited or was robbed."""
+    if before.waited_s is None or after.waited_s is None:
+        return None
+    # Threads that have ended take what they waited with them.
+    then, now = before.waited_s, after.waited_s
+    waited_s = sum(max(0.0, now[pid] - then[pid]) for pid in now.keys() & then.keys())
+    return waited_s + max(0.0, after.stolen_s - before.stolen_s)
 
 
 # ---- The machine -----------------------------------------------------------------------------
@@ -182,14 +196,36 @@ def idle_seconds(stat: str, cores: Iterable[int]) -> float | None:
 
     None where a core is not accounted for: sandboxes show zeros.
     """
-    fields = {line.split()[0]: line.split()[1:] for line in stat.splitlines() if line[:3] == "cpu"}
-    ticks = 0
-    for core in cores:
-        times = [int(field) for field in fields.get(f"cpu{core}", [])]
-        if not any(times):
-            return None
-        ticks += times[3] + times[4]
-    return ticks / TICKS_PER_S
+    times = [_times(stat, core) for core in cores]
+    if not all(map(any, times)):
+        return None
+    return sum(own[3] + own[4] for own in times) / TICKS_PER_S
+
+
+def stolen_seconds(stat: str, cores: Iterable[int]) -> float:
+    """Return the seconds since boot that a hypervisor took from these cores."""
+    return sum(sum(_times(stat, core)[7:8]) for core in cores) / TICKS_PER_S
+
+
+def _times(stat: str, core: int) -> list[int]:
+    """Return the ticks of a core by what it did, as proc(5) lists them; none of an unknown one."""
+    found = re.search(rf"^cpu{core} (.*)$", stat, re.MULTILINE)
+    return [int(field) for field in found[1].split()] if found else []
+
+
+def waited_seconds(pids: Iterable[int]) -> dict[int, float] | None:
+    """Return how long the threads of each process have been ready to run and had no core.
+
+    Returns:
+        Core-seconds since each thread began, by process, without those that have ended; None where
+        the kernel does not tell (it is built without CONFIG_SCHED_INFO, or this is a sandbox).
+    """
+    waited: dict[int, float] = {}
+    for pid in pids:
+        threads = [_text(path) for path in (PROC / str(pid) / "task").glob("*/schedstat")]
+        if told := [line.split() for line in threads if line]:
+            waited[pid] = sum(int(fields[1]) for fields in told) / 1e9
+    return waited or None
 
 
 def cpu_cgroup() -> Path | None:

@@ -99,8 +99,9 @@ class RoundBatches:
     def scored(
         self, batches: Sequence[RoundBatch], plan: Sequence[tuple[int, Tensor]]
     ) -> list[ScoredBatch]:
-        """The batches under the reference, and under the policy before the round but for the batch
-        that the first gradient step goes through as a whole. `plan`: `step_rows`' of the round."""
+        """The batches under the reference, and where somebody reads it under the policy before the
+        round, but for the batch that the first gradient step goes through as a whole. `plan`:
+        `step_rows`' of the round."""
         scored = [
             ScoredBatch(
                 batch=batch.rows,
@@ -111,7 +112,10 @@ class RoundBatches:
             )
             for batch in batches
         ]
-        for b in _unseen_by_the_first_step(scored, plan):
+        config, fresh = self._config, any(bool(own.fresh.any()) for own in scored)
+        is_read = config.importance_cap is not None or config.loss.kl_monitor
+        is_read = is_read or (fresh and not config.ratio_sees_sampler)
+        for b in _unseen_by_the_first_step(scored, plan) if is_read else ():
             start = self._log_probs.without_gradient(self._state.policy, batches[b].rows)
             scored[b] = replace(scored[b], start=start)
         return scored
@@ -142,11 +146,16 @@ class RoundBatches:
         return self._reference.log_probs(batch.rows)
 
     def _fresh(self, groups: Groups) -> Tensor:
-        """Which tokens the learner's present weights have sampled, bool (B, S)."""
-        version = self._state.version
-        return self._as_rows(
-            groups, [g.response_mask & (g.token_versions == version) for g in groups]
-        )
+        """Which tokens the learner's present weights have sampled, bool (B, S).
+
+        In flight a row goes on from what older weights have cached of it, so it is fresh as a whole
+        or not at all.
+        """
+        fresh = [g.response_mask & (g.token_versions == self._state.version) for g in groups]
+        if self._config.weight_update == "in_flight":
+            wholes = [(own | ~g.response_mask).all(1) for own, g in zip(fresh, groups, strict=True)]
+            fresh = [own & whole[:, None] for own, whole in zip(fresh, wholes, strict=True)]
+        return self._as_rows(groups, fresh)
 
     def _as_rows(self, groups: Groups, values: Sequence[Tensor]) -> Tensor:
         """The groups' values (G, R) as rows (B, S) on the device."""

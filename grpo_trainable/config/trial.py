@@ -311,8 +311,10 @@ class GRPOConfig(TrialSettings):
 
     @property
     def ratio_sees_sampler(self) -> bool:
-        """Whether the ratio has to tell what the sampler computes otherwise than the learner."""
-        return self.corrects_itself and not self.samples_as_it_learns
+        """Whether the ratio has to tell what the sampler computes otherwise than the learner:
+        because the loss is there for that, or because weights are rounded on their way."""
+        rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
+        return rounded or (self.corrects_itself and not self.samples_as_it_learns)
 
     @property
     def corrects_itself(self) -> bool:

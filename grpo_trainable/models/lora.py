@@ -109,20 +109,20 @@ class LoraPolicy(Policy):
         if self._apart:
             return self.base.weights()
         base = self.base_weights()
-        return {name: tensor.to(base[name].dtype) for name, tensor in self.merged().items()}
+        return {name: tensor.to(base[name].dtype) for name, tensor in self.merged()}
 
     @torch.no_grad()
-    def merged(self) -> dict[str, Tensor]:
-        """Return the model's weights with the adapters merged into them, these in float32.
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the model's weights with the adapters merged into them, these in float32.
 
         In bfloat16 a weight has neighbours 0.4 to 0.8 % away, and most of what a small update adds
         would be rounded off.
         """
-        tensors = self.base_weights()
-        for name, layer in self._adapted().items():
-            weight = tensors[f"{name}.weight"]
-            tensors[f"{name}.weight"] = widened(weight) + layer.get_delta_weight(ADAPTER)
-        return tensors
+        adapted = {f"{name}.weight": layer for name, layer in self._adapted().items()}
+        for name, weight in self.base_weights().items():
+            layer = adapted.get(name)
+            added = None if layer is None else layer.get_delta_weight(ADAPTER)
+            yield name, weight if added is None else widened(weight) + added
 
     def base_weights(self) -> dict[str, Tensor]:
         """The model's live weights without the adapters, under the names that they have there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,12 +15,18 @@ from grpo_trainable.actors.step_statistics import StepStatistics
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.models.store import build_any_policy
 from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.rollout import RolloutGroup
 from grpo_trainable.transports.in_process import InProcess
 
 
-def log_ratios(config: GRPOConfig, patch: pytest.MonkeyPatch, lag: int = 0) -> list[list[Tensor]]:
+def log_ratios(
+    config: GRPOConfig,
+    patch: pytest.MonkeyPatch,
+    lag: int = 0,
+    change: Callable[[RolloutGroup], RolloutGroup] = lambda group: group,
+) -> list[list[Tensor]]:
     """log ρ of the tokens of each gradient step of a round, (T,) a microbatch. `lag`: rounds that
-    the learner trains before it gets what was sampled."""
+    the learner trains before it gets what was sampled, which `change` is applied to."""
     found: list[Tensor] = []
     add = StepStatistics.add
 
@@ -36,7 +43,7 @@ def log_ratios(config: GRPOConfig, patch: pytest.MonkeyPatch, lag: int = 0) -> l
     indices = range(config.prompts_per_round)
     sampled = generator.generate([prompts.request("train", index) for index in indices]).groups
     rewards = torch.arange(config.rollout.group_size).float()
-    groups = [replace(group, rewards=rewards) for group in sampled]
+    groups = [change(replace(group, rewards=rewards)) for group in sampled]
     size = config.rollout.prompts
     batches = [groups[i : i + size] for i in range(0, len(groups), size)]
     for _ in range(lag):
@@ -44,5 +51,5 @@ def log_ratios(config: GRPOConfig, patch: pytest.MonkeyPatch, lag: int = 0) -> l
     found.clear()
     learner.update(batches)
     a_step = len(found) // config.k
-    assert a_step > 1
+    assert a_step > 0
     return [found[i : i + a_step] for i in range(0, len(found), a_step)]

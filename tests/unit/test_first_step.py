@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from first_steps import log_ratios
 from policies import write_quick_policy
 
+from grpo_trainable.actors.log_probs import LogProbs
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.rollout import RolloutGroup
 
 pytestmark = pytest.mark.numerics
 
@@ -59,3 +63,56 @@ def test_tokens_of_older_weights_are_compared_with_what_the_sampler_said(path, m
     config = config_of(path, placement="disaggregated", lag=1)
     (step,) = log_ratios(config, monkeypatch, lag=1)
     assert all(part.abs().max() > 1e-3 for part in step)
+
+
+@pytest.mark.parametrize("loss", ["grpo_clip", "m2po"])
+def test_weights_that_were_rounded_on_their_way_are_others(path, monkeypatch, loss):
+    config = config_of(
+        path, placement="disaggregated", transport_dtype="bfloat16", loss={"type": loss}
+    )
+    assert config.importance_cap is None
+    (step,) = log_ratios(config, monkeypatch)
+    assert all(part.abs().max() > 1e-6 for part in step)
+
+
+@pytest.mark.parametrize(
+    ("weight_update", "log_ratio"), [("in_flight", -0.5), ("interrupt_recompute", 0.0)]
+)
+def test_in_flight_a_row_that_older_weights_began_is_theirs(
+    path, monkeypatch, weight_update, log_ratio
+):
+    """They cached what its later tokens depend on; `interrupt_recompute` computes that anew."""
+
+    def first_token_is_older(group: RolloutGroup) -> RolloutGroup:
+        versions = group.token_versions.clone()
+        versions[::2, 0] -= 1
+        said = group.behaviour_log_probs + 0.5 * group.response_mask
+        return replace(group, token_versions=versions, behaviour_log_probs=said)
+
+    config = config_of(
+        path,
+        placement="disaggregated",
+        lag=1,
+        weight_update=weight_update,
+        rollout={"prompts": 4, "min_new_tokens": 10, "max_new_tokens": 10},
+        optim={"microbatch": 16, "microbatch_tokens": None},
+    )
+    ((found,),) = log_ratios(config, monkeypatch, change=first_token_is_older)
+    rows = found.view(16, 10)
+    assert not rows[1::2].any()
+    torch.testing.assert_close(rows[::2, 0], torch.full((8,), -0.5), rtol=0, atol=1e-4)
+    torch.testing.assert_close(rows[::2, 1:], torch.full((8, 9), log_ratio), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("lag", "passes"), [(0, 1), (1, 0)])
+def test_a_pass_that_nobody_reads_is_not_made(path, monkeypatch, lag, passes):
+    settings = {"k": 2, "k_mode": "minibatches", "loss": {"kl_monitor": False}}
+    config = config_of(path, **settings, placement="disaggregated", lag=lag)
+    made = []
+    plain = LogProbs.without_gradient
+    monkeypatch.setattr(
+        *(LogProbs, "without_gradient"),
+        lambda self, *batch: made.append(len(made)) or plain(self, *batch),
+    )
+    log_ratios(config, monkeypatch, lag=lag)
+    assert len(made) == (1 if lag else 0) + passes

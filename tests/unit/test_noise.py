@@ -27,6 +27,8 @@ from grpo_trainable.noise import (
     quota_cores,
     shown_command,
     spent,
+    stolen_seconds,
+    waited_seconds,
 )
 
 STAT = """\
@@ -56,30 +58,50 @@ def test_a_meter_without_proc_gives_nothing(monkeypatch, tmp_path):
 
 
 def test_other_work_by_hand():
-    # Two cores for one second: 0.4 s idle, 0.9 s of ours, so 0.7 s of others, of which the idle
-    # time could have taken 0.4.
+    # Two cores for one second: 0.4 s idle, 0.9 s of ours, so 0.7 s of others.
     before = Reading(10.0, 100.0, 2.0, {7: Usage(1, 5.0)}, frozenset({7}))
     after = Reading(11.0, 100.4, 2.0, {7: Usage(1, 5.9)}, frozenset({7}))
     got = disturbance(before, after, cores=2, quota=2)
     assert got.foreign_s == pytest.approx(0.7)
-    assert got.idle_s == pytest.approx(0.4)
     # Less a tick of 10 ms for the idle and for the iowait time of each core.
-    assert got.fraction == pytest.approx((0.7 - 0.4 - 0.04) / 2)
+    assert got.fraction == pytest.approx((0.7 - 0.04) / 2)
 
 
 @pytest.mark.parametrize(
-    ("cores", "own_s", "others_s", "fraction"),
+    ("cores", "own_s", "others_s", "waited_s", "stolen_s", "fraction"),
     [
-        (64, 2.0, 7.0, 0.0),  # seven busy cores of a large server take nothing from two
-        (64, 40.0, 24.0, (24 - 1.28) / 64),  # nobody is idle
-        (2, 1.0, 0.5, 0.0),
-        (2, 1.0, 1.0, (1.0 - 0.04) / 2),
+        (64, 2.0, 7.0, 0.01, 0.0, 0.01 / 64),  # seven busy cores of a server take nothing from two
+        (64, 8.0, 32.0, 0.1, 0.0, 0.1 / 64),
+        (2, 1.0, 1.0, 0.5, 0.0, 0.25),
+        (2, 1.0, 0.5, 0.4, 0.0, 0.2),  # there was a core, at another time
+        (2, 1.9, 0.1, 0.5, 0.0, (0.1 - 0.04) / 2),  # most of it waited for its own threads
+        (2, 1.0, 0.5, 0.0, 0.4, 0.2),  # a hypervisor's other machine
     ],
 )
-def test_work_that_idle_cores_could_take_disturbs_nobody(cores, own_s, others_s, fraction):
-    before = Reading(0.0, 0.0, 0.0, {7: Usage(1, 0.0)}, frozenset({7}))
-    after = Reading(1.0, cores - own_s - others_s, 0.0, {7: Usage(1, own_s)}, frozenset({7}))
+def test_others_take_no_more_than_the_trial_waited_for(
+    cores, own_s, others_s, waited_s, stolen_s, fraction
+):
+    before = Reading(0.0, 0.0, 0.0, {7: Usage(1, 0.0)}, frozenset({7}), 5.0, {7: 3.0})
+    idle_s = cores - own_s - others_s
+    after = Reading(
+        *(1.0, idle_s, 0.0, {7: Usage(1, own_s)}, frozenset({7})),
+        *(5.0 + stolen_s, {7: 3.0 + waited_s, 8: 9.0}),  # 8 has just been added
+    )
     assert disturbance(before, after, cores, cores).fraction == pytest.approx(fraction)
+
+
+def test_what_was_stolen_is_that_of_the_cores_the_trial_may_use():
+    assert stolen_seconds(STAT, {0, 1}) == (10 + 20) / noise.TICKS_PER_S
+    assert stolen_seconds(STAT, {7}) == 0.0
+
+
+def test_how_long_threads_wait_is_what_the_kernel_tells(monkeypatch, tmp_path):
+    monkeypatch.setattr(noise, "PROC", tmp_path)
+    for thread, waited_ns in ((7, 1_500_000_000), (71, 250_000_000)):
+        (tmp_path / f"7/task/{thread}").mkdir(parents=True)
+        (tmp_path / f"7/task/{thread}/schedstat").write_text(f"99 {waited_ns} 3\n")
+    assert waited_seconds([7, 8]) == {7: 1.75}
+    assert waited_seconds([8]) is None
 
 
 def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
@@ -91,8 +113,8 @@ def test_time_that_a_quota_denied_counts_as_a_share_of_the_quota():
 
 
 def test_the_fraction_stays_between_0_and_1():
-    assert Disturbance(0.0, 0.0, 9.0, cores=2, quota=2, seconds=1.0).fraction == 1.0
-    assert Disturbance(0.0, 0.0, 0.0, cores=2, quota=2, seconds=0.0).fraction == 0.0
+    assert Disturbance(0.0, None, 9.0, cores=2, quota=2, seconds=1.0).fraction == 1.0
+    assert Disturbance(0.0, None, 0.0, cores=2, quota=2, seconds=0.0).fraction == 0.0
 
 
 @given(
@@ -173,13 +195,13 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     monkeypatch.setattr(noise, "PROC", tmp_path)
     (tmp_path / "8").mkdir()
     (tmp_path / "8/comm").write_text("pip\n")
-    fields = {"idle_s": 0.0, "denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
+    fields = {"waited_s": None, "denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
     assert Disturbance(0.9, **fields, culprit=8).note(12) == (
-        "other work took 43% of this machine's CPU time in round 12, beyond what was idle, most of "
-        "it process 8 (pip); the speed of disturbed rounds does not count (time/disturbed_fraction)"
+        "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
+        "the speed of disturbed rounds does not count (time/disturbed_fraction)"
     )
     for unknown in (None, 9):
-        assert "was idle; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
+        assert "round 12; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_adapters_of_a_bfloat16_body_are_merged_in_float32_and_rounded_once(tmp_
     settings = {"path": path, "lora_rank": 4, "dtype": "bfloat16"}
     _, learner, checkpoint = trained(tmp_path / "trial", **settings)
     assert export(checkpoint, tmp_path / "out", dtype).dtype == (dtype or torch.bfloat16)
-    merged = learner.policy.merged()
+    merged = dict(learner.policy.merged())
     stored = dict(loaded(tmp_path / "out").named_parameters())
     assert stored.keys() == merged.keys()
     for name, tensor in stored.items():
