@@ -71,41 +71,36 @@ def over_seeds(values: Sequence[float]) -> tuple[Estimate, Spread]:
 def over_rounds(
     arm: tuple[Sequence[float], Sequence[float]], base: tuple[Sequence[float], Sequence[float]]
 ) -> Estimate | None:
-    """The logarithm of how many times as many responses a second `arm` has, in one run of each.
+    """Estimate the log of how many times as many responses a second `arm` has, in one run of each.
 
     Each is (seconds, responses) of its rounds, (R,). A slow round is followed by slow ones, so the
     spread is that of the means of `BATCHES` long batches of consecutive rounds (Schmeiser 1982),
-    with Welch's degrees of freedom. None where either has fewer than `LEAST_ROUNDS` rounds with
-    responses.
+    with Welch's degrees of freedom.
+
+    Returns:
+        The estimate, or None if an arm has fewer than `LEAST_ROUNDS` rounds with responses.
     """
     sides = [np.asarray(side, dtype=float) for side in (arm, base)]
     if min(np.count_nonzero(responses) for _, responses in sides) < LEAST_ROUNDS:
         return None
-    (own, own_error), (other, other_error) = map(_log_rate, sides)
-    value, variance = own - other, own_error.variance + other_error.variance
+    rates, variances, degrees = zip(*map(_log_rate, sides), strict=True)
+    value, variance = rates[0] - rates[1], sum(variances)
     half = 0.0
     if variance > 0:
-        parts = [error.variance**2 / error.freedom for error in (own_error, other_error)]
+        parts = [own**2 / freedom for own, freedom in zip(variances, degrees, strict=True)]
         half = student(0.5 + LEVEL / 2, variance**2 / sum(parts)) * math.sqrt(variance)
     return Estimate(value, value - half, value + half)
 
 
-@dataclass(frozen=True, slots=True)
-class _Error:
-    """The variance of an estimate, and the degrees of freedom that it is known with."""
-
-    variance: float
-    freedom: int
-
-
-def _log_rate(rounds: np.ndarray) -> tuple[float, _Error]:
-    """Log of responses a second of rounds (2, R), and its error by the delta method."""
+def _log_rate(rounds: np.ndarray) -> tuple[float, float, int]:
+    """Return the log of responses a second of rounds (2, R), its variance by the delta method, and
+    the degrees of freedom of that."""
     seconds, responses = rounds / rounds.sum(1, keepdims=True)
     influence = [part.sum() for part in np.array_split(responses - seconds, BATCHES)]
     batches = min(BATCHES, len(seconds))
     total_s, total = rounds.sum(1)
     variance = float(np.square(influence).sum()) * batches / (batches - 1)
-    return math.log(total / total_s), _Error(variance, batches - 1)
+    return math.log(total / total_s), variance, batches - 1
 
 
 def over_prompts(differences: np.ndarray) -> tuple[Estimate, Spread | None]:

@@ -181,7 +181,7 @@ def note(trial: FakeTrial, path: Path, round_: int) -> None:
 
 
 class Restored:
-    """What a Trainable does with a checkpoint, without actors."""
+    """Restores a trial as a Trainable does. No actor is started."""
 
     def __init__(self, trial: FakeTrial) -> None:
         self.round = 0
