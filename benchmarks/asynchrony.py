@@ -17,7 +17,7 @@ generator's part is rollout + reward and the learner's optimize + reference + sy
 `async, reference in generator` is the same asynchronous run with `resources.reference=generator`,
 where the workload measures a KL; its `reference` adds up both sides.
 
-The JSON is written after every run, and the same command goes on with what it has unless product or
+The JSON is written after every run, and the same command goes on with what it has unless commit or
 options have changed since.
 """
 
@@ -32,7 +32,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from measure import parser_of, provenance, run_benchmark, write
+from measure import parser_of, provenance, run_benchmark, same_run, write
 from trial_runs import TrialFailed, overhead, run_trial
 
 from grpo_trainable.noise import DISTURBED_ABOVE
@@ -93,8 +93,7 @@ def main() -> None:
     args = parse_arguments()
     origin = {**provenance(args), "asked": asked(args)}
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    goes_on = all(kept.get(key) == origin[key] for key in ("product", "asked"))
-    results: dict[str, Any] = kept["workload"] if goes_on else {}
+    results: dict[str, Any] = kept["workload"] if same_run(kept, origin, "asked") else {}
     for workload in args.workloads:
         rounds, settings = WORKLOADS[workload]
         print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")

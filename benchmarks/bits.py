@@ -9,8 +9,8 @@ for those that measure time, and so is every tensor of policy, optimizer and buf
 in their last checkpoint. Exit status 1 when one differs; a difference is named, and so are the
 tensors of the one that the other lacks.
 
-After a change that is meant to alter no figure this is the proof that `stale.py --equal` asks for;
-the seconds of a round are medians of so short a run that they show no more than a blunder.
+A change that is meant to alter no figure is proved with this. Runs are so short that the seconds
+of a round show no more than a blunder.
 """
 
 from __future__ import annotations

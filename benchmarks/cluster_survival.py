@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import psutil
-from product import ROOT
+from measure import ROOT
 from survival import ROLES, Experiment, Lost, fingerprint, is_ours
 
 sys.path.append(str(ROOT / "tests" / "cluster"))

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
+from measure import ROOT, parser_of, provenance, run_benchmark, same_run, write
 from trial_runs import finished_trial, rows_of
 
 from grpo_trainable.command_line import align
@@ -111,7 +111,7 @@ def main() -> None:
         return
     about = provenance(args)
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    trials = kept["trials"] if kept.get("product") == about["product"] else []
+    trials = kept["trials"] if same_run(kept, about) else []
     chosen = args.env or list(WORKS)
     for env in chosen:
         for seed in range(args.seed, args.seed + args.seeds):

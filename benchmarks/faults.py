@@ -7,7 +7,7 @@ progress.csv, TensorBoard and Parquet; and, at lag 0, every row (those that meas
 the policy, optimizer and buffer at the end equal, bit for bit, those of a run that nothing happened
 to. Seconds to recover are the longest time without a row from the fault on; lost is what was done
 again: rounds, or prompts asked for once more. The JSON is written after every fault, and the same
-command goes on with what it has unless the product or the trials have changed since.
+command goes on with what it has unless the commit or the trials have changed since.
 
 Filling a disk needs the right to mount one.
 
@@ -33,8 +33,7 @@ import broken_disks
 import broken_inputs
 import kills
 import store_kills
-from measure import parser_of, provenance, run_benchmark, write
-from product import RESULTS
+from measure import RESULTS, parser_of, provenance, run_benchmark, same_run, write
 from survival import CHECKPOINT_EVERY, ROUNDS, SETTINGS, Fault, Lost, Outcome
 
 from grpo_trainable.command_line import UsageError
@@ -58,8 +57,7 @@ def main() -> None:
     about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
     kept = json.loads(out.read_text()) if out.exists() else {}
-    same = all(kept.get(part) == about[part] for part in ("product", "workload"))
-    done = kept["faults"] if same else {}
+    done = kept["faults"] if same_run(kept, about, "workload") else {}
     outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
         repeats = min(fault.repeats, args.repeats or fault.repeats)

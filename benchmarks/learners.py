@@ -18,7 +18,7 @@ from typing import Any
 
 import learners_deepspeed
 import measure
-from product import ROOT
+from measure import ROOT
 
 from grpo_trainable.command_line import number
 from grpo_trainable.threads import WAITING

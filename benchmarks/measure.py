@@ -18,12 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from product import RESULTS, ROOT, blobs, git, is_dirty, measurements, product_files
 
 from grpo_trainable import command_line
 from grpo_trainable.atomic import replacing
@@ -35,7 +33,9 @@ if TYPE_CHECKING:
     from grpo_trainable.engines.torch_engine import TorchEngine
     from grpo_trainable.rollout import Request
 
-STARTED = time.time()  # this benchmark, in seconds since 1970
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
 THREADS = (1, 2)
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
@@ -278,16 +278,13 @@ def environment_of_peer(threads: int) -> dict[str, str]:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    """Command, commit, hardware, versions, seed, and git's hash of every product file behind it:
-    what a figure needs to be checked, and to be known as out of date."""
+    """Return command, commit, machine, versions and seed: what repeating a figure takes."""
     import torch
 
-    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
-    product = blobs(product_files(script.as_posix()))
     return {
         "command": shlex.join(["python", *sys.argv]),
         "commit": git("rev-parse", "HEAD").strip(),
-        "dirty": is_dirty() or touched(product),
+        "dirty": is_dirty(),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "hardware": {
             "cpu": _cpu_model(),
@@ -309,14 +306,32 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
             "new_tokens": NEW_TOKENS,
             "prompt_lengths": prompt_lengths(args.seed),
         },
-        "product": product,
     }
 
 
-def touched(files: Iterable[str]) -> bool:
-    """Whether one of these files was written or removed since this process began to measure."""
-    paths = [ROOT / name for name in files]
-    return any(not path.is_file() or path.stat().st_mtime > STARTED for path in paths)
+def git(*words: str) -> str:
+    """Return what git prints, run in the repository."""
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def is_dirty() -> bool:
+    """Return True for uncommitted changes, other than those that a benchmark itself writes."""
+    written = (":(exclude)benchmarks/results", ":(exclude)docs/results")
+    return bool(git("status", "--porcelain", "--", ".", *written).strip())
+
+
+def same_run(kept: Mapping[str, Any], origin: Mapping[str, Any], *more: str) -> bool:
+    """Return True for a result of the same commit that also agrees in the keys `more`: the
+    benchmark that wrote it was interrupted, and may continue."""
+    return all(kept.get(key) == origin[key] for key in ("commit", "dirty", *more))
+
+
+def measurements(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the parts of a result that one command each measured, by name ("": the whole)."""
+    if "command" in result:
+        return {"": result}
+    return {name: part for name, part in result.items() if isinstance(part, dict)}
 
 
 def _cpu_model() -> str:
@@ -327,9 +342,10 @@ def _cpu_model() -> str:
 
 
 def write(path: Path, result: dict[str, Any], *, quiet: bool = False) -> None:
-    """Writes a result as JSON. One whose product was changed while it ran is marked as dirty."""
-    if touched(result.get("product", ())):
-        result = {**result, "dirty": True}
+    """Write a result as JSON. A checkout that has changed meanwhile makes it dirty."""
+    if "commit" in result:
+        same = git("rev-parse", "HEAD").strip() == result["commit"] and not is_dirty()
+        result = {**result, "dirty": result["dirty"] or not same}
     if any(measurement.get("dirty") for measurement in measurements(result).values()):
         print(f"{path.name}: measured from files that are not committed; not to be committed")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,8 @@
     python benchmarks/objectives.py --space mine.py --name mine --seeds 1 --out mine.json
 
 Runs `launch/tune.py --space …` under a fixed name for each seed, so that a command that was cut
-short goes on where it was, unless the product has changed since: that is refused, as arms of two
-products are not to be compared. A seed is written when all of its arms have run, and is run again
-only where the product has changed since. Every arm trains on as many samples. `--space` may be any
+short goes on where it was. A seed is written when all of its arms have run, and is run again
+only where the commit has changed since. Every arm trains on as many samples. `--space` may be any
 space whose arms are called OBJECTIVE_lagN, with a lag 0 for each objective. Writes a JSON and a
 plot, and the table of docs/results/objectives.md between its marks.
 """
@@ -27,7 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
+from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, same_run, write
 from space_runs import as_run, fill, run
 
 from grpo_trainable.command_line import align
@@ -282,16 +281,10 @@ def measured(
     """All arms with one seed: what the JSON has of them, or else what they come to."""
     args = argparse.Namespace(**{**vars(args), "seed": seed, "seeds": 1})
     origin = provenance(args)
-    if known is not None and known["product"] == origin["product"]:
+    if known is not None and same_run(known, origin):
         print(f"seed {seed}: has run at {known['commit'][:8]}")
         return known
     name = f"{args.name}_{seed}"
-    begun = as_run(origin, args.storage, name)
-    if begun["product"] != origin["product"]:
-        sys.exit(
-            f"{args.storage / name}: was begun with another product, at "
-            f"{begun['trials_commits'][0][:8]}; remove it, or give another --name"
-        )
     run(args.space, name, args, side_by_side(args.max_concurrent))
     experiment = read_experiment(args.storage / name)
     return {

@@ -5,7 +5,7 @@ and trains all of it, with a bfloat16 body and gradient checkpointing: by two ar
 `async_vs_sync` with each engine that is installed, and by TRL's GRPOTrainer, with the same prompts
 in the same order and the same settings. The same held-out problems are asked before and after, so
 that the rise has a paired test. Reports it with examples, memory, and seconds by stage. The JSON is
-written after every training, and the same command goes on with what it has unless product or
+written after every training, and the same command goes on with what it has unless commit or
 settings have changed since.
 
 `make bench-real-model` makes the environment of TRL, in which the model's package is, and runs this
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, write
+from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, same_run, write
 from memory import Peaks, peaks_of
 from trial_runs import finished_trial, overhead, rows_of
 
@@ -88,7 +88,7 @@ def main() -> None:
     origin["hardware"]["multiplies_bfloat16"] = multiplies_bfloat16()
     bench = Bench(args)
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    goes_on = all(kept.get(key) == origin[key] for key in ("product", "workload"))
+    goes_on = same_run(kept, origin, "workload")
     trainings = kept["trainings"] if goes_on else []
     spent = kept["seconds"] if goes_on else 0.0
     before = bench.evaluated("before", "--model", str(bench.model))

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from asynchrony import ARMS, MOVED, WORKLOADS, options
-from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
+from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, same_run, write
 from trial_runs import finished_trial, rows_of
 
 from grpo_trainable.config import GRPOConfig
@@ -327,8 +327,7 @@ def scaled(args: argparse.Namespace, result: dict[str, Any]) -> None:
     workload = {"units": CHUNKS, "sync_s": SYNC_S, "seeds": args.seeds}
     origin = {**provenance(args), "workload": workload}
     kept = result.get("scaling", {})
-    goes_on = all(kept.get(key) == origin[key] for key in ("product", "workload"))
-    points = kept["points"] if goes_on else []
+    points = kept["points"] if same_run(kept, origin, "workload") else []
     result["scaling"] = {**origin, "points": points}
     for count in args.generators:
         for sigma in TAILS:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from measure import ROOT, provenance
-from product import blobs_at
 
 
 def run(space: str, name: str, args: argparse.Namespace, options: Sequence[str] = ()) -> None:
@@ -33,18 +32,11 @@ def run(space: str, name: str, args: argparse.Namespace, options: Sequence[str] 
 
 
 def as_run(origin: Mapping[str, Any], storage: Path, name: str) -> dict[str, Any]:
-    """`origin`, with what the trials' commits say of the product in place of what the working tree
-    says now. The first one counts: a file that changed after it may have changed a figure."""
+    """Return `origin` with the commits that the trials ran, oldest first."""
     file = _commits_file(storage, name)
     commits = file.read_text().splitlines() if file.exists() else []
-    if not commits:
-        return {**origin, "trials_commits": commits}
-    return {
-        **origin,
-        "dirty": origin["dirty"] or any(" " in commit for commit in commits),
-        "product": blobs_at(commits[0].split()[0], origin["product"]),
-        "trials_commits": commits,
-    }
+    dirty = origin["dirty"] or any(" " in commit for commit in commits)
+    return {**origin, "dirty": dirty, "trials_commits": commits}
 
 
 def _commits_file(storage: Path, name: str) -> Path:

@@ -6,7 +6,7 @@ over each rollout batch (evaluated after 56 steps and after 64, and judged by th
 `grpo_clip`, which has the ratio to the weights that sampled, and with `reinforce_with_baseline`,
 which takes the same rollouts for fresh; at 2e-4 and at a higher learning rate. A trial
 that fails, as when its loss is no number any more, is a result too. The JSON is written after every
-trial, and the same command goes on with what it has unless the product has changed since.
+trial, and the same command goes on with what it has unless the commit has changed since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import statistics
 from typing import Any
 
-from measure import parser_of, provenance, run_benchmark, write
+from measure import parser_of, provenance, run_benchmark, same_run, write
 from trial_runs import TrialFailed, run_trial
 
 STALENESS: dict[str, tuple[str, list[str]]] = {  # arm of async_vs_sync, settings
@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     origin = provenance(args)
     kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    trials = kept["trials"] if kept.get("product") == origin["product"] else []
+    trials = kept["trials"] if same_run(kept, origin) else []
     workload = {"settings": STALENESS, "losses": LOSSES, "lrs": args.lrs, "bound": BOUND}
     for seed in range(args.seed, args.seed + args.seeds):
         for staleness in STALENESS:

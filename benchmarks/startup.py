@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
-from product import PACKAGES
 
 from grpo_trainable.noise import PROC, TICKS_PER_S
 
@@ -228,7 +227,7 @@ def shown(figures: dict[str, Any]) -> str:
 
 
 def commit_of(tree: Path) -> dict[str, Any]:
-    """The commit of another checkout, and whether its product is as committed there."""
+    """The commit of another checkout, and whether its files are as committed there."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(tree), *words]
@@ -236,7 +235,7 @@ def commit_of(tree: Path) -> dict[str, Any]:
 
     return {
         "commit": git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--", *PACKAGES)),
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 from cluster_survival import WORKERS, Cluster, OnCluster, cluster_of, none_left_on
-from product import ROOT
+from measure import ROOT
 from survival import CHECKPOINT_EVERY, Fault, Outcome, judge
 
 from grpo_trainable.storage import StoredPath

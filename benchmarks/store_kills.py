@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
-from product import ROOT
+from measure import ROOT
 from survival import Experiment, Fault, Lost, Outcome, Running, check_accounts, none_left
 from survival import rounds_on_disk as rounds_of
 

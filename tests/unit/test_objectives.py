@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 # Benchmarks import their neighbours by bare names.
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import objectives
 from objectives import atlas, number, side_by_side, table
 
 
@@ -75,16 +73,6 @@ def test_what_an_arm_lacks_in_a_seed_is_left_out():
 
 def test_seeds_come_in_the_order_of_their_numbers():
     assert sorted(["seed 10", "seed 9", "seed 0"], key=number) == ["seed 0", "seed 9", "seed 10"]
-
-
-def test_an_experiment_of_another_product_is_refused(tmp_path, monkeypatch):
-    origin = {"product": {"a.py": "1"}, "dirty": False}
-    begun = {**origin, "product": {"a.py": "0"}, "trials_commits": ["0123456789"]}
-    monkeypatch.setattr(objectives, "provenance", lambda args: origin)
-    monkeypatch.setattr(objectives, "as_run", lambda *_: begun)
-    args = argparse.Namespace(name="mine", storage=tmp_path, seed=0, seeds=1)
-    with pytest.raises(SystemExit, match="mine_3: was begun with another product, at 01234567"):
-        objectives.measured(args, 3, None)
 
 
 def test_arms_of_another_kind_are_refused():
