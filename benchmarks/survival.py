@@ -49,7 +49,7 @@ class Outcome:
     exact: bool | None = None  # rows and weights are an uninterrupted run's; None: not promised
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     name: str
     repeats: int
@@ -194,10 +194,7 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
     """What the files say of a trial that ran to its end. `before`: rows that stood there when the
     fault struck. Lost when a round is missing or there twice."""
     trial, results = experiment.trial, experiment.rows()
-    every = list(range(1, ROUNDS + 1))
-    for name, found in rounds_on_disk(trial).items():
-        if found != every:
-            raise Lost(f"{happened}; {name} holds rounds {found}")
+    check_rounds(experiment)
     # A part is written with each row, and again when a round is done again.
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
@@ -214,6 +211,14 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
         prompts_asked_again=int(results[-1]["count/redispatched"]),
         exact=exact,
     )
+
+
+def check_rounds(experiment: Experiment) -> None:
+    """Lost when a file does not have every round once and in order."""
+    every = list(range(1, experiment.rounds + 1))
+    for name, found in rounds_on_disk(experiment.trial).items():
+        if found != every:
+            raise Lost(f"{name} holds rounds {found}")
 
 
 def check_accounts(experiment: Experiment) -> None:

@@ -25,7 +25,7 @@ def fault(name: str, *, lost: bool = False) -> Fault:
             raise Lost("a round is missing")
         return Outcome(survived=True, happened=name)
 
-    return Fault(name=name, repeats=3, strike=strike)
+    return Fault(name, 3, strike)
 
 
 @pytest.fixture
