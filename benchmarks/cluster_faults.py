@@ -1,4 +1,4 @@
-"""Machines of a cluster that are lost, cut off or join, and links that lose packets.
+"""Machines of a cluster that are lost or cut off, and links that lose packets.
 
 The command and the head of the cluster are on one machine, which has room for nothing else. Three
 others have two CPUs each. The learner leaves no room for anything else on its machine, and Ray
@@ -8,7 +8,6 @@ the death of one machine leaves room for the whole trial.
 
 from __future__ import annotations
 
-import copy
 import random
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -228,45 +227,12 @@ def kill_head(rng: random.Random, repeat: int) -> Outcome:
         return judge(experiment, f"{experiment.arm}, round {before}, {left}", before, struck)
 
 
-LARGER = {"rollout.prompts": 16, "rollout.unit_prompts": 8}  # rounds longer than the start of Ray
-
-
-def join_later(rng: random.Random, repeat: int) -> Outcome:
-    """A machine joins while the first of two trials runs. The second one has to use it."""
-    with tempfile.TemporaryDirectory() as storage:
-        with cluster_of(WORKERS - 1, spare=1) as cluster:
-            joins = cluster.machines[-1]
-            first = OnCluster(cluster, Path(storage), "async_k1", **LARGER)
-            first.trials, first.command = "async_k1-0-*", [*first.command, "--num-samples", "2"]
-            second = copy.copy(first)
-            second.trials = "async_k1-1-*"
-            with first.start() as running:
-                running.wait_for_rounds(rng.randint(1, FIRST))
-                before, struck = len(first.rows()), time.time()
-                cluster.join(joins)
-                joined = len(first.rows())
-                if second.rows():
-                    raise Lost("the first trial had ended before the machine had joined")
-                running.wait_for(lambda: second.rows() and ours_on(joins))
-                roles = roles_on(joins)
-                running.ends_well()
-            left = none_left_on(cluster.machines)
-        happened = f"after rounds {before}-{joined} of the first trial, then had {roles}, {left}"
-        judge(second, happened, 0, struck)
-        return judge(first, happened, before, struck)
-
-
-def killed(role: str):
-    return lambda rng, repeat: kill_machine(role, rng, repeat)
-
-
 FAULTS = (
-    Fault("machine of a generator lost", REPEATS, killed("Generator")),
-    Fault("machine of the learner lost", REPEATS, killed("Learner")),
-    Fault("machine of the Trainable lost", REPEATS, killed("DetailedGRPO")),
+    Fault("machine of a generator lost", REPEATS, partial(kill_machine, "Generator")),
+    Fault("machine of the learner lost", REPEATS, partial(kill_machine, "Learner")),
+    Fault("machine of the Trainable lost", REPEATS, partial(kill_machine, "DetailedGRPO")),
     Fault("machine of the command lost, then --resume", REPEATS, kill_head),
-    Fault("link cut for 5 s", REPEATS, lambda rng, repeat: cut_link(5.0, rng, repeat)),
-    Fault("link cut for good", REPEATS, lambda rng, repeat: cut_link(None, rng, repeat)),
+    Fault("link cut for 5 s", REPEATS, partial(cut_link, 5.0)),
+    Fault("link cut for good", REPEATS, partial(cut_link, None)),
     Fault(f"{LOSS_PERCENT:g} % of packets lost", REPEATS, lose_packets),
-    Fault("machine joins, next trial uses it", REPEATS, join_later),
 )

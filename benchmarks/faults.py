@@ -16,7 +16,6 @@ Filling a disk needs the right to mount one. The machines of --cluster are names
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -27,16 +26,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
-from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, same_run, write
+from measure import RESULTS, ROOT, parser_of, provenance, read, run_benchmark, same_run, write
 from survival import (
     CHECKPOINT_EVERY,
     FIRST,
@@ -56,130 +55,83 @@ from survival import (
 )
 
 from callbacks.trial_files import read_rows
-from grpo_trainable.checkpointing import MANIFEST, CheckpointError, checkpoint_round
+from grpo_trainable.checkpointing import MANIFEST, checkpoint_round
 from grpo_trainable.command_line import UsageError, align
 from grpo_trainable.storage import fetched, stored_path
 
 # ---- Processes that are killed or stopped ------------------------------------------------------
 
 
-def kill(role: str, arms: Sequence[str], rng: random.Random, repeat: int) -> Outcome:
-    """Kill an actor or the Trainable: Tune and the pipeline must continue alone."""
-    with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), arms[repeat % len(arms)])
-        with experiment.start() as running:
-            running.wait_for_rounds(rng.randint(FIRST, LAST))
-            victim = running.process_of(role)
-            time.sleep(rng.random() * 0.3)
-            before, struck = len(experiment.rows()), time.time()
-            victim.kill()
-            running.ends_well()
-        return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+def at_a_random_moment(
+    strike: Callable[[Running], object], arms: Sequence[str], settings: Mapping[str, Any] = {}
+) -> Callable[[random.Random, int], Outcome]:
+    """Return a fault that strikes a running trial of each arm in turn. Where it ends the command,
+    the trial is resumed; else it must end by itself."""
+
+    def struck_trial(rng: random.Random, repeat: int) -> Outcome:
+        with tempfile.TemporaryDirectory() as storage:
+            experiment = Experiment(Path(storage), arms[repeat % len(arms)], **settings)
+            with experiment.start() as running:
+                running.wait_for_rounds(rng.randint(FIRST, LAST))
+                time.sleep(rng.random() * 0.3)
+                struck = time.time()
+                strike(running)
+                before = len(experiment.rows())
+                ended = running.process.poll() is not None
+                if not ended:
+                    running.ends_well()
+            if ended:
+                struck = time.time()
+                experiment.resume()
+            return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+
+    return struck_trial
 
 
-def stop_generator(rng: random.Random, repeat: int) -> Outcome:
-    """Send SIGSTOP: the process answers nothing, and `resources.deadline_s` must find it."""
-    with tempfile.TemporaryDirectory() as storage:
-        settings: dict[str, Any] = {"resources.deadline_s": 15.0}
-        experiment = Experiment(Path(storage), ("sync", "async_k1")[repeat % 2], **settings)
-        with experiment.start() as running:
-            running.wait_for_rounds(rng.randint(FIRST, LAST))
-            victim = running.process_of("Generator")
-            before, struck = len(experiment.rows()), time.time()
-            victim.suspend()
-            running.wait_for(lambda: len(experiment.rows()) > before + 2)
-            if victim.is_running():
-                raise Lost("the stopped process was left")
-            running.ends_well()
-        return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+def kill(role: str) -> Callable[[Running], None]:
+    return lambda running: running.process_of(role).kill()
 
 
-def kill_while_copying(rng: random.Random, repeat: int) -> Outcome:
-    """Kill the Trainable as a checkpoint's directory appears in the storage path."""
-    with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), ("sync", "colocated_k1")[repeat % 2])
-        with experiment.start() as running:
-            running.wait_for_rounds(1)
-            victim = running.process_of("DetailedGRPO")
-            copy = experiment.trial / f"checkpoint_{rng.randint(1, 2):06d}"
-            running.wait_for(copy.exists, step_s=0.0002)
-            time.sleep(rng.random() * 0.004)
-            struck = time.time()
-            victim.kill()
-            victim.wait()
-            happened = f"{experiment.arm}, {state_of(copy)}"
-            before = len(experiment.rows())
-            running.ends_well()
-        return judge(experiment, f"{happened}, round {before}", before, struck)
+def stop_generator(running: Running) -> None:
+    """The process answers nothing; `resources.deadline_s` must find it."""
+    victim = running.process_of("Generator")
+    victim.suspend()
+    running.wait_for(lambda: not victim.is_running())
 
 
-def state_of(checkpoint: Path) -> str:
-    try:
-        checkpoint_round(checkpoint)
-    except CheckpointError as error:
-        return f"torn: {error}"
-    return "whole by then"
-
-
-def kill_driver(rng: random.Random, repeat: int) -> Outcome:
-    """Kill the command, and resume."""
-    arms = ("sync", "colocated_k1", "async_k1")
-    with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), arms[repeat % len(arms)])
-        with experiment.start() as running:
-            running.wait_for_rounds(rng.randint(FIRST, LAST))
-            time.sleep(rng.random() * 0.3)
-            before = len(experiment.rows())
-            left = kill_command(running)
-        struck = time.time()
-        experiment.resume()
-        return judge(experiment, f"{experiment.arm}, round {before}, {left}", before, struck)
-
-
-def kill_command(running: Running) -> str:
+def kill_command(running: Running) -> None:
     """Kill the command and wait until all of its processes are gone."""
     family = running.family()
     running.process.send_signal(signal.SIGKILL)
     running.output()
-    return none_left(family)
+    none_left(family)
 
 
-def interrupt_and_resume(rng: random.Random, repeat: int, **settings: Any) -> Outcome:
-    """Press Ctrl-C at a random round: no round may be repeated."""
-    with tempfile.TemporaryDirectory() as storage:
-        experiment = Experiment(Path(storage), ("sync", "colocated_k1")[repeat % 2], **settings)
-        with experiment.start() as running:
-            running.wait_for_rounds(rng.randint(FIRST, LAST))
-            interrupt(running)
-        before, struck = len(experiment.rows()), time.time()
-        experiment.resume()
-        return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+def kill_while_copying(running: Running) -> None:
+    """Kill the Trainable as the directory of its next checkpoint appears in the storage path."""
+    victim, trial = running.process_of("DetailedGRPO"), running.experiment.trial
+    known = set(trial.glob("checkpoint_*"))
+    running.wait_for(lambda: set(trial.glob("checkpoint_*")) - known, step_s=0.0002)
+    victim.kill()
 
 
 REPLAY = {"buffer_capacity": 3, "buffer_sampling": "uniform", "buffer.sample_batches": 2}
-
-
-def killed(role: str, *arms: str):
-    return lambda rng, repeat: kill(role, arms, rng, repeat)
-
-
+APART = ("sync", "async_k1")
+AT_LAG_0 = ("sync", "colocated_k1")
+COLOCATED = ("colocated_k1", "colocated_k4")
+ALL = ("sync", "colocated_k1", "async_k1")
+DEADLINE = {"resources.deadline_s": 15.0}
 PROCESSES = (
-    Fault("generator SIGKILL", 20, killed("Generator", "sync", "async_k1")),
-    Fault("generator SIGSTOP, deadline 15 s", 4, stop_generator),
-    Fault("learner SIGKILL", 10, killed("Learner", "sync", "async_k1")),
-    Fault("colocated worker SIGKILL", 10, killed("Colocated", "colocated_k1", "colocated_k4")),
-    Fault(
-        "Trainable SIGKILL", 10, killed("DetailedGRPO", "sync", "colocated_k1", "async_k1")
-    ),
-    Fault("driver SIGKILL, then --resume", 10, kill_driver),
-    Fault("Ctrl-C, then --resume", 10, interrupt_and_resume),
-    Fault(
-        "the same, with a replay buffer",
-        10,
-        lambda rng, repeat: interrupt_and_resume(rng, repeat, **REPLAY),
-    ),
-    Fault("SIGKILL while Tune copies", 6, kill_while_copying),
-)  # fmt: skip
+    Fault("generator SIGKILL", 20, at_a_random_moment(kill("Generator"), APART)),
+    Fault("generator SIGSTOP", 4, at_a_random_moment(stop_generator, APART, DEADLINE)),
+    Fault("learner SIGKILL", 10, at_a_random_moment(kill("Learner"), APART)),
+    Fault("colocated worker SIGKILL", 10, at_a_random_moment(kill("Colocated"), COLOCATED)),
+    Fault("Trainable SIGKILL", 10, at_a_random_moment(kill("DetailedGRPO"), ALL)),
+    Fault("driver SIGKILL, then --resume", 10, at_a_random_moment(kill_command, ALL)),
+    Fault("Ctrl-C, then --resume", 10, at_a_random_moment(interrupt, AT_LAG_0)),
+    Fault("the same, with a replay buffer", 10, at_a_random_moment(interrupt, AT_LAG_0, REPLAY)),
+    Fault("SIGKILL while Tune copies", 6, at_a_random_moment(kill_while_copying, AT_LAG_0)),
+)
 
 
 # ---- Checkpoints that are damaged, disks that are full -----------------------------------------
@@ -199,7 +151,7 @@ def interrupted() -> Path:
     return storage
 
 
-def damage(how: Callable[[Path, random.Random], str], rng: random.Random) -> Outcome:
+def damaged(how: Callable[[Path, random.Random], str], rng: random.Random, repeat: int) -> Outcome:
     """Damage the newest checkpoint of an interrupted experiment, and resume it."""
     storage = interrupted()
     experiment = Experiment(storage, "sync")
@@ -286,15 +238,11 @@ def full_disk(rng: random.Random, repeat: int) -> Outcome:
         )
 
 
-def damaged(how: Callable[[Path, random.Random], str]):
-    return lambda rng, repeat: damage(how, rng)
-
-
 DISKS = (
-    Fault("newest checkpoint truncated", 5, damaged(truncated)),
-    Fault("newest checkpoint, flipped bit", 5, damaged(flipped)),
-    Fault("newest checkpoint, no manifest", 2, damaged(without_manifest)),
-    Fault("newest checkpoint gone", 2, damaged(without_anything)),
+    Fault("newest checkpoint truncated", 5, partial(damaged, truncated)),
+    Fault("newest checkpoint, flipped bit", 5, partial(damaged, flipped)),
+    Fault("newest checkpoint, no manifest", 2, partial(damaged, without_manifest)),
+    Fault("newest checkpoint gone", 2, partial(damaged, without_anything)),
     Fault("ENOSPC while checkpointing", 5, full_disk),
 )
 
@@ -436,12 +384,12 @@ def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
     return {"task.reward": f"{file}:reward", "task.reward_deadline_s": 1.0}
 
 
-def failing_reward(failure: str, repeat: int) -> Outcome:
+def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
     """Let one in forty calls fail: the run must continue and count."""
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
         settings = reward_settings(storage, failure, EVERY)
-        experiment = Experiment(storage, ("sync", "async_k1")[repeat % 2], **settings)
+        experiment = Experiment(storage, APART[repeat % 2], **settings)
         with experiment.start() as running:
             running.ends_well()
         last = experiment.rows()[-1]
@@ -454,27 +402,17 @@ def failing_reward(failure: str, repeat: int) -> Outcome:
         )
 
 
-def always_failing_reward(failure: str) -> Outcome:
-    """Let every call fail: the trial must end with a line that says why."""
+def hopeless(failure: str | None, rng: random.Random, repeat: int) -> Outcome:
+    """Let every reward fail, or the loss overflow: the trial must end with a line that says why."""
     with tempfile.TemporaryDirectory() as directory:
         storage = Path(directory)
-        settings = reward_settings(storage, failure, 1)
-        return fails_and_names("task.max_error_rate", storage, **settings)
-
-
-def exploding_loss(rng: random.Random, repeat: int) -> Outcome:
-    """Let the loss overflow: the trial must end with a line that says so."""
-    with tempfile.TemporaryDirectory() as storage:
-        return fails_and_names("optim.max_skipped_steps=3", Path(storage), **{"optim.lr": 1e6})
-
-
-def fails_and_names(cause: str, storage: Path, **settings: Any) -> Outcome:
-    """Survived means here: status 1, and the line of the failed trial names the cause."""
-    experiment = Experiment(storage, "sync", **settings)
-    start = time.monotonic()
-    with experiment.start() as running:
-        text = running.output()
-        status = running.process.returncode
+        cause, settings = "optim.max_skipped_steps=3", {"optim.lr": 1e6}
+        if failure is not None:
+            cause, settings = "task.max_error_rate", reward_settings(storage, failure, 1)
+        start = time.monotonic()
+        with Experiment(storage, "sync", **settings).start() as running:
+            text = running.output()
+            status = running.process.returncode
     line = next((line for line in text.splitlines() if line.startswith("failed: ")), "")
     return Outcome(
         survived=status == 1 and cause in line,
@@ -482,29 +420,18 @@ def fails_and_names(cause: str, storage: Path, **settings: Any) -> Outcome:
     )
 
 
-def failing(failure: str):
-    return lambda rng, repeat: failing_reward(failure, repeat)
-
-
-def always(failure: str):
-    return lambda rng, repeat: always_failing_reward(failure)
-
-
 REWARDS = (
-    *(Fault(f"reward {failure}", 2, failing(failure)) for failure in FAILURES),
-    Fault("reward always raises", 1, always("raises")),
-    Fault("reward always hangs", 1, always("hangs")),
-    Fault("loss overflows", 1, exploding_loss),
+    *(Fault(f"reward {failure}", 2, partial(failing_reward, failure)) for failure in FAILURES),
+    Fault("reward always raises", 1, partial(hopeless, "raises")),
+    Fault("reward always hangs", 1, partial(hopeless, "hangs")),
+    Fault("loss overflows", 1, partial(hopeless, None)),
 )
 
 
 # ---- The campaign ------------------------------------------------------------------------------
 
 FAULTS = (*PROCESSES, *STORES, *DISKS, *REWARDS)
-HEADER = [
-    *("fault", "trials", "survived", "bit-exact", "recovery s (max)"),
-    *("rounds repeated (max)", "prompts (max)"),
-]
+HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated (max)"]
 
 
 def main() -> None:
@@ -522,7 +449,7 @@ def main() -> None:
         parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in faults)}")
     about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
-    kept = json.loads(out.read_text()) if out.exists() else {}
+    kept = read(out)
     done = kept["faults"] if same_run(kept, about, "workload") else {}
     outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
@@ -530,7 +457,8 @@ def main() -> None:
         for repeat in range(len(outcomes.get(fault.name, ())), repeats):
             outcome = attempt(fault, random.Random(f"{args.seed}/{fault.name}/{repeat}"), repeat)
             outcomes.setdefault(fault.name, []).append(outcome)
-            print(f"{fault.name} {repeat}: {line(outcome)}", flush=True)
+            verdict = "survived" if outcome.survived else "LOST"
+            print(f"{fault.name} {repeat}: {verdict}; {outcome.happened}", flush=True)
             write(out, {**about, "faults": as_json(outcomes)}, quiet=True)
     print()
     print(align([HEADER, *(row(name, list_) for name, list_ in outcomes.items())]))
@@ -563,32 +491,16 @@ def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
         return Outcome(survived=False, happened=traceback.format_exc())
 
 
-def line(outcome: Outcome) -> str:
-    said = ["survived" if outcome.survived else "LOST", outcome.happened]
-    if outcome.recovered_s is not None:
-        said.append(
-            f"recovered in {outcome.recovered_s:.1f} s, {outcome.rounds_repeated} rounds repeated, "
-            f"{outcome.prompts_asked_again} prompts again"
-        )
-    if outcome.exact:
-        said.append("bit-exact")
-    return "; ".join(said)
-
-
 def row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
     seconds = [o.recovered_s for o in outcomes if o.recovered_s is not None]
     promised = [o.exact for o in outcomes if o.exact is not None]
-    counts = (
-        [n for o in outcomes if (n := getattr(o, key)) is not None]
-        for key in ("rounds_repeated", "prompts_asked_again")
-    )
+    repeated = [o.rounds_repeated for o in outcomes if o.rounds_repeated is not None]
     return [
         name,
-        str(len(outcomes)),
-        str(sum(o.survived for o in outcomes)),
+        f"{sum(o.survived for o in outcomes)} of {len(outcomes)}",
         f"{sum(promised)} of {len(promised)}" if promised else "",
         f"{statistics.median(seconds):.1f} ({max(seconds):.1f})" if seconds else "",
-        *(str(max(values, default="")) for values in counts),
+        str(max(repeated, default="")),
     ]
 
 

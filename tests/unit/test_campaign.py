@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-# They import their neighbours by bare names.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import faults
+import pytest
 from survival import Fault, Lost, Outcome
 
 STRUCK: list[tuple[str, int]] = []

@@ -5,16 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-# They import their neighbours by bare names.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import measure
+import pytest
 from measure import ROOT, measurements
 
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
@@ -52,7 +46,9 @@ def test_every_result_backs_a_page_and_every_page_links_to_results():
 def test_a_checkout_that_changes_while_a_benchmark_runs_makes_its_result_dirty(
     monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(measure, "git", lambda *words: "1\n" if words[0] == "rev-parse" else "")
+    monkeypatch.setattr(
+        measure, "git", lambda *words, tree=ROOT: "1\n" if words[0] == "rev-parse" else ""
+    )
     path = tmp_path / "x.json"
     measure.write(path, {"command": "x", "commit": "1", "dirty": False}, quiet=True)
     assert json.loads(path.read_text())["dirty"] is False
