@@ -1,4 +1,4 @@
-"""Small claims of the pages, a row and about a minute each.
+"""Small claims of the pages, a row each, one to five minutes on two quiet cores.
 
     python benchmarks/micro.py                     every claim
     python benchmarks/micro.py packing learners    these two
@@ -29,7 +29,6 @@ from reports.evaluations.files import DATA
 if TYPE_CHECKING:
     from grpo_trainable.rollout import RolloutGroup
 
-REPEATS = 7
 SMALL = {
     "preset": PRESET,
     "prompts": PROMPTS,
@@ -60,13 +59,13 @@ LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (9
 LONGEST = 4  # times the mean
 
 
-def packing(seed: int) -> dict[str, Any]:
+def packing(args: argparse.Namespace) -> dict[str, Any]:
     rows = []
     for workload in LENGTHS:
         for threads in THREADS:
-            options = {"workload": workload, "threads": threads, "seed": seed}
+            options = {"workload": workload, "threads": threads, "seed": args.seed}
             row = {"workload": workload, "threads": threads}
-            row |= inside(packed_and_padded, **options)
+            row |= inside(packed_and_padded, repeats=args.repeats, **options)
             row["peak_resident_mb"] = {
                 kind: inside(memory_of_steps, kind=kind, **options) for kind in ("padded", "packed")
             }
@@ -78,9 +77,9 @@ def packing(seed: int) -> dict[str, Any]:
     }
 
 
-def packed_and_padded(workload: str, seed: int) -> dict[str, Any]:
+def packed_and_padded(workload: str, seed: int, repeats: int) -> dict[str, Any]:
     works = {kind: gradient_step(workload, kind, seed) for kind in ("padded", "packed")}
-    return measure.in_turns(works, repeats=REPEATS)
+    return measure.in_turns(works, repeats=repeats)
 
 
 def memory_of_steps(workload: str, kind: str, seed: int) -> float:
@@ -157,15 +156,15 @@ def random_groups(
 # ---- sampler_dtype: sampling in float32 and in bfloat16 ---------------------------------------
 
 
-def sampler_dtype(seed: int) -> dict[str, Any]:
-    rows = []
+def sampler_dtype(args: argparse.Namespace) -> dict[str, Any]:
+    rows, common = [], {"seed": args.seed, "repeats": args.repeats}
     for threads in THREADS:
-        rows.append({"threads": threads, **inside(both_dtypes, threads, seed=seed)})
+        rows.append({"threads": threads, **inside(both_dtypes, threads, **common)})
         print(f"  {threads} threads: {turns(rows[-1])}; nats {rows[-1]['nats_from_learner']}")
     return {"workload": SMALL, "results": rows}
 
 
-def both_dtypes(seed: int) -> dict[str, Any]:
+def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
     from grpo_trainable.engines.agreement import mean_difference
     from grpo_trainable.models.narrow import narrow
     from grpo_trainable.models.transformer import TransformerLM
@@ -178,18 +177,18 @@ def both_dtypes(seed: int) -> dict[str, Any]:
     works = {
         name: lambda own=own: own.generate(requests, lambda: None) for name, own in engines.items()
     }
-    return {**measure.in_turns(works, repeats=REPEATS), "nats_from_learner": nats}
+    return {**measure.in_turns(works, repeats=repeats), "nats_from_learner": nats}
 
 
 # ---- checkpoint_cost: the share of wall-clock that checkpoints take ---------------------------
 
 
-def checkpoint_cost(seed: int) -> dict[str, Any]:
+def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
     """Run the default workload with a checkpoint every round, and every ten."""
     runs = {}
     for arm in ("sync", "colocated_k1"):
         for every in (1, 10):
-            found = checkpoints_of(arm, every, seed)
+            found = checkpoints_of(arm, every, args.seed)
             runs[f"{arm}, every {every}"] = found
             print(f"  {arm}, every {every}: {found['share']:.1%} of wall-clock")
     return {"workload": {"space": "async_vs_sync", "rounds": CHECKPOINTED}, "runs": runs}
@@ -220,7 +219,7 @@ def checkpoints_of(arm: str, every: int, seed: int) -> dict[str, float]:
 # ---- sync_share: the share of a round that weights are on their way ---------------------------
 
 
-def sync_share(seed: int) -> dict[str, Any]:
+def sync_share(args: argparse.Namespace) -> dict[str, Any]:
     from asynchrony import options
 
     shares = {}
@@ -228,7 +227,7 @@ def sync_share(seed: int) -> dict[str, Any]:
         for arm in ("sync", "async_k1"):
             for transport in ("auto", "object_store"):
                 words = options(workload, [f"transport={transport}"])
-                rows = measure.run_trial(arm, seed=seed, options=words)
+                rows = measure.run_trial(arm, seed=args.seed, options=words)
                 found = measure.spread(
                     [
                         row["time/sync_s"]
@@ -247,9 +246,9 @@ def sync_share(seed: int) -> dict[str, Any]:
 DEADLINE_S = 600.0
 
 
-def learners(seed: int) -> dict[str, Any]:
-    rows = [ranks("replicated", 1, seed)]
-    rows += [ranks(strategy, 2, seed) for strategy in ("replicated", "fsdp2")]
+def learners(args: argparse.Namespace) -> dict[str, Any]:
+    rows = [ranks("replicated", 1, args)]
+    rows += [ranks(strategy, 2, args) for strategy in ("replicated", "fsdp2")]
     alone = rows[0]
     for row in rows:
         row["speed_up"] = alone["seconds"]["median"] / row["seconds"]["median"]
@@ -261,12 +260,13 @@ def learners(seed: int) -> dict[str, Any]:
     return {"workload": SMALL, "microbatch": MICROBATCH, "results": rows}
 
 
-def ranks(strategy: str, size: int, seed: int) -> dict[str, Any]:
+def ranks(strategy: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run so many learners in processes of their own, with one thread each."""
     from grpo_trainable.actors.process_group import Rendezvous
 
     store = Rendezvous("127.0.0.1", DEADLINE_S)
-    options = {"strategy": strategy, "size": size, "port": store.place[1], "seed": seed}
+    options = {"strategy": strategy, "size": size, "port": store.place[1]}
+    options |= {"seed": args.seed, "repeats": args.repeats}
     calls = [
         json.dumps({"work": in_rank.__name__, "options": {**options, "rank": rank}})
         for rank in range(size)
@@ -293,7 +293,9 @@ def ranks(strategy: str, size: int, seed: int) -> dict[str, Any]:
     }
 
 
-def in_rank(strategy: str, rank: int, size: int, port: int, seed: int) -> dict[str, Any]:
+def in_rank(
+    strategy: str, rank: int, size: int, port: int, seed: int, repeats: int
+) -> dict[str, Any]:
     import torch
 
     from grpo_trainable.actors.learner import Learner
@@ -311,7 +313,7 @@ def in_rank(strategy: str, rank: int, size: int, port: int, seed: int) -> dict[s
         measure.prompt_lengths(seed), [[NEW_TOKENS] * GROUP_SIZE] * PROMPTS, seed
     )
     seconds = []
-    for repeat in range(3 + REPEATS):
+    for repeat in range(3 + repeats):
         torch.distributed.barrier()
         began = time.perf_counter()
         (step,) = learner.update([groups]).steps
@@ -334,13 +336,13 @@ HOW = {
 }
 
 
-def greedy(seed: int) -> dict[str, Any]:
+def greedy(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for how, options in HOW.items():
         with tempfile.TemporaryDirectory() as place:
             out = Path(place) / how
             command = [sys.executable, str(measure.ROOT / "launch" / "evaluate.py")]
-            command += ["--task", "math", "--prompts", str(PROBLEMS), "--seed", str(seed)]
+            command += ["--task", "math", "--prompts", str(PROBLEMS), "--seed", str(args.seed)]
             subprocess.run([*command, *options, "--out", str(out)], check=True)
             found[how] = json.loads((out / DATA).read_text())["figures"]
     workload = {"policy": "arithmetic", "task": "math", "problems": PROBLEMS, "how": HOW}
@@ -353,7 +355,7 @@ def greedy(seed: int) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Claim:
     says: str
-    measure: Callable[[int], dict[str, Any]]  # of a seed
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
 
 
 CLAIMS = {
@@ -371,7 +373,12 @@ CLAIMS = {
 
 def main() -> None:
     table = "\n".join(f"  {name:<21}{claim.says}" for name, claim in CLAIMS.items())
-    parser = measure.parser_of(f"{__doc__}\n{table}", "micro.json", seed="of weights and draws")
+    parser = measure.parser_of(
+        f"{__doc__}\n{table}",
+        "micro.json",
+        seed="of weights and draws",
+        counts={"repeats": (7, "timed")},
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="of the claims to measure (all)")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -384,7 +391,7 @@ def main() -> None:
     for name in args.names or CLAIMS:
         print(f"{name}: {CLAIMS[name].says}", flush=True)
         entry = {**measure.provenance(args), "claim": CLAIMS[name].says}
-        entry |= CLAIMS[name].measure(args.seed)
+        entry |= CLAIMS[name].measure(args)
         measure.write(args.out, {**measure.read(args.out), name: entry}, quiet=True)
 
 
