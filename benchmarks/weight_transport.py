@@ -63,8 +63,8 @@ class TimedLearner(Learner):
         with torch.no_grad():
             for parameter in self.policy.parameters():
                 parameter.mul_(1.0001)
-        self.version += 1
-        self.round += 1
+        self._state.optimizer.steps += 1
+        self._state.round += 1
 
     def nothing(self) -> None:
         pass
