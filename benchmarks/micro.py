@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -131,9 +132,10 @@ def random_groups(
     """Return groups of random tokens, with prompts and responses of these lengths."""
     import torch
 
+    from grpo_trainable.models.model_config import PRESETS
     from grpo_trainable.rollout import RolloutGroup
 
-    draws, vocab = torch.Generator().manual_seed(seed), 1000
+    draws, vocab = torch.Generator().manual_seed(seed), PRESETS[PRESET].vocab_size
     groups = []
     for index, (prompt, own) in enumerate(zip(prompts, lengths, strict=True)):
         mask = torch.arange(max(own)) < torch.tensor(own)[:, None]
@@ -143,7 +145,7 @@ def random_groups(
                 prompt_ids=torch.randint(5, vocab, (prompt,), generator=draws),
                 response_ids=torch.randint(5, vocab, mask.shape, generator=draws),
                 response_mask=mask,
-                behaviour_log_probs=torch.zeros(mask.shape),
+                behaviour_log_probs=torch.full(mask.shape, -math.log(vocab)),
                 rewards=torch.rand(GROUP_SIZE, generator=draws),
                 finished=torch.ones(GROUP_SIZE, dtype=torch.bool),
                 token_versions=torch.zeros(mask.shape, dtype=torch.int32),
