@@ -22,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: tune test test-extras test-vllm test-adapters test-cluster check unit docs fresh
 .PHONY: test-processors test-processors-restricted
-.PHONY: bench bench-startup bench-peers bench-trials bench-tokens bench-faults bench-cluster-faults
-.PHONY: bench-off-policy bench-objectives bench-real-model bench-rllib bench-control
+.PHONY: bench bench-startup bench-peers bench-trials bench-faults bench-cluster-faults
+.PHONY: bench-off-policy bench-real-model bench-control
 
 tune: fresh
 	$(PIP_INSTALL) -e '.[report]'
@@ -79,82 +79,55 @@ unit: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/unit $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python benchmarks/generation.py $(ARGS)
-	$(BIN)/python benchmarks/sampler_dtype.py $(ARGS)
-	$(BIN)/python benchmarks/cpu_bfloat16.py $(ARGS)
-	$(BIN)/python benchmarks/train_step.py $(ARGS)
-	$(BIN)/python benchmarks/packing.py $(ARGS)
-	$(BIN)/python benchmarks/learners.py
-	$(BIN)/python benchmarks/mid_batch.py $(ARGS)
-	$(BIN)/python benchmarks/continuous_batching.py
+	$(BIN)/python benchmarks/micro.py $(ARGS)
+	$(BIN)/python benchmarks/scale.py
 
 # From the command to the first finished round, here and, with ARGS="--baseline DIRECTORY", in another
 # checkout, in turn: half a minute a repeat.
 bench-startup: $(READY)
 	$(BIN)/python benchmarks/startup.py $(ARGS)
 
-# Whole trials and weights on their way: two and a half hours on a machine that does nothing else.
+# Whole trials and weights on their way: three hours on a machine that does nothing else.
 bench-trials: $(READY)
 	$(PIP_INSTALL) -e '.[report]'
 	$(BIN)/python benchmarks/quickstart.py
 	$(BIN)/python benchmarks/asynchrony.py $(ARGS)
+	$(BIN)/python benchmarks/schedule_sim.py
 	$(BIN)/python benchmarks/learning.py $(ARGS)
-	$(BIN)/python benchmarks/logging_overhead.py
+	$(BIN)/python benchmarks/learning.py --task arithmetic $(ARGS)
 	$(BIN)/python benchmarks/weight_transport.py
-	$(BIN)/python benchmarks/sync_share.py
-	$(BIN)/python benchmarks/disturbed.py
 	$(BIN)/python benchmarks/a_a.py
-
-# Advantages of tokens: PPO with a critic on the keyword task with three seeds, and how far from the
-# truth the advantages of a critic and those by completions are, and how much of the reward a critic
-# could know. Half an hour.
-bench-tokens: $(READY)
-	$(BIN)/python benchmarks/learning.py --arms colocated_k1 --set loss.type=ppo \
-		--set loss.advantage=gae --set loss.aggregation=token_mean \
-		--out benchmarks/results/learning_ppo.json
-	$(BIN)/python benchmarks/token_advantages.py $(ARGS)
-	$(BIN)/python benchmarks/critic_ceiling.py
+	$(BIN)/python benchmarks/a_a.py --part disturbed
 
 # Everything that can break, broken: an hour and a half.
 bench-faults: $(READY)
 	$(BIN)/python benchmarks/faults.py $(ARGS)
-	$(BIN)/python benchmarks/checkpoint_cost.py
 
-# Machines, links and an object store of a cluster, broken: as root, on Linux, an hour and a half. It
-# goes on where it was cut short.
+# Machines and links of a cluster, broken: as root, on Linux, an hour. It continues where it was
+# interrupted.
 bench-cluster-faults: $(READY)
 	$(PIP_INSTALL) -e '.[test-extras]'
 	$(BIN)/python benchmarks/faults.py --cluster $(ARGS)
 
-# What docs/results/ stands on: three hours. The first two go on where they were cut short.
+# What k, lag and replay cost and buy: two hours. ARGS="--spaces objectives_by_lag" compares
+# objectives by lag, in four. Both continue where they were interrupted.
 bench-off-policy: $(READY)
-	$(BIN)/python benchmarks/off_policy.py
-	$(BIN)/python benchmarks/staleness.py
-	$(BIN)/python benchmarks/schedule_sim.py
-
-# The atlas of objectives by lag: four hours. It goes on where it was cut short.
-bench-objectives: $(READY)
-	$(BIN)/python benchmarks/objectives.py $(ARGS)
+	$(BIN)/python benchmarks/off_policy.py $(ARGS)
 
 # A real pretrained model, here by both engines and in TRL: an hour and a half. TRL has an environment
 # of its own, in which is also the package that holds the model; it goes on where it was cut short.
 bench-real-model: $(READY_VLLM) .venv-trl/.ready
 	$(VLLM)/python benchmarks/real_model.py $(ARGS)
 
-# A step here and in TRL, in turns, and where our seconds go: twenty minutes.
+# A step here and in TRL, in turns: ten minutes.
 bench-peers: $(READY) .venv-trl/.ready
 	$(BIN)/python benchmarks/peers.py $(ARGS)
-	$(BIN)/python benchmarks/profiles.py
 
-# GRPO beside PPO of RLlib, at equal samples: most of an hour, nearly all of it PPO.
-bench-rllib: $(READY)
-	$(PIP_INSTALL) -e '.[report,rllib]'
-	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
-
-# GRPO and RLlib's PPO in environments of Gymnasium: forty minutes. It goes on where it was cut short.
+# GRPO and RLlib's PPO in environments of Gymnasium: forty minutes. It continues where it was
+# interrupted.
 bench-control: $(READY)
 	$(PIP_INSTALL) -e '.[rllib,control]'
-	$(BIN)/python benchmarks/control.py $(ARGS)
+	$(BIN)/python benchmarks/grpo_vs_ppo.py $(ARGS)
 
 .venv-trl/.ready: Makefile
 	rm -rf .venv-trl

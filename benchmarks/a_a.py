@@ -1,38 +1,55 @@
-"""Are equal arms told apart? An A/A experiment, and beside it an arm that is slowed on purpose.
+"""Can a comparison of speed be trusted? Equal arms, and arms beside other work.
 
-Three arms of the same settings run in randomised blocks: `a`, `a_again`, which differs from it in
-nothing that costs time, and `slowed`, whose reward function sleeps as long as makes a round 15 %
-longer. `a_again` must not be told apart from `a` in speed, `slowed` must.
+    python benchmarks/a_a.py                     are equal arms told apart?
+    python benchmarks/a_a.py --part disturbed    are disturbed arms marked? seven minutes a repeat
 
-One experiment is one draw: by construction one in twenty tells equal arms apart. So the verdict is
-also taken of `--repeats` experiments that are resampled from it: the rounds of each trial are drawn
-anew with replacement, and for the A/A pair it is drawn as well which of the two runs of a seed is
-called `a`, since they are alike.
+a_a          Three arms of the same settings in randomised blocks: `a`, `a_again`, which differs in
+             nothing that costs time, and `slowed`, whose reward function sleeps as long as makes a
+             round 15 % longer. `slowed` must be told apart from `a`, `a_again` must not. One in
+             twenty experiments tells equal arms apart by construction. So the verdict is also
+             taken of `--resampled` experiments: the rounds of each trial drawn with replacement,
+             and for the equal arms also which of the two runs of a seed is called `a`.
+disturbed    `async_vs_sync`, short, with one busy core beside two of its arms, then with none. The
+             final table must mark exactly those two as not comparable, then none. Exit status 1
+             otherwise. Nothing else may run meanwhile: it would be measured as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measure import parser_of, provenance, run_benchmark, write
-from resampling import verdict
-from trial_runs import run_trial
+from measure import (
+    RESULTS,
+    ROOT,
+    parser_of,
+    provenance,
+    rows_of,
+    run_benchmark,
+    run_trial,
+    write,
+)
 
 import search_spaces
+from grpo_trainable.command_line import number
 from grpo_trainable.config import GRPOConfig
-from launch import tune
+from grpo_trainable.noise import DISTURBED_ABOVE
+from reports.contrasts import Contrast, speed_up
 from reports.experiment import read_experiment
+from reports.records import TrialRecord
+from reports.summary import compare
 from search_spaces import SearchSpace
 
 SLOWED = 0.15
-ARM = {"placement": "colocated"}
 # The keyword as a whole word: what the default reward scores, in a process of its own.
 REWARD = """\
 import re, time
@@ -45,30 +62,40 @@ def score(response, ground_truth):
 """
 
 
-def main() -> None:
-    parser = parser_of(
-        __doc__,
-        "a_a.json",
-        seed="the first",
-        counts={
-            "seeds": (5, "of every arm"),
-            "rounds": (16, "of every trial"),
-            "repeats": (20, "resampled experiments"),
-        },
-    )
+def main() -> int:
+    parser = parser_of(__doc__, seed="the first", counts={"seeds": (5, "of every arm, or repeats")})
+    add = parser.add_argument
+    add("--part", choices=("a_a", "disturbed"), default="a_a")
+    add("--rounds", type=number(int, 1), help="of every trial (16, disturbed 8)")
+    add("--resampled", type=number(int, 1), default=200, help="experiments (200)")
+    add("--out", type=Path, help="JSON file (a_a.json or disturbed.json)")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as storage:
-        result = measure(args, Path(storage))
+    args.rounds = args.rounds or {"a_a": 16, "disturbed": 8}[args.part]
+    result = {"a_a": a_a, "disturbed": disturbed}[args.part](args)
+    workload = {"space": args.part, "rounds": args.rounds, "disturbed_above": DISTURBED_ABOVE}
+    out = args.out or RESULTS / f"{args.part}.json"
+    write(out, {**provenance(args), "workload": workload, **result})
+    return 0 if all(run["right"] for run in result.get("runs", ())) else 1
+
+
+# ---- Equal arms ------------------------------------------------------------------------------
+
+
+def a_a(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        storage = Path(directory)
+        result = compared_arms(args, storage)
     for arm in ("a_again", "slowed"):
         print(said(arm, result[arm]))
-    write(args.out, {**provenance(args), "workload": {"rounds": args.rounds}, **result})
+    return result
 
 
-def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
+def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
+    from launch import tune
+
     rounds = ["--set", f"eval.every={args.rounds}", "--iterations", str(args.rounds)]
     round_s = seconds_a_round(args, storage, rounds)
-    responses = GRPOConfig().responses_per_round
-    sleep_s = SLOWED * round_s / responses
+    sleep_s = SLOWED * round_s / GRPOConfig().responses_per_round
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
         # Equal arms would be merged; nothing comes near either deadline.
@@ -78,7 +105,7 @@ def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     search_spaces.SPACES["a_a"] = SearchSpace(
         name="a_a",
         question="are equal arms told apart?",
-        arms={arm: {**ARM, **own} for arm, own in settings.items()},
+        arms={arm: {"placement": "colocated", **own} for arm, own in settings.items()},
     )
     seeds = ["--num-samples", str(args.seeds), "--seed", str(args.seed)]
     where = ["--name", "a_a", "--storage", str(storage)]
@@ -90,13 +117,13 @@ def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     return {
         "seconds_a_round": round_s,
         "sleep_s_a_response": sleep_s,
-        "a_again": verdict(arms["a_again"], arms["a"], args.repeats, rng, swap=True),
-        "slowed": verdict(arms["slowed"], arms["a"], args.repeats, rng, swap=False),
+        "a_again": verdict(arms["a_again"], arms["a"], args.resampled, rng, swap=True),
+        "slowed": verdict(arms["slowed"], arms["a"], args.resampled, rng, swap=False),
     }
 
 
 def seconds_a_round(args: argparse.Namespace, storage: Path, options: Sequence[str]) -> float:
-    """The median of one run of `a`, with what the reward's own process costs."""
+    """Return the median of one run of `a`, including the cost of the reward's own process."""
     task = f"task.reward={reward(storage, 'plain', 0.0)}"
     rows = run_trial("colocated_k1", seed=args.seed, options=["--set", task, *options])
     return statistics.median(row["time/step_s"] - row["time/eval_s"] for row in rows[1:])
@@ -108,16 +135,126 @@ def reward(storage: Path, name: str, sleep_s: float) -> str:
     return f"{path}:score"
 
 
+def verdict(
+    arm: Sequence[TrialRecord],
+    base: Sequence[TrialRecord],
+    repeats: int,
+    rng: random.Random,
+    *,
+    swap: bool,
+) -> dict[str, Any]:
+    """Compare two arms, and how often resampled experiments tell them apart."""
+    found = speed_up(arm, base)
+    assert isinstance(found, Contrast), f"not comparable: {found}"
+    again = [speed_up(*resampled(arm, base, rng, swap=swap)) for _ in range(repeats)]
+    return {
+        "speed_up": found.value,
+        "interval": found.interval and [found.interval.low, found.interval.high],
+        "told_apart": found.told_apart,
+        "repeats": repeats,
+        "repeats_told_apart": sum(isinstance(o, Contrast) and bool(o.told_apart) for o in again),
+    }
+
+
+def resampled(
+    arm: Sequence[TrialRecord], base: Sequence[TrialRecord], rng: random.Random, *, swap: bool
+) -> tuple[list[TrialRecord], list[TrialRecord]]:
+    pairs = []
+    for own, other in zip(arm, base, strict=True):
+        pair = (drawn(own, rng), drawn(other, rng))
+        pairs.append(pair[::-1] if swap and rng.random() < 0.5 else pair)
+    return [own for own, _ in pairs], [other for _, other in pairs]
+
+
+def drawn(trial: TrialRecord, rng: random.Random) -> TrialRecord:
+    """Draw the rounds of a trial with replacement, and add up wall-clock and samples again."""
+    names = ("time/wall_clock_s", "count/trained")
+    before = [dict.fromkeys(names, 0.0), *trial.rows[:-1]]
+    steps = [
+        {**row, **{name: row[name] - last[name] for name in names}}
+        for row, last in zip(trial.rows, before, strict=True)
+    ]
+    rows, totals = [], dict.fromkeys(names, 0.0)
+    for place, step in enumerate(rng.choices(steps, k=len(steps)), start=1):
+        totals = {name: totals[name] + step[name] for name in names}
+        rows.append({**step, **totals, "training_iteration": float(place)})
+    return replace(trial, rows=rows)
+
+
 def said(arm: str, found: dict[str, Any]) -> str:
-    if found["why_not"] is not None:
-        return f"{arm} over a: not comparable ({found['why_not']})"
-    low, high = found["interval"] or (float("nan"), float("nan"))
-    outcome = {True: "told apart", False: "not told apart", None: "without an interval"}
+    low, high = found["interval"]
+    outcome = "told apart" if found["told_apart"] else "not told apart"
     return (
-        f"{arm} over a: {found['speed_up']:.3f} x ({low:.3f} to {high:.3f}), "
-        f"{outcome[found['told_apart']]}; told apart in {found['repeats_told_apart']} of "
-        f"{found['repeats']} resampled experiments"
+        f"{arm} over a: {found['speed_up']:.3f} x ({low:.3f} to {high:.3f}), {outcome}; told apart "
+        f"in {found['repeats_told_apart']} of {found['repeats']} resampled experiments"
     )
+
+
+# ---- Arms beside other work ------------------------------------------------------------------
+
+DISTURBED = ("colocated_k2", "async_k1")
+# It ends with us, however we end.
+BUSY_LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
+# What the command prints where there is no terminal: the trial that starts, and how one ends.
+EVENT = re.compile(r"^\d\d:\d\d:\d\d  (\S+)/\d+ +(started|done|failed)")
+
+
+class Load:
+    """One busy core, while it is on."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def switch(self, on: bool) -> None:
+        if on and self._process is None:
+            self._process = subprocess.Popen([sys.executable, "-c", BUSY_LOOP])
+        elif not on and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def disturbed(args: argparse.Namespace) -> dict[str, Any]:
+    runs = []
+    for seed in range(args.seed, args.seed + args.seeds):
+        for loaded in (DISTURBED, ()):
+            arms = run_beside(loaded, args.rounds, seed)
+            marked = sorted(arm for arm, found in arms.items() if found["marked"])
+            right = marked == sorted(loaded)
+            runs.append({"seed": seed, "loaded": loaded, "right": right, "arms": arms})
+            print(f"seed {seed}, beside {loaded or 'none'}: marked {marked}", flush=True)
+    right = sum(run["right"] for run in runs)
+    print(f"{right} of {len(runs)} runs marked exactly the arms that were disturbed")
+    return {"runs": runs}
+
+
+def run_beside(loaded: Sequence[str], rounds: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Run every arm of the space, with a busy core beside these; say which were marked."""
+    with tempfile.TemporaryDirectory() as storage:
+        command = [
+            *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", "async_vs_sync"),
+            *("--iterations", str(rounds), "--seed", str(seed), "--max-concurrent", "1"),
+            *("--set", "eval.prompts=16", "--set", "eval.samples=1"),
+            *("--name", "disturbed", "--storage", storage),
+        ]
+        load = Load()  # which the end of a trial ends
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as job:
+            assert job.stdout is not None
+            printed = []
+            for line in job.stdout:
+                printed.append(line)
+                if event := EVENT.match(line):
+                    load.switch(event[2] == "started" and event[1] in loaded)
+        if job.returncode != 0:
+            sys.exit(f"status {job.returncode}\n{''.join(printed)}")
+        comparison = compare(read_experiment(Path(storage) / "disturbed").trials)
+        found = {}
+        for path in sorted(Path(storage).glob("disturbed/*/result.json")):
+            rows = rows_of(path.parent)
+            arm = rows[0]["config"]["arm"]
+            fractions = [row["time/disturbed_fraction"] for row in rows]
+            found[arm] = {"marked": not comparison.comparable(arm), "fractions": fractions}
+        return found
 
 
 if __name__ == "__main__":

@@ -17,14 +17,12 @@ generator's part is rollout + reward and the learner's optimize + reference + sy
 `async, reference in generator` is the same asynchronous run with `resources.reference=generator`,
 where the workload measures a KL; its `reference` adds up both sides.
 
-The JSON is written after every run, and the same command goes on with what it has unless product or
+The JSON is written after every run, and the same command goes on with what it has unless commit or
 options have changed since.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -32,8 +30,17 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from measure import parser_of, provenance, run_benchmark, write
-from trial_runs import TrialFailed, overhead, run_trial
+from measure import (
+    TrialFailed,
+    overhead,
+    parser_of,
+    provenance,
+    read,
+    run_benchmark,
+    run_trial,
+    same_run,
+    write,
+)
 
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.intervals import over_seeds
@@ -90,15 +97,15 @@ TRIES = 3  # of a run that other work on the machine disturbs
 
 
 def main() -> None:
-    args = parse_arguments()
-    origin = {**provenance(args), "asked": asked(args)}
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    goes_on = all(kept.get(key) == origin[key] for key in ("product", "asked"))
-    results: dict[str, Any] = kept["workload"] if goes_on else {}
+    parser = parser_of(__doc__, "asynchrony.json", counts={"repeats": (3, "of every run, in turn")})
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    args = parser.parse_args()
+    origin, kept = provenance(args), read(args.out)
+    results: dict[str, Any] = kept["workload"] if same_run(kept, origin, "seed") else {}
     for workload in args.workloads:
         rounds, settings = WORKLOADS[workload]
         print(f"{workload}: {rounds} rounds, {' '.join(settings) or 'the default settings'}")
-        labels = [label for label in args.arms if label != MOVED or NO_KL not in settings]
+        labels = [label for label in ARMS if label != MOVED or NO_KL not in settings]
         empty = {label: [] for label in labels}
         result = results.setdefault(
             workload, {"rounds": rounds, "settings": settings, "runs": empty}
@@ -114,21 +121,6 @@ def main() -> None:
         write(args.out, {**origin, "workload": results}, quiet=True)
         print(conclusion(result), flush=True)
     print(f"\nwritten to {args.out}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = parser_of(__doc__, "asynchrony.json", counts={"repeats": (3, "of every run, in turn")})
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    args = parser.parse_args()
-    if ASYNC not in args.arms:
-        parser.error(f"--arms: must have {ASYNC}")
-    return args
-
-
-def asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What runs must agree in to stand in one file; workloads and repeats may be added."""
-    return {"seed": args.seed, "arms": {label: list(ARMS[label][1]) for label in args.arms}}
 
 
 def drawn_order(labels: Sequence[str], workload: str, seed: int) -> list[str]:
@@ -171,11 +163,6 @@ def summarise(rows: list[dict[str, Any]]) -> dict[str, float] | None:
     }
 
 
-def share_of_bound(run: dict[str, float]) -> float:
-    """1: the shorter side is hidden behind the longer altogether."""
-    return max(run["generator_s"], run["learner_s"]) / run["wall_clock_s"]
-
-
 def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Geometric means over the repeats; a speed-up is between runs of the same repeat."""
     wall = {arm: [run["wall_clock_s"] for run in results] for arm, results in runs.items()}
@@ -186,7 +173,8 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
     means = {arm: geometric_mean(values) for arm, values in speed_ups.items()}
     rivals = [arm for arm in means if arm.startswith("colocated")]
-    of_bound = [share_of_bound(run) for run in runs[ASYNC]]
+    # 1: the shorter side is hidden behind the longer altogether.
+    of_bound = [max(r["generator_s"], r["learner_s"]) / r["wall_clock_s"] for r in runs[ASYNC]]
     return {
         "share_of_bound": of_bound,
         "share_of_bound_median": statistics.median(of_bound),

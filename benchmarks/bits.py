@@ -6,25 +6,27 @@ Runs short trials of `launch/tune.py` at lag 0 in both trees, in the environment
 each placement, each kind of k, a replay buffer in each way of drawing from it, and the objective's
 main choices. Two runs are equal when every metric that both trees have is equal in every row, but
 for those that measure time, and so is every tensor of policy, optimizer and buffer that both have
-in their last checkpoint. Exit status 1 when one differs; a difference is named, and so are the
-tensors of the one that the other lacks.
-
-After a change that is meant to alter no figure this is the proof that `stale.py --equal` asks for;
-the seconds of a round are medians of so short a run that they show no more than a blunder.
+in their last checkpoint. Exit status 1 when one differs; the difference is named. This proves
+that a change alters no figure.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
-from startup import commit_of
-from trial_runs import finished_trial, rows_of
+from measure import (
+    ROOT,
+    commit_of,
+    finished_trial,
+    parser_of,
+    provenance,
+    rows_of,
+    run_benchmark,
+    write,
+)
 
 from grpo_trainable.metrics import TIMED
 
@@ -124,18 +126,8 @@ def compared(here: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, 
         "rounds": len(rows),
         "metrics": len(names),
         "tensors": len(tensors),
-        "one_has": sorted({kind(name) for name in own.keys() ^ others.keys()}),
         "digest": digest_of(own[name] for name in tensors),
-        "step_s": {
-            tree: statistics.median(row["time/step_s"] for row in run["rows"])
-            for tree, run in (("here", here), ("baseline", baseline))
-        },
     }
-
-
-def kind(tensor: str) -> str:
-    """The name of a tensor without the number of its group."""
-    return re.sub(r"\d+/", "", tensor)
 
 
 def digest_of(digests: Iterable[str]) -> str:
@@ -155,10 +147,9 @@ def same(one: Any, other: Any) -> bool:
 def show(label: str, result: Mapping[str, Any]) -> str:
     if not result["equal"]:
         return f"{label}: differs in {', '.join(result['differing'][:5])}"
-    lacking = f"; one alone has {', '.join(result['one_has'])}" if result["one_has"] else ""
     return (
         f"{label}: {result['metrics']} metrics of {result['rounds']} rounds and "
-        f"{result['tensors']} tensors are equal ({result['digest'][:12]}){lacking}"
+        f"{result['tensors']} tensors are equal ({result['digest'][:12]})"
     )
 
 

@@ -1,26 +1,143 @@
-"""Machines of a cluster that are lost, cut off or join, and links that lose packets, at random
-moments."""
+"""Machines of a cluster that are lost or cut off, and links that lose packets.
+
+The command and the head of the cluster are on one machine, which has room for nothing else. Three
+others have two CPUs each. The learner leaves no room for anything else on its machine, and Ray
+spreads the Trainable and two generators over the other two, of which one has room for all three:
+the death of one machine leaves room for the whole trial.
+"""
 
 from __future__ import annotations
 
-import copy
 import random
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from typing import IO, Any
 
-from cluster_survival import (
-    WORKERS,
-    Cluster,
-    OnCluster,
-    cluster_of,
-    machine_of,
-    none_left_on,
-    ours_on,
-    roles_on,
+import psutil
+from measure import ROOT
+from survival import (
+    FIRST,
+    LAST,
+    ROLES,
+    Experiment,
+    Fault,
+    Lost,
+    Outcome,
+    fingerprint,
+    is_ours,
+    judge,
 )
-from survival import FIRST, LAST, Fault, Lost, Outcome, judge
+
+sys.path.append(str(ROOT / "tests" / "cluster"))
+
+from machines import Machine, missing
+from ray_cluster import Cluster, ray_cluster
+
+__all__ = ["FAULTS", "SPREAD", "missing"]
+
+WORKERS = 3
+SPREAD = {
+    "resources.spread": "spread",
+    "resources.num_generators": 2,
+    "resources.learner_cpus": 1.95,
+    "resources.generator_cpus": 0.9,
+    "rollout.unit_prompts": 2,
+}
+# A machine that was cut off ends what runs on it once it has missed the head for a minute.
+GONE_S = 150.0
+ENVIRONMENT = {
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+@contextmanager
+def cluster_of(workers: int = WORKERS, spare: int = 0) -> Iterator[Cluster]:
+    """A cluster of the command's machine and so many others, and `spare` ones that may join it."""
+    with ray_cluster(1 + workers, spare=spare, head_cpus=0, **ENVIRONMENT) as cluster:
+        yield cluster
+
+
+class OnCluster(Experiment):
+    """A trial that the command starts on the first machine of a cluster."""
+
+    longest_s = 480.0
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        storage: Path,
+        arm: str,
+        **settings: Any,
+    ) -> None:
+        super().__init__(storage, arm, **{**SPREAD, **settings})
+        self._cluster = cluster
+        self._own = settings
+
+    def launch(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[Any]:
+        machine = self._cluster.machines[0]
+        there = [*command, "--address", self._cluster.address]
+        return machine.start(there, self._cluster.environment, stdout=log)
+
+    def uninterrupted(self) -> tuple[Any, ...]:
+        return uninterrupted_on_cluster(self.arm, tuple(sorted(self._own.items())))
+
+
+@cache
+def uninterrupted_on_cluster(arm: str, settings: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
+    with tempfile.TemporaryDirectory() as storage, cluster_of() as cluster:
+        experiment = OnCluster(cluster, Path(storage), arm, **dict(settings))
+        with experiment.start() as running:
+            running.ends_well()
+        return fingerprint(experiment)
+
+
+# ---- What runs where -------------------------------------------------------------------------
+
+
+def ours_on(machine: Machine, role: str | None = None) -> list[int]:
+    """Our processes on a machine: of one role, or of any."""
+    return [pid for pid in machine.processes() if _is_ours(pid, role)]
+
+
+def _is_ours(pid: int, role: str | None) -> bool:
+    try:
+        return is_ours(psutil.Process(pid), role)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def machine_of(cluster: Cluster, role: str) -> Machine:
+    """The machine that has an actor of this role; one with a generator has no other role."""
+    for machine in cluster.machines:
+        found = {name for name in ROLES if ours_on(machine, name)}
+        if role in found and (role != "Generator" or found == {role}):
+            return machine
+    raise Lost(f"no machine of {role} was found")
+
+
+def roles_on(machine: Machine) -> str:
+    return "+".join(name for name in ROLES for _ in ours_on(machine, name))
+
+
+def none_left_on(machines: Sequence[Machine]) -> str:
+    """Waits for our processes on these machines to end. Lost when one is there still after
+    `GONE_S`."""
+    began = time.monotonic()
+    while left := [pid for machine in machines for pid in ours_on(machine)]:
+        if time.monotonic() - began > GONE_S:
+            raise Lost(f"{len(left)} of our processes were left {GONE_S:g} s after the end")
+        time.sleep(0.5)
+    return f"ours gone after {time.monotonic() - began:.1f} s"
+
+
+# ---- Faults ------------------------------------------------------------------------------------
 
 REPEATS = 5
 ARMS = ("sync", "async_k1")
@@ -110,53 +227,12 @@ def kill_head(rng: random.Random, repeat: int) -> Outcome:
         return judge(experiment, f"{experiment.arm}, round {before}, {left}", before, struck)
 
 
-LARGER = {"rollout.prompts": 16, "rollout.unit_prompts": 8}  # rounds longer than the start of Ray
-
-
-def join_later(rng: random.Random, repeat: int) -> Outcome:
-    """A machine joins while the first of two trials runs. The second one has to use it."""
-    with tempfile.TemporaryDirectory() as storage:
-        with cluster_of(WORKERS - 1, spare=1) as cluster:
-            joins = cluster.machines[-1]
-            first = OnCluster(cluster, Path(storage), "async_k1", **LARGER)
-            first.trials, first.command = "async_k1-0-*", [*first.command, "--num-samples", "2"]
-            second = copy.copy(first)
-            second.trials = "async_k1-1-*"
-            with first.start() as running:
-                running.wait_for_rounds(rng.randint(1, FIRST))
-                before, struck = len(first.rows()), time.time()
-                cluster.join(joins)
-                joined = len(first.rows())
-                if second.rows():
-                    raise Lost("the first trial had ended before the machine had joined")
-                running.wait_for(lambda: second.rows() and ours_on(joins))
-                roles = roles_on(joins)
-                running.ends_well()
-            left = none_left_on(cluster.machines)
-        happened = f"after rounds {before}-{joined} of the first trial, then had {roles}, {left}"
-        judge(second, happened, 0, struck)
-        return judge(first, happened, before, struck)
-
-
-def killed(role: str):
-    return lambda rng, repeat: kill_machine(role, rng, repeat)
-
-
 FAULTS = (
-    Fault(name="machine of a generator lost", repeats=REPEATS, strike=killed("Generator")),
-    Fault(name="machine of the learner lost", repeats=REPEATS, strike=killed("Learner")),
-    Fault(name="machine of the Trainable lost", repeats=REPEATS, strike=killed("DetailedGRPO")),
-    Fault(name="machine of the command lost, then --resume", repeats=REPEATS, strike=kill_head),
-    Fault(
-        name="link cut for 5 s",
-        repeats=REPEATS,
-        strike=lambda rng, repeat: cut_link(5.0, rng, repeat),
-    ),
-    Fault(
-        name="link cut for good",
-        repeats=REPEATS,
-        strike=lambda rng, repeat: cut_link(None, rng, repeat),
-    ),
-    Fault(name=f"{LOSS_PERCENT:g} % of packets lost", repeats=REPEATS, strike=lose_packets),
-    Fault(name="machine joins, next trial uses it", repeats=REPEATS, strike=join_later),
+    Fault("machine of a generator lost", REPEATS, partial(kill_machine, "Generator")),
+    Fault("machine of the learner lost", REPEATS, partial(kill_machine, "Learner")),
+    Fault("machine of the Trainable lost", REPEATS, partial(kill_machine, "DetailedGRPO")),
+    Fault("machine of the command lost, then --resume", REPEATS, kill_head),
+    Fault("link cut for 5 s", REPEATS, partial(cut_link, 5.0)),
+    Fault("link cut for good", REPEATS, partial(cut_link, None)),
+    Fault(f"{LOSS_PERCENT:g} % of packets lost", REPEATS, lose_packets),
 )

@@ -1,45 +1,437 @@
 """What is lost when something breaks: a campaign of faults against the real program.
 
-Most faults strike a running `launch/tune.py` of 16 rounds, with a checkpoint every 4, at a random
-moment after rounds 3 to 12. A trial has survived when the command, or its `--resume` where it was
-the command that ended, ends with status 0; every round stands once and in order in result.json,
-progress.csv, TensorBoard and Parquet; and, at lag 0, every row (those that measure time aside) and
-the policy, optimizer and buffer at the end equal, bit for bit, those of a run that nothing happened
-to. Seconds to recover are the longest time without a row from the fault on; lost is what was done
-again: rounds, or prompts asked for once more. The JSON is written after every fault, and the same
-command goes on with what it has unless the product or the trials have changed since.
+    python benchmarks/faults.py                            all, an hour and a half on two cores
+    python benchmarks/faults.py --fault "slow object store" --repeats 2
+    python benchmarks/faults.py --cluster                  as root: machines and links of a cluster
 
-Filling a disk needs the right to mount one.
+A fault strikes a running `launch/tune.py` of 16 rounds, with a checkpoint every 4, at a random
+moment. A trial has survived when the command, or its `--resume`, ends with status 0; when every
+file has every round once and in order; and, at lag 0, when rows and last checkpoint equal those of
+an uninterrupted run, bit for bit. Seconds to recover are the longest time without a row. The JSON
+is written after every fault, and the same command continues at the same commit.
 
-With --cluster the trials run on a Ray cluster of four machines: one with the command, three with
-learner, generators and Trainable. What breaks are machines, links and an object store. That every
-process of ours ends belongs to surviving: on all machines, lost ones included. Machines are
-namespaces (`tests/cluster/machines.py`), which need root, and `nft` to lose packets.
+Filling a disk needs the right to mount one. The machines of --cluster are namespaces
+(`tests/cluster/machines.py`), which need root, and `nft` to lose packets.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
+import shutil
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import patch
 
-import broken_disks
-import broken_inputs
-import kills
-import store_kills
-from measure import parser_of, provenance, run_benchmark, write
-from product import RESULTS
-from survival import CHECKPOINT_EVERY, ROUNDS, SETTINGS, Fault, Lost, Outcome
+from measure import RESULTS, ROOT, parser_of, provenance, read, run_benchmark, same_run, write
+from survival import (
+    CHECKPOINT_EVERY,
+    FIRST,
+    LAST,
+    ROUNDS,
+    SETTINGS,
+    Experiment,
+    Fault,
+    Lost,
+    Outcome,
+    Running,
+    check_accounts,
+    check_rounds,
+    interrupt,
+    judge,
+    none_left,
+)
 
-from grpo_trainable.command_line import UsageError
+from callbacks.trial_files import read_rows
+from grpo_trainable.checkpointing import MANIFEST, checkpoint_round
+from grpo_trainable.command_line import UsageError, align
+from grpo_trainable.storage import fetched, stored_path
 
-FAULTS = (*kills.FAULTS, *store_kills.FAULTS, *broken_disks.FAULTS, *broken_inputs.FAULTS)
+# ---- Processes that are killed or stopped ------------------------------------------------------
+
+
+def at_a_random_moment(
+    strike: Callable[[Running], object], arms: Sequence[str], settings: Mapping[str, Any] = {}
+) -> Callable[[random.Random, int], Outcome]:
+    """Return a fault that strikes a running trial of each arm in turn. Where it ends the command,
+    the trial is resumed; else it must end by itself."""
+
+    def struck_trial(rng: random.Random, repeat: int) -> Outcome:
+        with tempfile.TemporaryDirectory() as storage:
+            experiment = Experiment(Path(storage), arms[repeat % len(arms)], **settings)
+            with experiment.start() as running:
+                running.wait_for_rounds(rng.randint(FIRST, LAST))
+                time.sleep(rng.random() * 0.3)
+                struck = time.time()
+                strike(running)
+                before = len(experiment.rows())
+                ended = running.process.poll() is not None
+                if not ended:
+                    running.ends_well()
+            if ended:
+                struck = time.time()
+                experiment.resume()
+            return judge(experiment, f"{experiment.arm}, round {before}", before, struck)
+
+    return struck_trial
+
+
+def kill(role: str) -> Callable[[Running], None]:
+    return lambda running: running.process_of(role).kill()
+
+
+def stop_generator(running: Running) -> None:
+    """The process answers nothing; `resources.deadline_s` must find it."""
+    victim = running.process_of("Generator")
+    victim.suspend()
+    running.wait_for(lambda: not victim.is_running())
+
+
+def kill_command(running: Running) -> None:
+    """Kill the command and wait until all of its processes are gone."""
+    family = running.family()
+    running.process.send_signal(signal.SIGKILL)
+    running.output()
+    none_left(family)
+
+
+def kill_while_copying(running: Running) -> None:
+    """Kill the Trainable as the directory of its next checkpoint appears in the storage path."""
+    victim, trial = running.process_of("DetailedGRPO"), running.experiment.trial
+    known = set(trial.glob("checkpoint_*"))
+    running.wait_for(lambda: set(trial.glob("checkpoint_*")) - known, step_s=0.0002)
+    victim.kill()
+
+
+REPLAY = {"buffer_capacity": 3, "buffer_sampling": "uniform", "buffer.sample_batches": 2}
+APART = ("sync", "async_k1")
+AT_LAG_0 = ("sync", "colocated_k1")
+COLOCATED = ("colocated_k1", "colocated_k4")
+ALL = ("sync", "colocated_k1", "async_k1")
+DEADLINE = {"resources.deadline_s": 15.0}
+PROCESSES = (
+    Fault("generator SIGKILL", 20, at_a_random_moment(kill("Generator"), APART)),
+    Fault("generator SIGSTOP", 4, at_a_random_moment(stop_generator, APART, DEADLINE)),
+    Fault("learner SIGKILL", 10, at_a_random_moment(kill("Learner"), APART)),
+    Fault("colocated worker SIGKILL", 10, at_a_random_moment(kill("Colocated"), COLOCATED)),
+    Fault("Trainable SIGKILL", 10, at_a_random_moment(kill("DetailedGRPO"), ALL)),
+    Fault("driver SIGKILL, then --resume", 10, at_a_random_moment(kill_command, ALL)),
+    Fault("Ctrl-C, then --resume", 10, at_a_random_moment(interrupt, AT_LAG_0)),
+    Fault("the same, with a replay buffer", 10, at_a_random_moment(interrupt, AT_LAG_0, REPLAY)),
+    Fault("SIGKILL while Tune copies", 6, at_a_random_moment(kill_while_copying, AT_LAG_0)),
+)
+
+
+# ---- Checkpoints that are damaged, disks that are full -----------------------------------------
+
+STOPPED_AFTER = 9  # rounds: there are checkpoints of rounds 4, 8 and this one
+
+
+@cache
+def interrupted() -> Path:
+    """Return the storage of an experiment that was interrupted. Its copy `kept` never changes."""
+    storage = Path(tempfile.mkdtemp(prefix="grpo-faults-"))
+    experiment = Experiment(storage, "sync", **{"checkpoint.keep": "null"})
+    with experiment.start() as running:
+        running.wait_for_rounds(STOPPED_AFTER)
+        interrupt(running)
+    shutil.copytree(experiment.directory, storage / "kept")
+    return storage
+
+
+def damaged(how: Callable[[Path, random.Random], str], rng: random.Random, repeat: int) -> Outcome:
+    """Damage the newest checkpoint of an interrupted experiment, and resume it."""
+    storage = interrupted()
+    experiment = Experiment(storage, "sync")
+    shutil.rmtree(experiment.directory)
+    shutil.copytree(storage / "kept", experiment.directory)
+    checkpoints = sorted(experiment.trial.glob("checkpoint_*"))
+    previous = checkpoint_round(checkpoints[-2])
+    done = how(checkpoints[-1], rng)
+    before, struck = len(experiment.rows()), time.time()
+    printed = experiment.resume()
+    line = f"going on from {checkpoints[-2].name} (round {previous})"
+    if line not in printed:
+        raise Lost(f"{done}; {line!r} was not printed")
+    if experiment.rows()[previous]["iterations_since_restore"] != 1:
+        raise Lost(f"{done}; it did not continue after round {previous}")
+    return judge(experiment, done, before, struck)
+
+
+def truncated(checkpoint: Path, rng: random.Random) -> str:
+    path = rng.choice(sorted(checkpoint.iterdir()))
+    size = rng.randrange(path.stat().st_size - 1)
+    os.truncate(path, size)
+    return f"{path.name} cut to {size} bytes"
+
+
+def flipped(checkpoint: Path, rng: random.Random) -> str:
+    path = rng.choice(sorted(path for path in checkpoint.iterdir() if path.name != MANIFEST))
+    content = bytearray(path.read_bytes())
+    place, bit = rng.randrange(len(content)), rng.randrange(8)
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+    return f"bit {bit} of byte {place} of {path.name} flipped"
+
+
+def without_manifest(checkpoint: Path, rng: random.Random) -> str:
+    (checkpoint / MANIFEST).unlink()
+    return "no manifest"
+
+
+def without_anything(checkpoint: Path, rng: random.Random) -> str:
+    shutil.rmtree(checkpoint)
+    return "no directory"
+
+
+@contextmanager
+def small_disk(megabytes: int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", directory]
+        done = subprocess.run(mount, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise Lost(f"could not be tried: {done.stderr.strip()}")
+        try:
+            yield Path(directory)
+        finally:
+            subprocess.run(["umount", directory], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Leave no space on a disk; return the file that takes it."""
+    filler = disk / "filler"
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    return filler
+
+
+def full_disk(rng: random.Random, repeat: int) -> Outcome:
+    """Fill the disk while a checkpoint is due, and make room before the last one."""
+    with small_disk(40) as storage:
+        experiment = Experiment(storage, "sync")
+        with experiment.start() as running:
+            running.wait_for_rounds(rng.randint(CHECKPOINT_EVERY + 1, 2 * CHECKPOINT_EVERY - 1))
+            before, filler = len(experiment.rows()), fill(storage)
+            running.wait_for(lambda: "could not be written" in running.printed())
+            filler.unlink()
+            running.ends_well()
+        whole = [checkpoint_round(p) for p in sorted(experiment.trial.glob("checkpoint_*"))]
+        rounds = [row["training_iteration"] for row in experiment.rows()]
+        failures = experiment.rows()[-1]["count/checkpoint_failures"]
+        return Outcome(
+            survived=rounds == list(range(1, ROUNDS + 1)) and failures > 0 and whole[-1] == ROUNDS,
+            happened=f"full after round {before}: {failures:.0f} checkpoints not written, "
+            f"rows {rounds[0]}-{rounds[-1]}, whole in the end: {whole}",
+        )
+
+
+DISKS = (
+    Fault("newest checkpoint truncated", 5, partial(damaged, truncated)),
+    Fault("newest checkpoint, flipped bit", 5, partial(damaged, flipped)),
+    Fault("newest checkpoint, no manifest", 2, partial(damaged, without_manifest)),
+    Fault("newest checkpoint gone", 2, partial(damaged, without_anything)),
+    Fault("ENOSPC while checkpointing", 5, full_disk),
+)
+
+
+# ---- A slow object store -----------------------------------------------------------------------
+
+KILLS = 5  # of one experiment
+FEWEST, MOST = 10, 60  # rounds from a start to a kill
+PUT_S = 0.05
+BOUND_S = 10.0  # rows in the store are at most so far behind
+RUNS = "s3://bucket/runs"
+SHORT_ROUNDS = {
+    "rollout.prompts": 1,
+    "rollout.group_size": 2,
+    "rollout.max_new_tokens": 4,
+    "eval.every": 100,
+}
+
+
+class InSlowStore(Experiment):
+    """A trial of short rounds. Its rows are those that the present command has written here."""
+
+    checkpoint_every = 5
+    longest_s = 480.0
+
+    def __init__(self, directory: Path, arm: str, rounds: int) -> None:
+        self.rounds = rounds
+        super().__init__(directory, arm, RUNS, **SHORT_ROUNDS)
+        self._sessions = directory
+        self._began = 0.0
+
+    def launch(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[Any]:
+        self._began = time.time()
+        environment = {**os.environ, "RAY_TMPDIR": str(self._sessions)}
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+
+    def rows(self) -> list[dict[str, Any]]:
+        if self.directory.exists():
+            return super().rows()
+        here = self._sessions.glob("ray/session_2*/artifacts/*/*/*-mirrored/*/result.json")
+        newest = max(here, key=os.path.getmtime, default=None)
+        rows = [] if newest is None else read_rows(newest)
+        return [row for row in rows if row["timestamp"] >= int(self._began)]
+
+
+@contextmanager
+def slow_store() -> Iterator[None]:
+    """Serve a store to this process and its children that takes `PUT_S` for a PUT."""
+    sys.path.append(str(ROOT / "tests" / "integration" / "extras"))
+    from s3_server import s3_store
+
+    with s3_store() as store, patch.dict(os.environ, store.environment):
+        store.make_bucket(stored_path(RUNS).path.partition("/")[0])
+        store.refuses = lambda method, path: time.sleep(PUT_S) if method == "PUT" else None
+        yield
+
+
+def kill_again_and_again(rng: random.Random, repeat: int) -> Outcome:
+    """Kill the command five times: each resume must continue from a checkpoint that is recent."""
+    arm = ("colocated_k1", "async_k1")[repeat % 2]
+    kills = [rng.randint(FEWEST, MOST) for _ in range(KILLS)]
+    with (
+        tempfile.TemporaryDirectory(prefix="k", ignore_cleanup_errors=True) as directory,
+        slow_store(),
+    ):
+        experiment = InSlowStore(Path(directory), arm, sum(kills) + FEWEST)
+        command, before, done_again = experiment.command, [], []
+        for rounds in kills:
+            with Running(experiment, command) as running:
+                running.wait_for(lambda: len(experiment.rows()) >= rounds, step_s=0.2)  # noqa: B023
+                time.sleep(rng.random() * 0.3)
+                kill_command(running)
+            rows = experiment.rows()
+            done_again += repeated_rounds(before, rows)
+            command, before = experiment.resume_command, rows
+        with Running(experiment, command) as running:
+            running.ends_well()
+        done_again += repeated_rounds(before, experiment.rows())
+        with fetched(stored_path(RUNS) / experiment.directory.name) as copy:
+            copy.rename(experiment.directory)
+            check_rounds(experiment)
+            check_accounts(experiment)
+    round_s = sorted(row["time_this_iter_s"] for row in before)[len(before) // 2]
+    happened = f"{arm}, rounds of {round_s:.2f} s, rounds done again after each kill: {done_again}"
+    return Outcome(survived=True, happened=happened, rounds_repeated=max(done_again))
+
+
+def repeated_rounds(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[int]:
+    """Return the number of rounds that a kill cost.
+
+    Raises:
+        Lost: they are more than a checkpoint's and those of the last `BOUND_S`.
+    """
+    if not before:
+        return []
+    last, start = before[-1]["training_iteration"], after[0]["training_iteration"] - 1
+    recent = sum(row["timestamp"] >= before[-1]["timestamp"] - BOUND_S for row in before)
+    allowed = InSlowStore.checkpoint_every + recent
+    if last - start > allowed:
+        raise Lost(f"killed at round {last}, continued from {start}: {allowed} rounds are allowed")
+    return [last - start]
+
+
+STORES = (
+    # Without the packages of the tests there is no store.
+    (Fault("driver SIGKILL, slow object store, then --resume", 10, kill_again_and_again),)
+    if find_spec("moto")
+    else ()
+)
+
+
+# ---- Rewards that fail -------------------------------------------------------------------------
+
+EVERY = 40  # calls of the reward function, of which one fails
+FAILURES = {
+    "raises": "raise RuntimeError('the reward service is gone')",
+    "hangs": "time.sleep(3600)",
+    "returns NaN": "return float('nan')",
+    "returns a list": "return [1.0, 2.0]",
+}
+REWARD = """
+import time
+
+calls = 0
+
+def reward(response, ground_truth):
+    global calls
+    calls += 1
+    if calls % {every} == 0:
+        {failure}
+    return float("." in response)
+"""
+
+
+def reward_settings(storage: Path, failure: str, every: int) -> dict[str, Any]:
+    """Write a reward function that fails in every so many calls; return what to set."""
+    file = storage / "rewards.py"
+    file.write_text(REWARD.format(every=every, failure=FAILURES[failure]))
+    return {"task.reward": f"{file}:reward", "task.reward_deadline_s": 1.0}
+
+
+def failing_reward(failure: str, rng: random.Random, repeat: int) -> Outcome:
+    """Let one in forty calls fail: the run must continue and count."""
+    with tempfile.TemporaryDirectory() as directory:
+        storage = Path(directory)
+        settings = reward_settings(storage, failure, EVERY)
+        experiment = Experiment(storage, APART[repeat % 2], **settings)
+        with experiment.start() as running:
+            running.ends_well()
+        last = experiment.rows()[-1]
+        errors, dropped = last["count/reward_errors"], last["count/dropped_reward"]
+        closes = last["count/requested"] == last["count/trained"] + last["count/dropped"]
+        return Outcome(
+            survived=len(experiment.rows()) == ROUNDS and errors > 0 and closes,
+            happened=f"{experiment.arm}: {errors:.0f} failures counted, {dropped:.0f} groups "
+            f"dropped, {last['count/trained']:.0f} trained on",
+        )
+
+
+def hopeless(failure: str | None, rng: random.Random, repeat: int) -> Outcome:
+    """Let every reward fail, or the loss overflow: the trial must end with a line that says why."""
+    with tempfile.TemporaryDirectory() as directory:
+        storage = Path(directory)
+        cause, settings = "optim.max_skipped_steps=3", {"optim.lr": 1e6}
+        if failure is not None:
+            cause, settings = "task.max_error_rate", reward_settings(storage, failure, 1)
+        start = time.monotonic()
+        with Experiment(storage, "sync", **settings).start() as running:
+            text = running.output()
+            status = running.process.returncode
+    line = next((line for line in text.splitlines() if line.startswith("failed: ")), "")
+    return Outcome(
+        survived=status == 1 and cause in line,
+        happened=f"status {status} after {time.monotonic() - start:.0f} s: {line[:160]}",
+    )
+
+
+REWARDS = (
+    *(Fault(f"reward {failure}", 2, partial(failing_reward, failure)) for failure in FAILURES),
+    Fault("reward always raises", 1, partial(hopeless, "raises")),
+    Fault("reward always hangs", 1, partial(hopeless, "hangs")),
+    Fault("loss overflows", 1, partial(hopeless, None)),
+)
+
+
+# ---- The campaign ------------------------------------------------------------------------------
+
+FAULTS = (*PROCESSES, *STORES, *DISKS, *REWARDS)
+HEADER = ["fault", "survived", "bit-exact", "recovery s (max)", "rounds repeated (max)"]
 
 
 def main() -> None:
@@ -57,39 +449,35 @@ def main() -> None:
         parser.error(f"--fault: none matches; valid: {', '.join(f.name for f in faults)}")
     about = {**provenance(args), "workload": {"rounds": ROUNDS, **settings}}
     about["workload"]["checkpoint.every"] = CHECKPOINT_EVERY
-    kept = json.loads(out.read_text()) if out.exists() else {}
-    same = all(kept.get(part) == about[part] for part in ("product", "workload"))
-    done = kept["faults"] if same else {}
+    kept = read(out)
+    done = kept["faults"] if same_run(kept, about, "workload") else {}
     outcomes = {name: [Outcome(**outcome) for outcome in list_] for name, list_ in done.items()}
     for fault in chosen:
         repeats = min(fault.repeats, args.repeats or fault.repeats)
         for repeat in range(len(outcomes.get(fault.name, ())), repeats):
             outcome = attempt(fault, random.Random(f"{args.seed}/{fault.name}/{repeat}"), repeat)
             outcomes.setdefault(fault.name, []).append(outcome)
-            print(f"{fault.name} {repeat}: {line(outcome)}", flush=True)
-            write(out, {**about, "faults": plain(outcomes)}, quiet=True)
+            verdict = "survived" if outcome.survived else "LOST"
+            print(f"{fault.name} {repeat}: {verdict}; {outcome.happened}", flush=True)
+            write(out, {**about, "faults": as_json(outcomes)}, quiet=True)
     print()
-    print(table(outcomes))
-    print()
-    write(out, {**about, "faults": plain(outcomes)})
+    print(align([HEADER, *(row(name, list_) for name, list_ in outcomes.items())]))
+    write(out, {**about, "faults": as_json(outcomes)})
 
 
 def on_a_cluster() -> tuple[Sequence[Fault], dict[str, Any]]:
-    """The faults of a cluster, and the settings of the trials they strike."""
+    """Return the faults of a cluster, and the settings of the trials they strike."""
     try:
         import cluster_faults
-        import cluster_survival
-        import store_faults
     except ModuleNotFoundError as error:
         raise UsageError(f"--cluster: {error}; pip install -e '.[test,test-extras]'") from None
-    why = cluster_survival.missing()
+    why = cluster_faults.missing()
     if why is not None:
         raise UsageError(f"--cluster: no machines can be made here: {why}")
-    faults = (*cluster_faults.FAULTS, *store_faults.FAULTS)
-    return faults, {**SETTINGS, **cluster_survival.SETTINGS}
+    return cluster_faults.FAULTS, {**SETTINGS, **cluster_faults.SPREAD}
 
 
-def plain(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+def as_json(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
     return {name: [asdict(outcome) for outcome in list_] for name, list_ in outcomes.items()}
 
 
@@ -99,41 +487,21 @@ def attempt(fault: Fault, rng: random.Random, repeat: int) -> Outcome:
     except Lost as error:
         return Outcome(survived=False, happened=str(error))
     except Exception:
-        # One trial's own trouble, which the table shows, must not end the campaign.
+        # The table shows the trouble of one trial; it must not end the campaign.
         return Outcome(survived=False, happened=traceback.format_exc())
 
 
-def line(outcome: Outcome) -> str:
-    parts = ["survived" if outcome.survived else "LOST", outcome.happened]
-    if outcome.recovered_s is not None:
-        parts.append(
-            f"recovered in {outcome.recovered_s:.1f} s, {outcome.rounds_repeated} rounds repeated, "
-            f"{outcome.prompts_asked_again} prompts again"
-        )
-    if outcome.exact:
-        parts.append("bit-exact")
-    return "; ".join(parts)
-
-
-def table(outcomes: dict[str, Sequence[Outcome]]) -> str:
-    lines = [
-        f"{'fault':<32} trials survived  bit-exact  recovery s (max)  rounds repeated (max)  "
-        "prompts (max)"
+def row(name: str, outcomes: Sequence[Outcome]) -> list[str]:
+    seconds = [o.recovered_s for o in outcomes if o.recovered_s is not None]
+    promised = [o.exact for o in outcomes if o.exact is not None]
+    repeated = [o.rounds_repeated for o in outcomes if o.rounds_repeated is not None]
+    return [
+        name,
+        f"{sum(o.survived for o in outcomes)} of {len(outcomes)}",
+        f"{sum(promised)} of {len(promised)}" if promised else "",
+        f"{statistics.median(seconds):.1f} ({max(seconds):.1f})" if seconds else "",
+        str(max(repeated, default="")),
     ]
-    for fault, list_ in outcomes.items():
-        seconds = [o.recovered_s for o in list_ if o.recovered_s is not None]
-        recovery = f"{statistics.median(seconds):.1f} ({max(seconds):.1f})" if seconds else "-"
-        promised = [o.exact for o in list_ if o.exact is not None]
-        exact = f"{sum(promised)} of {len(promised)}" if promised else "-"
-        rounds, prompts = (
-            max((n for o in list_ if (n := getattr(o, name)) is not None), default="-")
-            for name in ("rounds_repeated", "prompts_asked_again")
-        )
-        lines.append(
-            f"{fault:<32} {len(list_):>6} {sum(o.survived for o in list_):>8}  {exact:>9}  "
-            f"{recovery:>16}  {rounds:>21}  {prompts:>13}"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
-"""GRPO here and PPO in RLlib: the same policy and task, at equal samples.
+"""Control: GRPO here and RLlib's PPO in the same environments of Gymnasium.
 
-    python benchmarks/grpo_vs_ppo.py                               three seeds of each
-    python benchmarks/grpo_vs_ppo.py --samples 192 --seeds 1       to see that it works
+    python benchmarks/grpo_vs_ppo.py                             everything, three seeds: hours
+    python benchmarks/grpo_vs_ppo.py --env CartPole-v1 --seeds 1  to see that it works
 
-GRPO runs as the arms of `grpo_vs_ppo_space.py`: one gradient step on 64 responses, and four, each
-on a part of them, as PPO takes. PPO is RLlib's, on `TokenEnv` with our policy and a value head as
-its module: no KV cache, a token is a step of the environment. All start from the policy that ships,
-sample at one temperature with one learning rate, use one thread, and are measured by the same
-evaluation on the same held-out prompts. PPO's trials are written beside GRPO's, so that one report
-has all curves. A response of PPO's counts once it is complete: when it stops, some are not, which
-the tokens do count. PPO needs the extra `rllib`.
+Our trials are those of `launch/tune.py` with `task.name=control`. PPO is RLlib's, in a process of
+its own, with its own network of the same size. Both use one thread, and are evaluated by the mean
+reward of 20 held-out episodes of most likely actions. A row has the seconds of training, without
+start and evaluations, and the steps until an evaluation reaches the target. An interrupted command
+continues. PPO needs the extra `rllib`, the arm the extra `control`.
 """
 
 from __future__ import annotations
@@ -18,226 +16,260 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
+from measure import (
+    assignments,
+    finished_trial,
+    parser_of,
+    printed_by,
+    provenance,
+    read,
+    rows_of,
+    run_benchmark,
+    same_run,
+    write,
+)
 
-from grpo_trainable.config import GRPOConfig
-from reports.report import write_report
+from grpo_trainable.command_line import align
 
 if TYPE_CHECKING:
     from ray.rllib.algorithms.ppo import PPO
 
-PPO_ARM = "rllib_ppo"
-SPACE = ROOT / "benchmarks" / "grpo_vs_ppo_space.py"
-NAME = "grpo_vs_ppo"
-STORAGE = Path.home() / "ray_results"
-EVERY = 256  # responses between evaluations, as in the space
+EPISODES = 20  # of an evaluation in Gymnasium
+LIMIT_S = 400.0  # of PPO's training, unless it reaches its target before
 
-# The settings of both: the defaults of a trial, but for what PPO has to know in its own words.
-OURS = GRPOConfig()
-RESPONSES = OURS.responses_per_round
 
-# RLlib's, where not its defaults. A response has one reward, at its end, so nothing is discounted.
-PPO_SETTINGS: dict[str, Any] = {
-    "lr": OURS.optim.lr,
-    "grad_clip": OURS.optim.grad_clip,
-    "train_batch_size_per_learner": 32 * RESPONSES,  # tokens: about a round's responses
-    "minibatch_size": 512,
-    "num_epochs": 1,
-    "gamma": 1.0,
-    "lambda_": 1.0,
-    "use_kl_loss": False,
-    "clip_param": 0.2,
-    "vf_loss_coeff": 0.1,
-    "entropy_coeff": 0.0,
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """An environment, the reward that counts as solved, and the settings of both programs."""
+
+    target: float
+    ours: Mapping[str, Any]
+    ppo: Mapping[str, Any]
+    runners: Mapping[str, Any]
+    model: Mapping[str, Any]  # of RLlib's default module
+    filtered: bool = False  # PPO normalises observations, as RLlib's examples do
+
+
+COMMON = {"k_mode": "minibatches", "eval.prompts": EPISODES, "callbacks.verbose": "false"}
+LAYERS = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
+WORKS: dict[str, Work] = {
+    "CartPole-v1": Work(
+        target=450.0,
+        ours={"k": 16, "optim.epochs": 4, "rounds": 40, "eval.every": 2},
+        ppo={
+            **{"lr": 1e-3, "train_batch_size_per_learner": 2048, "minibatch_size": 256},
+            **{"num_epochs": 8, "clip_param": 0.2, "vf_loss_coeff": 0.5, "vf_clip_param": 1e9},
+            **{"use_kl_loss": False, "grad_clip": 0.5, "lambda_": 0.95, "gamma": 0.99},
+        },
+        model=LAYERS,
+        runners={"num_envs_per_env_runner": 8},
+    ),
+    "Pendulum-v1": Work(
+        target=-300.0,
+        ours={
+            **{"k": 16, "optim.epochs": 4, "rounds": 100, "eval.every": 5},
+            **{"rollout.max_new_tokens": 200, "loss.gamma": 0.95, "optim.lr": 1e-3},
+        },
+        # rllib/examples/algorithms/ppo/pendulum_ppo.py
+        ppo={
+            **{"lr": 2e-4, "train_batch_size_per_learner": 1024, "minibatch_size": 128},
+            **{"num_epochs": 30, "clip_param": 0.3, "vf_loss_coeff": 1.0, "vf_clip_param": 10.0},
+            **{"lambda_": 0.5, "gamma": 0.95},
+        },
+        model={"fcnet_activation": "relu"},
+        runners={"num_envs_per_env_runner": 20},
+        filtered=True,
+    ),
+    "grpo_trainable.control.arm:Arm": Work(
+        target=0.0,
+        ours={
+            **{"k": 16, "optim.epochs": 4, "rounds": 80, "eval.every": 5},
+            **{"rollout.max_new_tokens": 25, "loss.gamma": 0.9, "optim.lr": 1e-3},
+        },
+        ppo={
+            **{"lr": 5e-4, "train_batch_size_per_learner": 3200, "minibatch_size": 400},
+            **{"num_epochs": 6, "clip_param": 0.2, "vf_loss_coeff": 0.25, "vf_clip_param": 1e9},
+            **{"use_kl_loss": False, "grad_clip": 0.5, "lambda_": 0.9, "gamma": 0.95},
+        },
+        model={
+            **{"conv_filters": [[16, 4, 2], [32, 4, 2], [32, 3, 2]], "conv_activation": "relu"},
+            **{"head_fcnet_hiddens": [128], "vf_share_layers": True},
+        },
+        runners={"num_envs_per_env_runner": 16, "rollout_fragment_length": "auto"},
+    ),
 }
 
 
 def main() -> None:
     parser = parser_of(
-        __doc__,
-        "grpo_vs_ppo.json",
-        seed="the first",
-        counts={"seeds": (3, "of each"), "samples": (1536, "responses that a trial trains on")},
+        __doc__, "grpo_vs_ppo.json", seed="the first", counts={"seeds": (3, "of each program")}
     )
-    parser.add_argument("--storage", type=Path, default=STORAGE, help=f"directory ({STORAGE})")
-    parser.add_argument("--ppo", type=Path, help=argparse.SUPPRESS)  # the directory of one trial
+    parser.add_argument("--env", action="append", choices=WORKS, help="only these")
+    parser.add_argument("--ppo", help=argparse.SUPPRESS)  # the work of one trial of PPO
     args = parser.parse_args()
     if args.ppo is not None:
-        run_ppo(args.ppo, args.seed, args.samples)
+        print(json.dumps(list(ppo_curve(args.ppo, args.seed))))
         return
-    directory = args.storage / NAME
-    run_grpo(args)
-    for seed in range(args.seed, args.seed + args.seeds):
-        run_ppo_in_fresh_process(directory / f"RLlib_PPO_seed={seed}", seed, args.samples)
-    trials = [summary(path) for path in sorted(directory.glob("*/result.json"))]
-    for trial in trials:
-        print(show(trial))
-    report = write_report(directory)
-    print(f"all curves: {report}")
-    settings = {"ppo": PPO_SETTINGS, "samples": args.samples}
-    write(args.out, {**provenance(args), "workload": settings, "trials": trials})
+    about = {**provenance(args), "workload": {name: asdict(own) for name, own in WORKS.items()}}
+    kept = read(args.out)
+    trials = kept["trials"] if same_run(kept, about) else []
+    for work in args.env or WORKS:
+        for seed in range(args.seed, args.seed + args.seeds):
+            for program, run in (("grpo", our_curve), ("rllib_ppo", ppo_in_fresh_process)):
+                key = {"env": work, "program": program, "seed": seed}
+                if any(trial.items() >= key.items() for trial in trials):
+                    continue
+                trials.append({**key, **reached(run(work, seed), WORKS[work].target)})
+                print(shown(trials[-1]), flush=True)
+                write(args.out, {**about, "trials": trials}, quiet=True)
+    print()
+    print(align([HEADER, *table(trials)]))
+    write(args.out, {**about, "trials": trials})
 
 
-def run_grpo(args: argparse.Namespace) -> None:
-    command = [
-        *(sys.executable, str(ROOT / "launch" / "tune.py"), "--space", str(SPACE)),
-        *("--samples", str(args.samples)),
-        *("--num-samples", str(args.seeds), "--seed", str(args.seed)),
-        *("--name", NAME, "--storage", str(args.storage)),
-    ]
-    done = subprocess.run(command, cwd=ROOT)
-    if done.returncode != 0:
-        sys.exit(f"GRPO: status {done.returncode}")
+# ---- The curves --------------------------------------------------------------------------------
+
+# An evaluation: the seconds of training and steps of the environment before it, and its mean.
+Curve = Sequence[Mapping[str, float]]
 
 
-# ---- PPO ---------------------------------------------------------------------------------------
+def our_curve(work: str, seed: int) -> Curve:
+    options = assignments({"task.name": "control", "model.env": work, **COMMON, **WORKS[work].ours})
+    with finished_trial("colocated_k1", seed=seed, options=options) as directory:
+        return curve_of(rows_of(directory))
 
 
-def run_ppo_in_fresh_process(directory: Path, seed: int, samples: int) -> None:
-    command = [
-        *(sys.executable, str(Path(__file__).resolve()), "--ppo", str(directory)),
-        *("--seed", str(seed), "--samples", str(samples)),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT)
-    if done.returncode != 0:
-        sys.exit(f"PPO with seed {seed}: status {done.returncode}")
+def curve_of(rows: Sequence[Mapping[str, Any]]) -> Curve:
+    """The evaluations of a trial, without the first, which is of no training."""
+    curve, evaluated = [], 0.0
+    for row in rows:
+        if row["eval/round"] > evaluated:
+            evaluated = row["eval/round"]
+            curve.append(
+                {
+                    "seconds": row["time/wall_clock_s"],
+                    "steps": row["num_env_steps_sampled_lifetime"],
+                    "mean": row["reward/eval_mean"],
+                }
+            )
+    return curve
 
 
-def run_ppo(directory: Path, seed: int, samples: int) -> None:
-    """One trial, written as a trial of ours is: `params.json` and a row a line in `result.json`."""
+def ppo_in_fresh_process(work: str, seed: int) -> Curve:
+    return printed_by([sys.executable, __file__, "--ppo", work, "--seed", str(seed)], threads=1)
+
+
+def ppo_curve(work: str, seed: int) -> Iterator[Mapping[str, float]]:
+    """Evaluate after every iteration, until the target is reached or the time is up."""
     import ray
+    import torch
 
     ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False)
-    algo = build_ppo(seed)
-    rows = train_ppo(algo, seed, samples)
+    algo = build_ppo(work, seed)
+    torch.set_num_threads(1)  # RLlib sets none where the learner is in this process
+    seconds, mean = 0.0, -float("inf")
+    while seconds < LIMIT_S and mean < WORKS[work].target:
+        start = time.perf_counter()
+        row = algo.train()
+        seconds += time.perf_counter() - start
+        mean = float(algo.evaluate()["env_runners"]["episode_return_mean"])
+        steps = row["env_runners"]["num_env_steps_sampled_lifetime"]
+        yield {"seconds": seconds, "steps": float(steps), "mean": mean}
     algo.stop()
     ray.shutdown()
-    directory.mkdir(parents=True)
-    params = {"arm": PPO_ARM, "seed": seed, "rounds": len(rows), "eval": {"every": len(rows)}}
-    (directory / "params.json").write_text(json.dumps(params))
-    (directory / "result.json").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
-def build_ppo(seed: int) -> PPO:
+def build_ppo(env: str, seed: int) -> PPO:
     from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.connectors.env_to_module import MeanStdFilter
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.tune.registry import register_env
 
-    from grpo_trainable.rllib import TokenEnv, language_model_spec
+    from grpo_trainable.control import make_environment
 
+    work = WORKS[env]
+    register_env("control", lambda _: with_floats(make_environment(env)))
     config = (
         PPOConfig()
-        .environment(TokenEnv, env_config={"seed": seed})
-        # Whole responses (batch_mode) would be sampled from one seed each time.
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=RESPONSES)
-        .training(**PPO_SETTINGS)
-        .rl_module(rl_module_spec=language_model_spec({"seed": seed}))
-        .reporting(metrics_num_episodes_for_smoothing=RESPONSES)
-        .debugging(seed=seed)
+        .environment("control")
+        .env_runners(num_env_runners=0, **work.runners)
+        .training(**work.ppo)
+        .rl_module(model_config=DefaultModelConfig(**work.model))
+        .evaluation(
+            evaluation_interval=None,
+            evaluation_duration=EPISODES,
+            evaluation_duration_unit="episodes",
+            evaluation_num_env_runners=0,
+            evaluation_config={"explore": False},
+        )
+        .debugging(seed=seed, log_level="ERROR")
     )
+    if work.filtered:
+        config = config.env_runners(
+            env_to_module_connector=lambda env, spaces, device: MeanStdFilter()
+        )
     return config.build_algo()
 
 
-def train_ppo(algo: PPO, seed: int, samples: int) -> list[dict[str, Any]]:
-    """A row for each iteration, under the names of docs/metrics.md, until `samples` responses are
-    complete."""
-    measured, evaluated_at = {0: held_out(algo, seed)}, 0
-    rows: list[dict[str, Any]] = []
-    seconds = cpu_s = 0.0
-    while not rows or not rows[-1]["done"]:
-        start, cpu_start = time.perf_counter(), time.process_time()
-        result = algo.train()
-        seconds += time.perf_counter() - start
-        cpu_s += time.process_time() - cpu_start
-        row = {**ppo_row(result), "time/wall_clock_s": seconds, "cpu_s": cpu_s}
-        row["done"] = samples_of(row) >= samples
-        if row["done"] or samples_of(row) >= evaluated_at + EVERY:
-            evaluated_at = int(samples_of(row) // EVERY) * EVERY
-            measured[row["training_iteration"]] = held_out(algo, seed)
-        latest = max(measured)
-        row |= {"reward/eval_first": measured[0], "reward/eval_mean": measured[latest]}
-        rows.append({**row, "eval/round": float(latest), "timestamp": time.time()})
-        print(
-            f"PPO seed {seed}: {samples_of(row):.0f} responses, {seconds:.0f} s ({cpu_s:.0f} of a "
-            f"CPU), training reward {row['reward/train_mean']:.3f}, held out "
-            f"{measured[latest]:.3f}",
-            flush=True,
-        )
-    return rows
+def with_floats(env: Any) -> Any:
+    """Give images as numbers between 0 and 1, which RLlib's network takes."""
+    import gymnasium
+    import numpy as np
 
-
-def ppo_row(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What an iteration of RLlib's says, under our names; groups stand for as many responses."""
-    runners = result["env_runners"]
-    responses = float(runners["num_episodes_lifetime"])
-    return {
-        "training_iteration": int(result["training_iteration"]),
-        "reward/train_mean": float(runners["episode_return_mean"]),
-        "response/length_mean": float(runners["episode_len_mean"]),
-        "count/trained": responses / OURS.rollout.group_size,
-        "count/requested": responses / OURS.rollout.group_size,
-        "env_runners/num_episodes_lifetime": responses,
-        "num_env_steps_sampled_lifetime": float(runners["num_env_steps_sampled_lifetime"]),
-    }
-
-
-def held_out(algo: PPO, seed: int) -> float:
-    """The mean held-out reward of PPO's policy, as a trial of that seed would measure it."""
-    from grpo_trainable.checksums import storage_checksum
-    from grpo_trainable.evaluation.evaluator import Evaluator
-    from grpo_trainable.evaluation.policy import load_evaluated_policy
-
-    config = replace(OURS, seed=seed)
-    tensors = {name: t.detach().clone() for name, t in algo.get_module().policy.weights().items()}
-    untrained = load_evaluated_policy(config, trained=None)
-    weights = replace(untrained.weights, tensors=tensors, checksum=storage_checksum(tensors))
-    with closing(Evaluator(config, replace(untrained, weights=weights))) as evaluator:
-        return statistics.fmean(own.reward for batch in evaluator.batches() for own in batch)
-
-
-# ---- What came out -----------------------------------------------------------------------------
-
-
-def summary(result: Path) -> dict[str, Any]:
-    rows = [json.loads(line) for line in result.read_text().splitlines()]
-    params = json.loads((result.parent / "params.json").read_text())
-    return {
-        "arm": params["arm"],
-        "seed": params["seed"],
-        "samples": samples_of(rows[-1]),
-        "tokens": rows[-1]["num_env_steps_sampled_lifetime"],
-        "seconds": rows[-1]["time/wall_clock_s"],
-        "cpu_s": rows[-1].get("cpu_s"),  # PPO is one process
-        "first": rows[0]["reward/eval_first"],
-        "last": rows[-1]["reward/eval_mean"],
-        "held_out": {
-            int(samples_of(row)): row["reward/eval_mean"]
-            for row in rows
-            if row["eval/round"] == row["training_iteration"]
-        },
-        "training": {int(samples_of(row)): row["reward/train_mean"] for row in rows},
-    }
-
-
-def samples_of(row: Mapping[str, Any]) -> float:
-    return row["count/trained"] * OURS.rollout.group_size
-
-
-def show(trial: Mapping[str, Any]) -> str:
-    return (
-        f"{trial['arm']:<13} seed {trial['seed']}: held-out {trial['first']:.3f} -> "
-        f"{trial['last']:.3f} in {trial['samples']:.0f} responses, {trial['tokens']:.0f} tokens, "
-        f"{trial['seconds']:.0f} s"
+    if env.observation_space.dtype != np.uint8:
+        return env
+    space = gymnasium.spaces.Box(0.0, 1.0, env.observation_space.shape, np.float32)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda image: (image / 255.0).astype(np.float32), space
     )
 
 
+# ---- What came of it ---------------------------------------------------------------------------
+
+
+def reached(curve: Curve, target: float) -> dict[str, Any]:
+    """When an evaluation first reached the target, and the whole curve."""
+    first = next((point for point in curve if point["mean"] >= target), None)
+    return {
+        "seconds": first and first["seconds"],
+        "steps": first and first["steps"],
+        "best": max(point["mean"] for point in curve),
+        "curve": list(curve),
+    }
+
+
+HEADER = ["environment", "program", "target", "reached", "seconds (most)", "steps (most)", "best"]
+
+
+def table(trials: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each work and program: how many trials reached the target, and the medians of those."""
+    rows = []
+    for work, program in dict.fromkeys((t["env"], t["program"]) for t in trials):
+        own = [t for t in trials if (t["env"], t["program"]) == (work, program)]
+        solved = [t for t in own if t["seconds"] is not None]
+        target, best = WORKS[work].target, statistics.median(t["best"] for t in own)
+        medians = (_median([t[name] for t in solved]) for name in ("seconds", "steps"))
+        counts = f"{len(solved)} of {len(own)}"
+        rows.append([work, program, f"{target:g}", counts, *medians, f"{best:.3g}"])
+    return rows
+
+
+def _median(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):,.0f} ({max(values):,.0f})" if values else "-"
+
+
+def shown(trial: Mapping[str, Any]) -> str:
+    seconds, name = trial["seconds"], f"{trial['env']} {trial['program']} seed {trial['seed']}"
+    when = "not reached" if seconds is None else f"reached after {seconds:.1f} s"
+    return f"{name}: {when}; best {trial['best']:.3g}"
+
+
 if __name__ == "__main__":
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     run_benchmark(main)

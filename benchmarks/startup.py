@@ -1,243 +1,149 @@
-"""From the command to the first finished round of the default job: seconds, and whose CPU time.
+"""From the command to the first finished round of the default job, in seconds.
 
 Starts `launch/tune.py --space async_vs_sync` as a user does, looks for the first row of its first
-trial, and interrupts it then. The row is found when it is in result.json, where anybody sees it.
-CPU seconds are those of every process that the command had started by then, by what it is; what
-ended before counts for who started it.
-
-Beside it the least job of Ray Tune with an actor that imports torch (startup_floor.py), which is
-what no start can be faster than, and with `--baseline DIRECTORY` a checkout of another commit. They
-take turns, each time in the other order; the ratios are those of one turn. All run in the
-environment that runs this. Some half a minute a repeat, on a machine that does nothing else.
+trial in result.json, and interrupts it then. Beside it the least job of Ray Tune with an actor that
+imports torch (`--floor`), which is what no start can be faster than, and with
+`--baseline DIRECTORY` a checkout of another commit. They take turns, each time in the other order;
+the ratios are those of one turn. Some half a minute a repeat.
 """
 
 from __future__ import annotations
 
+import argparse
+import logging
 import os
-import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from measure import ROOT, parser_of, provenance, run_benchmark, write
-from product import PACKAGES
-
-from grpo_trainable.noise import PROC, TICKS_PER_S
+from measure import ROOT, commit_of, parser_of, provenance, run_benchmark, spread, write
 
 NAME = "startup"
 DEADLINE_S = 300.0
 LOOK_EVERY_S = 0.01
-FLOOR = str(ROOT / "benchmarks" / "startup_floor.py")
-FIGURES = ("seconds", "trial_s", "cpu_s")
-# What Ray calls an actor's process: ray::DetailedGRPO, ray::Learner.warm_up.
-ACTOR = re.compile(r"ray::(\w+)")
-ROLES = {"DetailedGRPO": "trial", "Learner": "learner", "Generator": "generator"}
-ROLES |= {"Colocated": "worker", "IDLE": "spare worker"}
 
 
 def main() -> None:
     parser = parser_of(
         __doc__, "startup.json", seed="of the first trial", counts={"repeats": (5, "of each job")}
     )
-    parser.add_argument("--arm", help="of the space, alone (its order has another first arm)")
-    parser.add_argument(
-        "--baseline", type=Path, metavar="DIRECTORY", help="a checkout of another commit"
-    )
+    parser.add_argument("--baseline", type=Path, metavar="DIRECTORY", help="another checkout")
+    parser.add_argument("--floor", action="store_true", help="be that least job")
+    for option in ("--name", "--storage"):
+        parser.add_argument(option, help=argparse.SUPPRESS)  # of the least job
     args = parser.parse_args()
-    options = ["--seed", str(args.seed), *(["--set", f"arm={args.arm}"] if args.arm else [])]
-    jobs = {"here": Job.of_tree(ROOT, options), "floor": Job(ROOT, (FLOOR,))}
+    if args.floor:
+        least_job(args.name, args.storage)
+        return
+    trees = {"here": ROOT}
     if args.baseline is not None:
-        jobs["baseline"] = Job.of_tree(args.baseline.resolve(strict=True), options)
-    starts: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
-    for job in jobs.values():
-        start_of(job)  # not counted: Python compiles what has changed
-    for repeat in range(args.repeats):
-        for name in sorted(jobs, reverse=repeat % 2 == 0):
-            found = start_of(jobs[name])
-            starts[name].append(found)
-            print(f"{repeat} {name:<8} {shown(found)}", flush=True)
-    result = {
-        **provenance(args),
-        "workload": {"space": "async_vs_sync", "options": options},
-        "starts": {name: summary(own) for name, own in starts.items()},
-        "ratios": {
-            other: ratios(starts["here"], starts[other]) for other in jobs if other != "here"
-        },
+        trees["baseline"] = args.baseline.resolve(strict=True)
+    job = ["--space", "async_vs_sync", "--seed", str(args.seed)]
+    commands = {name: [str(tree / "launch" / "tune.py"), *job] for name, tree in trees.items()}
+    commands["floor"] = [__file__, "--floor"]
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    for repeat in range(-1, args.repeats):
+        for name in sorted(commands, reverse=repeat % 2 == 0):
+            found = start(commands[name], trees.get(name, ROOT))
+            if repeat >= 0:  # Python compiles what has changed in the first
+                seconds[name].append(found)
+                print(f"{repeat} {name:<8} {found:6.2f} s to the first finished round", flush=True)
+    ratios = {
+        name: spread([ours / other for ours, other in zip(seconds["here"], own, strict=True)])
+        for name, own in seconds.items()
+        if name != "here"
     }
-    if args.baseline is not None:
-        result["baseline"] = commit_of(jobs["baseline"].tree)
-    for name, own in result["starts"].items():
-        print(f"\n{name}, medians: {shown({figure: own[figure]['median'] for figure in FIGURES})}")
-        for process, cpu_s in own["cpu_s_by_process"].items():
-            print(f"  {cpu_s:6.2f} CPU s  {process}")
-    for other, found in result["ratios"].items():
-        for figure, ratio in found.items():
-            low, high = ratio["min"], ratio["max"]
-            print(f"{figure}: {ratio['median']:.2f} x that of the {other} ({low:.2f}-{high:.2f})")
-    write(args.out, result)
+    for name, ratio in ratios.items():
+        low, high = ratio["min"], ratio["max"]
+        print(f"{ratio['median']:.2f} x that of the {name} ({low:.2f}-{high:.2f})")
+    about = {name: commit_of(tree) for name, tree in trees.items() if name != "here"}
+    starts = {name: spread(own) for name, own in seconds.items()}
+    write(args.out, {**provenance(args), **about, "starts": starts, "ratios": ratios})
 
 
-# ---- One start -------------------------------------------------------------------------------
-
-
-class Job(NamedTuple):
-    """A command of a checkout, without its name and storage."""
-
-    tree: Path
-    words: tuple[str, ...]
-
-    @classmethod
-    def of_tree(cls, tree: Path, options: Sequence[str]) -> Job:
-        """The default job as this checkout has it."""
-        script = str(tree / "launch" / "tune.py")
-        return cls(tree, (script, "--space", "async_vs_sync", *options))
-
-
-def start_of(job: Job) -> dict[str, Any]:
-    """One start of a job: the seconds from the command until the first trial is set up, which
-    starts its actors, and until its first row is written; CPU seconds by then."""
+def start(words: list[str], tree: Path) -> float:
+    """Return the seconds from a command until its first trial has written a row."""
     with tempfile.TemporaryDirectory() as storage:
-        command = [sys.executable, *job.words, "--name", NAME, "--storage", storage]
-        environment = {**os.environ, "PYTHONPATH": str(job.tree)}
+        command = [sys.executable, *words, "--name", NAME, "--storage", storage]
+        environment = {**os.environ, "PYTHONPATH": str(tree)}
         begin = time.perf_counter()
         with (
             open(Path(storage, "printed"), "w+") as printed,
             subprocess.Popen(
-                command, stdout=printed, stderr=subprocess.STDOUT, cwd=job.tree, env=environment
+                command, stdout=printed, stderr=subprocess.STDOUT, cwd=tree, env=environment
             ) as process,
         ):
             try:
-                placed, rows = wait_for(process, Path(storage), least_bytes=0)
-                end, _ = wait_for(process, Path(storage), least_bytes=1)
-                cpu_s = cpu_seconds(process.pid)
-            except NoRound as error:
-                printed.seek(0)
-                raise SystemExit(f"{' '.join(command)}: {error}\n{printed.read()}") from None
+                while not any(
+                    p.stat().st_size for p in Path(storage).glob(f"{NAME}/*/result.json")
+                ):
+                    if process.poll() is not None or time.perf_counter() > begin + DEADLINE_S:
+                        printed.seek(0)
+                        sys.exit(f"{' '.join(command)}: no finished round\n{printed.read()}")
+                    time.sleep(LOOK_EVERY_S)
+                return time.perf_counter() - begin
             finally:
                 process.send_signal(signal.SIGINT)
                 process.wait(DEADLINE_S)
-    return {
-        "seconds": end - begin,
-        "trial_s": placed - begin,
-        "arm": rows.parent.name.partition("-")[0],
-        "cpu_s": sum(cpu_s.values()),
-        "cpu_s_by_process": cpu_s,
-    }
 
 
-class NoRound(RuntimeError):
-    """Raised where the first round does not come."""
+def has_row(storage: Path) -> bool:
+    return any(path.stat().st_size for path in storage.glob(f"{NAME}/*/result.json"))
 
 
-def wait_for(
-    job: subprocess.Popen[bytes], storage: Path, *, least_bytes: int
-) -> tuple[float, Path]:
-    """When the first trial's rows were found to be so long, and their file."""
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline and job.poll() is None:
-        for path in storage.glob(f"{NAME}/*/result.json"):
-            if path.stat().st_size >= least_bytes:
-                return time.perf_counter(), path
-        time.sleep(LOOK_EVERY_S)
-    raise NoRound(f"no finished round in {DEADLINE_S:.0f} s, or the job has ended before")
+# ---- The least job -----------------------------------------------------------------------------
 
 
-def cpu_seconds(root: int) -> dict[str, float]:
-    """CPU seconds of a process and of all that it has started, by what they are."""
-    seconds: Counter[str] = Counter()
-    parents = {pid: int(stat_of(pid)[1]) for pid in map(int, filter(str.isdigit, os.listdir(PROC)))}
-    for pid in parents:
-        if is_below(pid, root, parents):
-            # Its own, and those of the children that it has reaped; see proc_pid_stat(5).
-            ticks = sum(map(int, stat_of(pid)[11:15]))
-            seconds["command" if pid == root else role_of(pid)] += ticks / TICKS_PER_S
-    return dict(seconds.most_common())
+def least_job(name: str, storage: str) -> None:
+    """Run one trial with one actor, which imports torch and computes nothing, on the bundles of a
+    colocated trial, until it is interrupted."""
+    import ray
+    from ray import tune
 
+    @ray.remote(num_cpus=0.95)
+    class Worker:
+        def version(self) -> str:
+            import torch
 
-def is_below(pid: int, root: int, parents: dict[int, int]) -> bool:
-    while pid and pid != root:
-        pid = parents.get(pid, 0)
-    return pid == root
+            return torch.__version__
 
+    class Least(tune.Trainable):
+        def setup(self, config: dict[str, Any]) -> None:
+            self.worker = Worker.remote()
 
-def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; zeros where the process has just ended."""
-    try:
-        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ["0"] * 50
+        def step(self) -> dict[str, Any]:
+            return {"torch": ray.get(self.worker.version.remote())}
 
+    class Rows(tune.Callback):
+        """Writes rows where they are looked for; Tune itself copies its own there at times."""
 
-def role_of(pid: int) -> str:
-    """What a process of Ray is: an actor's, or the name of the program."""
-    try:
-        words = (PROC / str(pid) / "cmdline").read_text().split("\0")
-    except OSError:
-        return "ended"
-    if actor := ACTOR.match(words[0]):
-        return ROLES.get(actor[1], actor[1])
-    scripts = [word for word in words if word.endswith(".py")]
-    return "/".join(Path((scripts or words)[0]).parts[-2:])
+        def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+            self._file(trial).parent.mkdir(parents=True, exist_ok=True)
+            self._file(trial).touch()
 
+        def on_trial_result(
+            self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any
+        ) -> None:
+            self._file(trial).write_text(f"{result['torch']}\n")
 
-# ---- All of them -----------------------------------------------------------------------------
+        def _file(self, trial: Any) -> Path:
+            return Path(storage, name, str(trial), "result.json")
 
-
-def summary(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    processes = {name for start in starts for name in start["cpu_s_by_process"]}
-    by_process = {
-        name: statistics.median(start["cpu_s_by_process"].get(name, 0.0) for start in starts)
-        for name in processes
-    }
-    return {
-        **{name: spread([start[name] for start in starts]) for name in FIGURES},
-        "cpu_s_by_process": dict(sorted(by_process.items(), key=lambda item: -item[1])),
-        "arm": sorted({start["arm"] for start in starts}),
-    }
-
-
-def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What one start comes to beside the other of its turn."""
-    turns = list(zip(ours, others, strict=True))
-    return {
-        figure: spread([own[figure] / other[figure] for own, other in turns]) for figure in FIGURES
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    return {
-        "median": statistics.median(values),
-        "min": min(values),
-        "max": max(values),
-        "all": list(values),
-    }
-
-
-def shown(figures: dict[str, Any]) -> str:
-    return (
-        f"{figures['seconds']:6.2f} s to the first finished round, {figures['trial_s']:5.2f} s of "
-        f"them until the trial is set up; {figures['cpu_s']:6.2f} CPU s"
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # as launch/tune.py does
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=os.cpu_count(),
+        log_to_driver=False,
+        logging_level=logging.ERROR,
     )
-
-
-def commit_of(tree: Path) -> dict[str, Any]:
-    """The commit of another checkout, and whether its product is as committed there."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tree), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    return {
-        "commit": git("rev-parse", "HEAD"),
-        "dirty": bool(git("status", "--porcelain", "--", *PACKAGES)),
-    }
+    bundles = tune.PlacementGroupFactory([{"CPU": 0.1}, {"CPU": 0.95}])
+    where = tune.RunConfig(name=name, storage_path=storage, callbacks=[Rows()], verbose=0)
+    tune.Tuner(tune.with_resources(Least, bundles), run_config=where).fit()
 
 
 if __name__ == "__main__":

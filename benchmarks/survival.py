@@ -49,7 +49,7 @@ class Outcome:
     exact: bool | None = None  # rows and weights are an uninterrupted run's; None: not promised
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     name: str
     repeats: int
@@ -65,7 +65,6 @@ class Experiment:
 
     rounds, checkpoint_every = ROUNDS, CHECKPOINT_EVERY
     longest_s = LONGEST_S  # how long anything that is waited for may take
-    trials = "*"  # which of the directories in the experiment's is the trial's
 
     def __init__(
         self, storage: Path, arm: str, kept_in: str | None = None, **settings: Any
@@ -86,12 +85,12 @@ class Experiment:
 
     @property
     def trial(self) -> Path:
-        (path,) = self.directory.glob(f"{self.trials}/result.json")
+        (path,) = self.directory.glob("*/result.json")
         return path.parent
 
     def rows(self) -> list[dict[str, Any]]:
         """Whole lines of the trial's result.json."""
-        for path in self.directory.glob(f"{self.trials}/result.json"):
+        for path in self.directory.glob("*/result.json"):
             return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         return []
 
@@ -115,7 +114,7 @@ class Running:
     """The command, as a process. Leaving it ends the process if it has not ended."""
 
     def __init__(self, experiment: Experiment, command: Sequence[str]) -> None:
-        self._experiment = experiment
+        self.experiment = experiment
         self._log = TemporaryFile()  # noqa: SIM115  # closed on leaving
         self.process = experiment.launch(command, self._log)
 
@@ -133,7 +132,7 @@ class Running:
         return os.pread(self._log.fileno(), 1 << 24, 0).decode()
 
     def wait_for(self, condition: Callable[[], Any], step_s: float = 0.02) -> Any:
-        longest_s = self._experiment.longest_s
+        longest_s = self.experiment.longest_s
         end = time.monotonic() + longest_s
         while not (found := condition()):
             if self.process.poll() is not None:
@@ -144,7 +143,7 @@ class Running:
         return found
 
     def wait_for_rounds(self, rounds: int) -> None:
-        self.wait_for(lambda: len(self._experiment.rows()) >= rounds)
+        self.wait_for(lambda: len(self.experiment.rows()) >= rounds)
 
     def family(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -158,10 +157,10 @@ class Running:
     def output(self) -> str:
         """Once it has ended."""
         try:
-            self.process.wait(timeout=self._experiment.longest_s)
+            self.process.wait(timeout=self.experiment.longest_s)
         except subprocess.TimeoutExpired:
             told = self.printed()[-300:]
-            raise Lost(f"did not end within {self._experiment.longest_s:g} s: {told}") from None
+            raise Lost(f"did not end within {self.experiment.longest_s:g} s: {told}") from None
         return self.printed()
 
     def ends_well(self) -> str:
@@ -179,25 +178,18 @@ def is_ours(process: psutil.Process, role: str | None = None) -> bool:
     return any(f"ray::{name}" in title for name in ((role,) if role else ROLES))
 
 
-def none_left(family: Sequence[psutil.Process]) -> str:
-    """Waits for our processes of a family to end; how many of Ray's own are there still. Lost when
-    one of ours is left after 30 s."""
-    began = time.monotonic()
+def none_left(family: Sequence[psutil.Process]) -> None:
+    """Wait for our processes of a family to end. Lost when one is left after 30 s."""
     _, left = psutil.wait_procs([p for p in family if is_ours(p)], timeout=30)
     if left:
         raise Lost(f"{len(left)} of our processes were left 30 s after the kill")
-    rays = sum(process.is_running() for process in family)
-    return f"ours gone after {time.monotonic() - began:.1f} s ({rays} of Ray's own not yet)"
 
 
 def judge(experiment: Experiment, happened: str, before: int, struck: float) -> Outcome:
     """What the files say of a trial that ran to its end. `before`: rows that stood there when the
     fault struck. Lost when a round is missing or there twice."""
     trial, results = experiment.trial, experiment.rows()
-    every = list(range(1, ROUNDS + 1))
-    for name, found in rounds_on_disk(trial).items():
-        if found != every:
-            raise Lost(f"{happened}; {name} holds rounds {found}")
+    check_rounds(experiment)
     # A part is written with each row, and again when a round is done again.
     times = sorted(path.stat().st_mtime for path in (trial / "rollouts").glob("*.parquet"))
     after = [struck, *(at for at in times if at > struck)]
@@ -214,6 +206,14 @@ def judge(experiment: Experiment, happened: str, before: int, struck: float) -> 
         prompts_asked_again=int(results[-1]["count/redispatched"]),
         exact=exact,
     )
+
+
+def check_rounds(experiment: Experiment) -> None:
+    """Lost when a file does not have every round once and in order."""
+    every = list(range(1, experiment.rounds + 1))
+    for name, found in rounds_on_disk(experiment.trial).items():
+        if found != every:
+            raise Lost(f"{name} holds rounds {found}")
 
 
 def check_accounts(experiment: Experiment) -> None:
@@ -298,12 +298,11 @@ def fingerprint(experiment: Experiment) -> tuple[Any, ...]:
     return rows, {name: digest for name, digest in digests.items() if name != STATE}
 
 
-def interrupt(running: Running) -> str:
-    """Ctrl-C; what was printed. Lost when not all is gone in 25 s with status 130."""
+def interrupt(running: Running) -> None:
+    """Press Ctrl-C. Lost when not all is gone in 25 s with status 130."""
     family, began = running.family(), time.monotonic()
     running.process.send_signal(signal.SIGINT)
-    text = running.output()
+    running.output()
     _, left = psutil.wait_procs(family, timeout=max(0.0, 25 - (time.monotonic() - began)))
     if running.process.returncode != 130 or left:
         raise Lost(f"Ctrl-C: status {running.process.returncode}, {len(left)} processes after 25 s")
-    return text

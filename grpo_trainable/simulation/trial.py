@@ -2,7 +2,7 @@
 
 Pipeline, gate, buffer and learner group are the product's; actors, calls and the clock are not.
 Unit tests drive the pipeline through timings that no machine would show twice, and
-`benchmarks/schedule_sim.py` through schedules of machines that are not at hand.
+`benchmarks/schedule_sim.py` holds its time against real trials.
 """
 
 from __future__ import annotations

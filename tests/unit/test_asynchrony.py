@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-# They import their neighbours by bare names.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import asynchrony
+import pytest
 
 
 def rows(seconds: list[float], disturbed: list[float]) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from write_points import killed_at
 
-from benchmarks.write_points import killed_at
 from grpo_trainable.atomic import new_directory, replacing
 
 

@@ -7,12 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-# They import their neighbours by bare names.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
 import faults
+import pytest
 from survival import Fault, Lost, Outcome
 
 STRUCK: list[tuple[str, int]] = []
@@ -25,13 +21,13 @@ def fault(name: str, *, lost: bool = False) -> Fault:
             raise Lost("a round is missing")
         return Outcome(survived=True, happened=name)
 
-    return Fault(name=name, repeats=3, strike=strike)
+    return Fault(name, 3, strike)
 
 
 @pytest.fixture
 def campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Runs the campaign with two made-up faults; what it struck, and what it has written."""
-    about = {"command": "x", "dirty": False, "product": {"a.py": "1"}, "workload": {}}
+    about = {"command": "x", "commit": "1", "dirty": False, "workload": {}}
     monkeypatch.setattr(faults, "FAULTS", (fault("one"), fault("two", lost=True)))
     monkeypatch.setattr(faults, "provenance", lambda args: dict(about))
     monkeypatch.setattr(
@@ -39,8 +35,8 @@ def campaign(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     )
     out = tmp_path / "faults.json"
 
-    def run(*options: str, product: str = "1") -> tuple[list[tuple[str, int]], dict[str, Any]]:
-        about["product"] = {"a.py": product}
+    def run(*options: str, commit: str = "1") -> tuple[list[tuple[str, int]], dict[str, Any]]:
+        about["commit"] = commit
         monkeypatch.setattr(sys, "argv", ["faults.py", "--out", str(out), *options])
         STRUCK.clear()
         faults.main()
@@ -72,8 +68,8 @@ def test_a_campaign_begins_anew_when_the_trials_have_changed(campaign, monkeypat
     assert list(written) == ["two"]
 
 
-def test_a_campaign_begins_anew_when_the_product_has_changed(campaign):
+def test_a_campaign_starts_over_at_another_commit(campaign):
     campaign("--fault", "one", "--repeats", "1")
-    struck, written = campaign("--fault", "two", "--repeats", "1", product="2")
+    struck, written = campaign("--fault", "two", "--repeats", "1", commit="2")
     assert struck == [("two", 0)]
     assert list(written) == ["two"]

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+from write_points import killed_at
 
-from benchmarks.write_points import killed_at
 from grpo_trainable import checkpointing
 from grpo_trainable.checkpointing import (
     FORMAT_VERSION,

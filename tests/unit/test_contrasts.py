@@ -14,8 +14,8 @@ from typing import Any
 import experiments
 import numpy as np
 import pytest
+from a_a import drawn, verdict
 
-from benchmarks.resampling import drawn, verdict
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.contrasts import reward_difference, speed_up
 from reports.experiment import read_experiment

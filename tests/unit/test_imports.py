@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from benchmarks.product import imported
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each package and the packages it may import besides itself.
@@ -92,6 +93,7 @@ MAY_IMPORT_RAY = {"transports", "remote", "trial_actors", "trial_storage", "tria
 MAY_IMPORT_RAY |= {"trainable", "rllib", "room", "shipping", "clocks"}
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "digests", "environments"}
 TORCH_FREE = STANDARD_LIBRARY_ONLY | {"tasks"}
+REFERENCE = re.compile(r"grpo_trainable(\.\w+)+:\w+")
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 
 
@@ -109,6 +111,29 @@ def sources() -> dict[str, str]:
 
 def is_package(module: str) -> bool:
     return (ROOT / Path(*module.split("."))).is_dir()
+
+
+def imported(module: str, source: str, *, package: bool) -> Iterator[str]:
+    """Yield the dotted names that a source imports, also in functions and type-checking blocks.
+
+    Tables name what is imported later as `module:name`, which counts as well.
+    """
+    parents = module.split(".") if package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            prefix = ".".join([*base, *([node.module] if node.module else [])])
+            # `from grpo_trainable import rollout` names a module as its last part.
+            yield from (f"{prefix}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            first = node.args[0] if node.args else None
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield str(first.value)
+        elif isinstance(node, ast.Constant) and REFERENCE.fullmatch(str(node.value)):
+            yield str(node.value).partition(":")[0]
 
 
 def is_in_package(name: str) -> bool:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from pathlib import Path
-
-# Benchmarks import their neighbours by bare names.
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from quickstart import table_of
 

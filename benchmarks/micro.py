@@ -1,0 +1,408 @@
+"""Small claims of the pages, a row each, one to five minutes on two quiet cores.
+
+    python benchmarks/micro.py                     every claim
+    python benchmarks/micro.py packing learners    these two
+
+Each claim is measured afresh and has an entry of its own in the JSON, with its own commit and date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import measure
+from measure import GROUP_SIZE, MICROBATCH, NEW_TOKENS, PRESET, PROMPTS, THREADS
+
+from reports.evaluations.files import DATA
+
+if TYPE_CHECKING:
+    from grpo_trainable.rollout import RolloutGroup
+
+SMALL = {
+    "preset": PRESET,
+    "prompts": PROMPTS,
+    "responses_per_prompt": GROUP_SIZE,
+    "new_tokens": NEW_TOKENS,
+}
+
+
+def inside(work: Callable[..., Any], threads: int = 1, **options: Any) -> Any:
+    """Return what a function of this file returns in a process of its own."""
+    call = json.dumps({"work": work.__name__, "options": options})
+    return measure.printed_by([sys.executable, __file__, "--inside", call], threads)
+
+
+def turns(found: dict[str, Any]) -> str:
+    """Say how much faster the last of several works is."""
+    ratios = (
+        f"{ratio['median']:.2f} x {name} ({ratio['min']:.2f}-{ratio['max']:.2f})"
+        for name, ratio in found["speed_up"].items()
+    )
+    return f"{list(found['seconds'])[-1]}: {', '.join(ratios)}"
+
+
+# ---- packing: a gradient step on padded and on packed rows ------------------------------------
+
+# Name -> tokens of the prompt, mean tokens of a response, σ of their logarithm.
+LENGTHS = {"equal": (12, 48, 0.0), "long tail": (12, 32, 1.0), "long prompt": (96, 32, 1.0)}
+LONGEST = 4  # times the mean
+
+
+def packing(args: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    for workload in LENGTHS:
+        for threads in THREADS:
+            options = {"workload": workload, "threads": threads, "seed": args.seed}
+            row = {"workload": workload, "threads": threads}
+            row |= inside(packed_and_padded, repeats=args.repeats, **options)
+            row["peak_resident_mb"] = {
+                kind: inside(memory_of_steps, kind=kind, **options) for kind in ("padded", "packed")
+            }
+            rows.append(row)
+            print(f"  {workload}, {threads} threads: {turns(row)}; {row['peak_resident_mb']} MB")
+    return {
+        "workload": {**SMALL, "longest": LONGEST, "prompt_mean_sigma": LENGTHS},
+        "results": rows,
+    }
+
+
+def packed_and_padded(workload: str, seed: int, repeats: int) -> dict[str, Any]:
+    works = {kind: gradient_step(workload, kind, seed) for kind in ("padded", "packed")}
+    return measure.in_turns(works, repeats=repeats)
+
+
+def memory_of_steps(workload: str, kind: str, seed: int) -> float:
+    step = gradient_step(workload, kind, seed)
+    for _ in range(3):
+        step()
+    return measure.peak_resident_mb()
+
+
+def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
+    import numpy as np
+
+    from grpo_trainable.actors.learner import Learner
+    from grpo_trainable.transports.in_process import InProcess
+
+    prompt, mean, sigma = LENGTHS[workload]
+    drawn = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, (PROMPTS, GROUP_SIZE))
+    lengths = (drawn * mean).round().clip(1, LONGEST * mean).astype(int).tolist()
+    config = learner_config(
+        seed,
+        model={"preset": PRESET, "packing": kind == "packed"},
+        # Without a ratio no token of these made-up responses is clipped.
+        loss={"type": "reinforce_with_baseline", "kl_monitor": False},
+    )
+    learner = Learner(config, InProcess())
+    groups = random_groups([prompt] * PROMPTS, lengths, seed)
+    return lambda: learner.update([groups])
+
+
+def learner_config(seed: int, **changes: Any) -> Any:
+    from grpo_trainable.config import GRPOConfig
+
+    return GRPOConfig.from_dict(
+        {
+            "seed": seed,
+            "model": {"preset": PRESET},
+            "rollout": {"prompts": PROMPTS, "group_size": GROUP_SIZE, "max_new_tokens": 192},
+            # So small that the one batch stays on-policy over all repeats.
+            "optim": {"microbatch": MICROBATCH, "lr": 1e-6},
+            "loss": {"kl_monitor": False},
+            **changes,
+        }
+    )
+
+
+def random_groups(
+    prompts: Sequence[int], lengths: Sequence[Sequence[int]], seed: int
+) -> list[RolloutGroup]:
+    """Return groups of random tokens, with prompts and responses of these lengths."""
+    import torch
+
+    from grpo_trainable.models.model_config import PRESETS
+    from grpo_trainable.rollout import RolloutGroup
+
+    draws, vocab = torch.Generator().manual_seed(seed), PRESETS[PRESET].vocab_size
+    groups = []
+    for index, (prompt, own) in enumerate(zip(prompts, lengths, strict=True)):
+        mask = torch.arange(max(own)) < torch.tensor(own)[:, None]
+        groups.append(
+            RolloutGroup(
+                prompt_index=index,
+                prompt_ids=torch.randint(5, vocab, (prompt,), generator=draws),
+                response_ids=torch.randint(5, vocab, mask.shape, generator=draws),
+                response_mask=mask,
+                behaviour_log_probs=torch.full(mask.shape, -math.log(vocab)),
+                rewards=torch.rand(GROUP_SIZE, generator=draws),
+                finished=torch.ones(GROUP_SIZE, dtype=torch.bool),
+                token_versions=torch.zeros(mask.shape, dtype=torch.int32),
+                token_rounds=torch.zeros(mask.shape, dtype=torch.int32),
+            )
+        )
+    return groups
+
+
+# ---- sampler_dtype: sampling in float32 and in bfloat16 ---------------------------------------
+
+
+def sampler_dtype(args: argparse.Namespace) -> dict[str, Any]:
+    rows, common = [], {"seed": args.seed, "repeats": args.repeats}
+    for threads in THREADS:
+        rows.append({"threads": threads, **inside(both_dtypes, threads, **common)})
+        print(f"  {threads} threads: {turns(rows[-1])}; nats {rows[-1]['nats_from_learner']}")
+    return {"workload": SMALL, "results": rows}
+
+
+def both_dtypes(seed: int, repeats: int) -> dict[str, Any]:
+    from grpo_trainable.engines.agreement import mean_difference
+    from grpo_trainable.models.narrow import narrow
+    from grpo_trainable.models.transformer import TransformerLM
+
+    engines = {name: measure.engine_of_random_weights(seed) for name in ("float32", "bfloat16")}
+    narrow(engines["bfloat16"].model)
+    learner = TransformerLM(engines["float32"].model.config, seed)
+    requests = measure.sample_requests(seed)
+    nats = {name: mean_difference(own, learner, requests, 0) for name, own in engines.items()}
+    works = {
+        name: lambda own=own: own.generate(requests, lambda: None) for name, own in engines.items()
+    }
+    return {**measure.in_turns(works, repeats=repeats), "nats_from_learner": nats}
+
+
+# ---- checkpoint_cost: the share of wall-clock that checkpoints take ---------------------------
+
+
+def checkpoint_cost(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the default workload with a checkpoint every round, and every ten."""
+    runs = {}
+    for arm in ("sync", "colocated_k1"):
+        for every in (1, 10):
+            found = checkpoints_of(arm, every, args.seed)
+            runs[f"{arm}, every {every}"] = found
+            print(f"  {arm}, every {every}: {found['share']:.1%} of wall-clock")
+    return {"workload": {"space": "async_vs_sync", "rounds": CHECKPOINTED}, "runs": runs}
+
+
+CHECKPOINTED = 31  # rounds
+
+
+def checkpoints_of(arm: str, every: int, seed: int) -> dict[str, float]:
+    options = ["--iterations", str(CHECKPOINTED), "--checkpoint-every", str(every)]
+    options += measure.assignments({"eval.every": CHECKPOINTED, "eval.prompts": 16})
+    with measure.finished_trial(arm, seed=seed, options=options) as directory:
+        trace = json.loads((directory / "trace.json").read_text())
+    spans = {"round": [], "checkpoint": []}
+    for event in trace:
+        if event["ph"] == "X" and event["cat"] == "trial" and event["name"] in spans:
+            spans[event["name"]].append((event["ts"] / 1e6, event["dur"] / 1e6))
+    rounds = sorted(spans["round"])[2:]  # the first are slower
+    begin, end = rounds[0][0], sum(rounds[-1])
+    seconds = [length for start, length in spans["checkpoint"] if begin <= start < end]
+    return {
+        "share": sum(seconds) / (end - begin),
+        "checkpoint_s": statistics.median(seconds),
+        "round_s": (end - begin) / len(rounds),
+    }
+
+
+# ---- sync_share: the share of a round that weights are on their way ---------------------------
+
+
+def sync_share(args: argparse.Namespace) -> dict[str, Any]:
+    from asynchrony import options
+
+    shares = {}
+    for workload in ("default", "small"):
+        for arm in ("sync", "async_k1"):
+            for transport in ("auto", "object_store"):
+                words = options(workload, [f"transport={transport}"])
+                rows = measure.run_trial(arm, seed=args.seed, options=words)
+                found = measure.spread(
+                    [
+                        row["time/sync_s"]
+                        / (row["time/wall_clock_s"] - before["time/wall_clock_s"])
+                        for before, row in pairwise(rows)
+                    ]
+                )
+                name = f"{workload}, {arm}, {transport}"
+                shares[name] = found
+                print(f"  {name}: {found['median']:.2%} of a round")
+    return {"share": shares}
+
+
+# ---- learners: two learners beside one --------------------------------------------------------
+
+DEADLINE_S = 600.0
+
+
+def learners(args: argparse.Namespace) -> dict[str, Any]:
+    rows = [ranks("replicated", 1, args)]
+    rows += [ranks(strategy, 2, args) for strategy in ("replicated", "fsdp2")]
+    alone = rows[0]
+    for row in rows:
+        row["speed_up"] = alone["seconds"]["median"] / row["seconds"]["median"]
+        row["held_share"] = max(row["held_mb"]) / max(alone["held_mb"])
+        print(
+            f"  {row['learners']} {row['strategy']}: {row['speed_up']:.2f} x one learner, "
+            f"{row['held_share']:.2f} of its parameters and moments"
+        )
+    return {"workload": SMALL, "microbatch": MICROBATCH, "results": rows}
+
+
+def ranks(strategy: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Run so many learners in processes of their own, with one thread each."""
+    from grpo_trainable.actors.process_group import Rendezvous
+
+    store = Rendezvous("127.0.0.1", DEADLINE_S)
+    options = {"strategy": strategy, "size": size, "port": store.place[1]}
+    options |= {"seed": args.seed, "repeats": args.repeats}
+    calls = [
+        json.dumps({"work": in_rank.__name__, "options": {**options, "rank": rank}})
+        for rank in range(size)
+    ]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--inside", call],
+            env=measure.environment_of(1),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for call in calls
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        sys.exit(f"{strategy}, {size} learners: a rank ended with an error")
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
+    return {
+        "strategy": strategy,
+        "learners": size,
+        "seconds": measure.spread(found[0]["seconds"]),
+        "held_mb": [rank["held_mb"] for rank in found],
+        "grad_norm": [rank["grad_norm"] for rank in found],
+    }
+
+
+def in_rank(
+    strategy: str, rank: int, size: int, port: int, seed: int, repeats: int
+) -> dict[str, Any]:
+    import torch
+
+    from grpo_trainable.actors.learner import Learner
+    from grpo_trainable.actors.process_group import ProcessGroup
+    from grpo_trainable.actors.ranks import Replicas
+    from grpo_trainable.actors.shards import Shards
+    from grpo_trainable.transports.in_process import InProcess
+
+    group = ProcessGroup(torch.device("cpu"), DEADLINE_S)
+    group.join(rank, size, ("127.0.0.1", port))
+    held = {"replicated": Replicas, "fsdp2": Shards}[strategy](group)
+    config = learner_config(seed, placement="disaggregated")
+    learner = Learner(config, None if rank else InProcess(), ranks=held)
+    groups = random_groups(
+        measure.prompt_lengths(seed), [[NEW_TOKENS] * GROUP_SIZE] * PROMPTS, seed
+    )
+    seconds = []
+    for repeat in range(3 + repeats):
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        (step,) = learner.update([groups]).steps
+        assert not step.skipped
+        if repeat >= 3:
+            seconds.append(time.perf_counter() - began)
+    tensors = [*learner.policy.parameters(), *learner.optimizer.tensors().values()]
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    held_mb = sum(tensor.nbytes for tensor in local) / 1e6
+    group.leave()
+    return {"seconds": seconds, "held_mb": held_mb, "grad_norm": step.grad_norm}
+
+
+# ---- greedy: what the shipped arithmetic policy knows and does not show -----------------------
+
+PROBLEMS = 512
+HOW = {
+    "greedy": ["--temperature", "0", "--samples", "1"],
+    "sampled": ["--temperature", "1", "--samples", "8"],
+}
+
+
+def greedy(args: argparse.Namespace) -> dict[str, Any]:
+    found = {}
+    for how, options in HOW.items():
+        with tempfile.TemporaryDirectory() as place:
+            out = Path(place) / how
+            command = [sys.executable, str(measure.ROOT / "launch" / "evaluate.py")]
+            command += ["--task", "math", "--prompts", str(PROBLEMS), "--seed", str(args.seed)]
+            subprocess.run([*command, *options, "--out", str(out)], check=True)
+            found[how] = json.loads((out / DATA).read_text())["figures"]
+    workload = {"policy": "arithmetic", "task": "math", "problems": PROBLEMS, "how": HOW}
+    return {"workload": workload, **found}
+
+
+# ---- The table --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claim:
+    says: str
+    measure: Callable[[argparse.Namespace], dict[str, Any]]
+
+
+CLAIMS = {
+    claim.measure.__name__: claim
+    for claim in (
+        Claim("packed rows make a gradient step faster, and smaller", packing),
+        Claim("bfloat16 makes sampling faster", sampler_dtype),
+        Claim("checkpoints take a percent or two of wall-clock", checkpoint_cost),
+        Claim("weights are on their way for less than a hundredth of a round", sync_share),
+        Claim("two learners take a step nearly twice as fast as one", learners),
+        Claim("the arithmetic policy knows more than it shows when it samples", greedy),
+    )
+}
+
+
+def main() -> None:
+    table = "\n".join(f"  {name:<21}{claim.says}" for name, claim in CLAIMS.items())
+    parser = measure.parser_of(
+        f"{__doc__}\n{table}",
+        "micro.json",
+        seed="of weights and draws",
+        counts={"repeats": (7, "timed")},
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of the claims to measure (all)")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside is not None:
+        print(json.dumps(measured_here(**json.loads(args.inside))))
+        return
+    for name in args.names:
+        if name not in CLAIMS:
+            parser.error(f"{name}: no such claim; valid: {', '.join(CLAIMS)}")
+    for name in args.names or CLAIMS:
+        print(f"{name}: {CLAIMS[name].says}", flush=True)
+        entry = {**measure.provenance(args), "claim": CLAIMS[name].says}
+        entry |= CLAIMS[name].measure(args)
+        measure.write(args.out, {**measure.read(args.out), name: entry}, quiet=True)
+
+
+def measured_here(work: str, options: dict[str, Any]) -> Any:
+    from grpo_trainable.actors.process import keep_freed_memory
+
+    keep_freed_memory()
+    return globals()[work](**options)
+
+
+if __name__ == "__main__":
+    measure.run_benchmark(main)
