@@ -9,51 +9,51 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_trainable.config.contradictions import compares_a_group, contradictions
-from grpo_trainable.config.mix import Entry, mix_of
-from grpo_trainable.config.plain import flatten, unknown_key
-from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
-from grpo_trainable.config.schema import (
-    CHECKS,
-    CONTROL,
-    DEFAULTS,
-    MIX,
-    CommonTaskSettings,
-    ModelSettings,
-    TaskSettings,
-    TrialSettings,
-    settled_equality,
+from grpo_trainable.config import (
+    advantage,
+    buffer,
+    built_in_tasks,
+    env,
+    loss,
+    model,
+    monitoring,
+    optim,
+    resources,
+    rollout,
+    schema,
+    task,
 )
-from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of, with_task_defaults
+from grpo_trainable.config.advantage import compares_a_group
+from grpo_trainable.config.built_in_tasks import MIX
+from grpo_trainable.config.conditions import CONTROL, Readable
+from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
+from grpo_trainable.config.mix import Entry, mix_of
+from grpo_trainable.config.model import ModelSettings
+from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TrialSettings
+from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
-from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
-# Settings that follow from others where they are none, and the properties that say what they are.
-_FOLLOWING = {
-    "loss.clip_high": "clip_high",
-    "rollout.overlong_buffer": "overlong_buffer",
-    "critic.lr": "critic_lr",
-}
+# What contradicts each other. The first that applies is the one that is reported.
+CONFLICTS = (
+    schema.placement_conflicts,
+    resources.conflicts,
+    schema.engine_conflicts,
+    advantage.conflicts,
+    loss.conflicts,
+    rollout.conflicts,
+    monitoring.conflicts,
+    optim.conflicts,
+    buffer.conflicts,
+    task.conflicts,
+    env.conflicts,
+    model.conflicts,
+    built_in_tasks.conflicts,
+)
 
 # Settings of a task that a mix has once, for all of its tasks.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
-# Those of them that only some of its tasks may read.
-_OF_SCORING = ("reward_deadline_s", "max_error_rate", "strict")
-
-CLIP = 0.2
-DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
-IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
-CRITIC_LR = 5.0  # times the policy's
-# Losses with a ratio for how far the policy is from the sampler.
-TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
-# Low and high, each from the paper of the loss (docs/algorithms.md).
-CLIPS = {
-    "gspo": (3e-4, 4e-4),
-    "gmpo": (0.4, 0.4),
-    "dppo_tv": (0.15, 0.15),
-    "dppo_kl": (0.05, 0.05),
-}
 
 
 def threads(cpus: float) -> int:
@@ -72,53 +72,42 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_equality()
+        self._put_defaults_in("task")  # which is read depends on them
         self._refuse_unread()
         self.parts  # noqa: B018  # refuses a task of a mix that could not be a trial's own
-        self._settle_clip()
-        self._settle_importance_cap()
-        for key, reason in contradictions(self):
-            raise ConfigError(f"{key}={shown(self[key])}: {reason}")
+        for name in SECTIONS:
+            self._put_defaults_in(name)
+        for conflicts in CONFLICTS:
+            for applies, key, reason in conflicts(self):
+                if applies:
+                    raise ConfigError(f"{key}={shown(self[key])}: {reason}")
+
+    def _put_defaults_in(self, name: str) -> None:
+        """Put in what other settings decide, in place of none, so that a trial's files show it."""
+        section = self[name]
+        settled = {
+            key: value
+            for key, check in checks_of(section).items()
+            if getattr(section, key) == check.default
+            and (default := check.default_at("none"))
+            and (value := default.beside(self)) is not None
+        }
+        if settled:
+            object.__setattr__(self, name, replace(section, **settled))
 
     def _refuse_unread(self) -> None:
-        for key in READ_WITH:
-            value = self[key]
-            missing = unmet(key, self)
+        for key, check in CHECKS.items():
+            value, missing = self[key], check.unmet(self)
             if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
 
     def _unread_values(self, key: str) -> tuple[Any, ...]:
-        """What a key may hold where it is not read."""
-        mixed = [entry["name"] for entry in mix_of(self.task.mix).values()]
-        own = (default_of(key, task) for task in (self.task.name, *mixed))
-        return CHECKS[key].default, HARMLESS.get(key), *own
-
-    def _settle_equality(self) -> None:
-        """Puts in how the math task compares answers, so that a trial's files show it."""
-        task = self.task
-        if task.name != "math" or task.reward is not None:
-            return
-        equality = settled_equality(task.equality, task.train_file, task.eval_file)
-        object.__setattr__(self, "task", replace(task, equality=equality))
-
-    def _settle_clip(self) -> None:
-        """Puts the loss's default clip range in as numbers, so that a trial's files show it."""
-        if self.loss.clip is not None:
-            return
-        clips = {"clip": CLIP}
-        if self.loss.type in CLIPS:
-            low, high = CLIPS[self.loss.type]
-            clips = {"clip": low, "clip_high": self.loss.clip_high or high}
-        object.__setattr__(self, "loss", replace(self.loss, **clips))
-
-    def _settle_importance_cap(self) -> None:
-        """Puts the correction in that an engine without a promise about log-probs needs, so that a
-        trial's files show it."""
-        corrected = self.samples_as_it_learns or self.corrects_itself
-        if self.loss.importance_cap is None and not corrected:
-            object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
+        """Return what a key may hold where it is not read."""
+        check = CHECKS[key]
+        tasks = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
+        return *check.unremarkable, *(check.of_tasks.get(task, check.default) for task in tasks)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
@@ -140,16 +129,21 @@ class GRPOConfig(TrialSettings):
         return cls(**values)
 
     def reads(self, key: str) -> bool:
-        """Whether the combination of settings reads this one."""
-        return not unmet(key, self) if key in READ_WITH else True
+        """Check whether the combination of settings reads this one."""
+        return _reads(key, self)
+
+    def number(self, key: str) -> Any:
+        """Return a setting, or what it follows from where it is none."""
+        value, follows = self[key], CHECKS[key].default_at("read")
+        return follows.beside(self) if value is None and follows else value
 
     @property
     def in_effect(self) -> dict[str, Any]:
         """Dotted key -> value, with a number for those that follow from others."""
         following = {
-            key: getattr(self, name)
-            for key, name in _FOLLOWING.items()
-            if self[key] is None and self.reads(key)
+            key: self.number(key)
+            for key, check in CHECKS.items()
+            if check.default_at("read") and self[key] is None and self.reads(key)
         }
         return {**flatten(self.to_dict()), **following}
 
@@ -168,20 +162,23 @@ class GRPOConfig(TrialSettings):
         return list(self.parts.values()) or [self]
 
     def _part(self, label: str, entry: Entry) -> GRPOConfig:
-        settings = {name: value for name, value in entry.items() if name != "weight"}
-        shared = [name for name in _SHARED if name in settings]
+        given = {name: value for name, value in entry.items() if name != "weight"}
+        shared = [name for name in _SHARED if name in given]
         if shared:
             raise ConfigError(
                 f"task.mix, {label}: {shared[0]} is the same for all tasks: set task.{shared[0]}"
             )
-        if settings["name"] == MIX:
+        if given["name"] == MIX:
             raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
-        if settings["name"] == CONTROL:
+        if given["name"] == CONTROL:
             raise ConfigError(f"task.mix, {label}: {CONTROL} has no text, so it cannot be mixed")
         try:
-            own = replace(self, task=_section("task", settings))
-            unread = {name for name in _OF_SCORING if unmet(f"task.{name}", own)}
-            read = {name: self[f"task.{name}"] for name in _SHARED if name not in unread}
+            own = replace(self, task=_section("task", given))
+            common = {f"task.{name}": self[f"task.{name}"] for name in _SHARED}
+            together = {key: own[key] for key in CHECKS} | common
+            read = {
+                name: self[f"task.{name}"] for name in _SHARED if _reads(f"task.{name}", together)
+            }
             return replace(own, task=replace(own.task, **read))
         except ConfigError as error:
             raise ConfigError(f"task.mix, {label}: {error}") from None
@@ -305,9 +302,7 @@ class GRPOConfig(TrialSettings):
     @property
     def samples_as_it_learns(self) -> bool:
         """Whether log-probs of the sampler are promised to be the learner's, but for rounding."""
-        # `auto` takes an engine that promises it.
-        promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
-        return promised and self.model.sampler_dtype == "float32"
+        return samples_as_it_learns(self.engine, self.model.sampler_dtype)
 
     @property
     def ratio_sees_sampler(self) -> bool:
@@ -344,14 +339,12 @@ class GRPOConfig(TrialSettings):
     def overlong_buffer(self) -> int:
         """The last tokens of a response, in which its length takes ever more off its reward, or
         which are left to it after an interruption."""
-        return self.rollout.overlong_buffer or max(1, self.rollout.max_new_tokens // 5)
+        return self.number("rollout.overlong_buffer")
 
     @property
     def clip_high(self) -> float:
         """How far above 1 the ratio may go."""
-        if self.loss.clip_high is not None:
-            return self.loss.clip_high
-        return DAPO_CLIP_HIGH if self.loss.type == "dapo" else self.clip_low
+        return self.number("loss.clip_high")
 
     @property
     def clip_low(self) -> float:
@@ -372,8 +365,7 @@ class GRPOConfig(TrialSettings):
     @property
     def critic_lr(self) -> float:
         """The learning rate of what only the critic uses."""
-        given = self.critic.lr
-        return CRITIC_LR * self.optim.lr if given is None else given
+        return self.number("critic.lr")
 
     @property
     def importance_cap(self) -> float | None:
@@ -449,11 +441,17 @@ class GRPOConfig(TrialSettings):
         return gpus or sum(bundle["CPU"] for bundle in actors)
 
 
+def _reads(key: str, settings: Readable) -> bool:
+    return not CHECKS[key].unmet(settings)
+
+
 def defaults_with(task: str) -> dict[str, Any]:
     """Dotted key -> the value that it has in a trial of this task in which it is not given."""
     resolved = flatten(GRPOConfig().to_dict())  # some, like `loss.clip`, follow from others
-    own = TASK_DEFAULTS.get(task, {})
-    return {key: own.get(key, resolved.get(key, check.default)) for key, check in CHECKS.items()}
+    return {
+        key: check.of_tasks.get(task, resolved.get(key, check.default))
+        for key, check in CHECKS.items()
+    }
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:

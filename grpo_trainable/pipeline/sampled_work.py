@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
+from grpo_trainable.config import CHECKS, OF_TRAINING, GRPOConfig, flatten
 
 # What samples and answers. The state of an earlier version lacks them.
 SAMPLERS = ("model", "engine", "env")
@@ -21,9 +21,6 @@ SECTIONS = (
     "buffer_sampling",
     "buffer",
 )
-
-# Keys of the model that only its training reads.
-OF_LEARNER = ("model.gradient_checkpointing", "model.packing")
 
 # Keys that only training reads, but for responses that are interrupted.
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
@@ -55,9 +52,9 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     which the state of an earlier version may lack."""
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"
-    unread = {*OF_TRAINING, *OF_LEARNER} - {*(OF_INTERRUPTION if interrupts else ())}
+    unread = {*OF_TRAINING} - {*(OF_INTERRUPTION if interrupts else ())}
     return {
         key: value
         for key, value in settings.items()
-        if key not in unread and not is_unremarkable(key, value)
+        if key not in unread and not (key in CHECKS and value in CHECKS[key].unremarkable)
     }

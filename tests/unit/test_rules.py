@@ -1,4 +1,4 @@
-"""Keys that the chosen combination does not read: each has a row, and is refused by it."""
+"""Keys that the chosen combination does not read: each says when it is read, and is refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, TaskSettings, set_dotted
-from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
 
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
@@ -21,6 +20,8 @@ CONTROL = {"task.name": "control"}
 SCORED_APART = (
     "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
 )
+
+HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
 
 # Key -> another value than the default, settings beside which it is not read, the setting that the
 # error blames and what it says is needed, settings beside which it is read.
@@ -464,13 +465,13 @@ def config_of(*settings: dict[str, Any]) -> GRPOConfig:
     return GRPOConfig.from_dict(data)
 
 
-def test_every_key_is_always_read_or_has_a_row() -> None:
-    assert READ_WITH.keys() | ALWAYS_READ == CHECKS.keys()
-    assert not READ_WITH.keys() & ALWAYS_READ
-    assert CASES.keys() == READ_WITH.keys()
+def test_every_key_with_a_condition_has_a_case() -> None:
+    assert CASES.keys() == {key for key, check in CHECKS.items() if check.read_if}
 
 
-@pytest.mark.parametrize("key", [key for key in CASES if HARMLESS.get(key) != CASES[key][0]])
+@pytest.mark.parametrize(
+    "key", [key for key in CASES if CASES[key][0] not in HARMLESS.get(key, ())]
+)
 def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> None:
     value, unread, blamed, needs, _ = CASES[key]
     with pytest.raises(ConfigError) as caught:
@@ -486,7 +487,7 @@ def test_where_it_is_read_it_is_accepted(key: str) -> None:
     value, _, _, _, read = CASES[key]
     config = config_of(read, {key: value})
     assert config[key] == value
-    assert not unmet(key, config)
+    assert config.reads(key)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -500,7 +501,8 @@ def test_a_default_is_never_refused(key: str) -> None:
 @pytest.mark.parametrize("key", HARMLESS)
 def test_files_of_earlier_experiments_can_be_read(key: str) -> None:
     _, unread, _, _, _ = CASES[key]
-    assert config_of(unread, {key: HARMLESS[key]})[key] == HARMLESS[key]
+    for value in HARMLESS[key]:
+        assert config_of(unread, {key: value})[key] == value
 
 
 def test_several_conditions_are_named_together() -> None:
