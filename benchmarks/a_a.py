@@ -26,7 +26,7 @@ from resampling import verdict
 from trial_runs import run_trial
 
 import search_spaces
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from launch import tune
 from reports.experiment import read_experiment
 from search_spaces import SearchSpace
@@ -67,7 +67,7 @@ def main() -> None:
 def measure(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
     rounds = ["--set", f"eval.every={args.rounds}", "--iterations", str(args.rounds)]
     round_s = seconds_a_round(args, storage, rounds)
-    responses = GRPOConfig().responses_per_round
+    responses = schedule.responses_per_round(GRPOConfig())
     sleep_s = SLOWED * round_s / responses
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from measure import ROOT, parser_of, provenance, run_benchmark, write
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from reports.report import write_report
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ EVERY = 256  # responses between evaluations, as in the space
 
 # The settings of both: the defaults of a trial, but for what PPO has to know in its own words.
 OURS = GRPOConfig()
-RESPONSES = OURS.responses_per_round
+RESPONSES = schedule.responses_per_round(OURS)
 
 # RLlib's, where not its defaults. A response has one reward, at its end, so nothing is discounted.
 PPO_SETTINGS: dict[str, Any] = {

@@ -25,7 +25,7 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.state_values import Completer, state_values
 from grpo_trainable.algo import at_the_end, gae
 from grpo_trainable.command_line import number
-from grpo_trainable.config import GRPOConfig, VineSettings
+from grpo_trainable.config import GRPOConfig, VineSettings, schedule
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.transformer import TransformerLM
@@ -183,7 +183,7 @@ class Sampler:
         learner = Learner(self.config, InProcess())
         prompts, explained = self.config.rollout.prompts, []
         begin = 10**6
-        for _ in range(max(1, responses // self.config.responses_per_round)):
+        for _ in range(max(1, responses // schedule.responses_per_round(self.config))):
             updated = learner.update([self.groups(range(begin, begin + prompts))])
             begin += prompts
             assert updated.critic is not None

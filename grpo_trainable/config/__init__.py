@@ -21,9 +21,10 @@ from grpo_trainable.config.parsing import (
     set_dotted,
     unknown_key,
 )
+from grpo_trainable.config.resources import threads
 from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
-from grpo_trainable.config.trial import GRPOConfig, defaults_with, threads
+from grpo_trainable.config.trial import GRPOConfig, defaults_with
 from grpo_trainable.config.values import (
     Check,
     ConfigError,

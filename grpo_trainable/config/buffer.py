@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from grpo_trainable.config import schedule
 from grpo_trainable.config.conditions import REPLAY, Conflict, one_of
 from grpo_trainable.config.values import Settings, integer, number
 
@@ -79,8 +80,8 @@ def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
         "never reuses a group with buffer.sample_batches=1; lower it",
     )
     yield (
-        replay and config.max_age == config.lag,
+        replay and schedule.max_age(config) == config.lag,
         "buffer.max_age",
         f"a group that was first used at lag={config.lag} is never reused; must be above it",
     )
-    yield config.max_age < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"
+    yield schedule.max_age(config) < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"

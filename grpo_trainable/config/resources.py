@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -171,3 +172,89 @@ def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
         whole,
         f"must be replicated with model.dtype={config.model.dtype}",
     )
+
+
+# ---- What the actors reserve ---------------------------------------------------------------------
+
+
+def threads(cpus: float) -> int:
+    """Return the compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
+    return max(1, math.floor(cpus + 0.1))
+
+
+def generator_cpus(config: GRPOConfig) -> float:
+    """Return the CPUs of each generator."""
+    given = config.resources.generator_cpus
+    if given is not None:
+        return given
+    # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
+    # cores, and a placement group that does not fit waits for ever.
+    return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
+
+
+def worker_cpus(config: GRPOConfig) -> float:
+    """Return the CPUs of a colocated worker: those of the busier of its two roles."""
+    return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)
+
+
+def learner_names(config: GRPOConfig) -> list[str]:
+    """Return what the learners are called; the first of them publishes."""
+    count = config.resources.num_learners
+    return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
+
+
+def bundles(config: GRPOConfig) -> list[dict[str, float]]:
+    """Return the resources of the trial's own process, then of each actor.
+
+    The actors are the worker, or learners and generators. Learners that must share a node share one
+    bundle, which is never divided.
+    """
+    r = config.resources
+    # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
+    # trial pending for ever.
+    driver = {"CPU": 0.1}
+    if config.placement == "colocated":
+        return [driver, _bundle(worker_cpus(config) + r.reward_cpus, r.worker_gpus)]
+    generator = _bundle(generator_cpus(config) + r.reward_cpus, r.generator_gpus)
+    together = r.num_learners if _learners_share_a_bundle(config) else 1
+    learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
+    return [driver, *[learner] * (r.num_learners // together), *[generator] * r.num_generators]
+
+
+def bundle_of(config: GRPOConfig, actor: int) -> int:
+    """Return which of `bundles` an actor is in.
+
+    Actors are counted from 0, the learners or the worker first.
+    """
+    learners = config.resources.num_learners
+    if not _learners_share_a_bundle(config):
+        return 1 + actor
+    return 1 if actor < learners else 2 + actor - learners
+
+
+def placement_strategy(config: GRPOConfig) -> str:
+    """Return how Ray places the bundles on nodes, by its own name.
+
+    It is a preference: bundles that find no other room share a node, or are on several.
+    """
+    return "SPREAD" if config.resources.spread == "spread" else "PACK"
+
+
+def uses_gpus(config: GRPOConfig) -> bool:
+    """Check whether any actor reserves a GPU."""
+    return any("GPU" in bundle for bundle in bundles(config))
+
+
+def devices(config: GRPOConfig) -> float:
+    """Return what an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
+    _, *actors = bundles(config)
+    on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
+    return on_gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def _learners_share_a_bundle(config: GRPOConfig) -> bool:
+    return config.resources.spread == "one_node_learners"
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}

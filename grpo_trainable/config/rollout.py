@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from grpo_trainable.config import schedule
 from grpo_trainable.config.advantage import COMPARE_A_GROUP, compares_a_group
 from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Conflict, is_true, one_of
 from grpo_trainable.config.defaults import by_task, when_read
@@ -222,7 +223,7 @@ def _signal_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
         "must be keep with rollout.group_size=1: one reward alone is always equal to itself",
     )
     yield (
-        config.redraws > 0 and config.most_drawn == rollout.prompts,
+        schedule.redraws(config) > 0 and schedule.most_drawn(config) == rollout.prompts,
         "rollout.oversample",
         "leaves no prompt to draw in place of one of "
         f"rollout.prompts={rollout.prompts}; raise it, or set rollout.zero_advantage=filter",
@@ -262,19 +263,19 @@ def _length_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
         f"must be <= rollout.prompts={rollout.prompts}",
     )
     yield (
-        (rollout.slots or 0) >= config.most_rows,
+        (rollout.slots or 0) >= schedule.most_rows(config),
         "rollout.slots",
-        f"must be < {config.most_rows}, the responses of the largest call of a generator: none "
-        "would wait; none decodes all of them at once",
+        f"must be < {schedule.most_rows(config)}, the responses of the largest call of a "
+        "generator: none would wait; none decodes all of them at once",
     )
     yield (
-        config.resources.num_generators > config.chunks_at_once,
+        config.resources.num_generators > schedule.chunks_at_once(config),
         "resources.num_generators",
-        f"only {config.chunks_at_once} can sample at a time, one chunk each; set it to "
-        f"{config.chunks_at_once}, "
+        f"only {schedule.chunks_at_once(config)} can sample at a time, one chunk each; set it to "
+        f"{schedule.chunks_at_once(config)}, "
         + (
             "or raise rollout.prompts"
-            if config.unit_prompts == 1
+            if schedule.unit_prompts(config) == 1
             else "or rollout.unit_prompts to none, which shares a round out"
         ),
     )

@@ -25,7 +25,7 @@ from grpo_trainable.config import (
 )
 from grpo_trainable.config.advantage import compares_a_group
 from grpo_trainable.config.built_in_tasks import MIX
-from grpo_trainable.config.conditions import CONTROL, Readable
+from grpo_trainable.config.conditions import CONTROL
 from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
@@ -54,11 +54,6 @@ CONFLICTS = (
 
 # Settings of a task that a mix has once, for all of its tasks.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
-
-
-def threads(cpus: float) -> int:
-    """Compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
-    return max(1, math.floor(cpus + 0.1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +125,9 @@ class GRPOConfig(TrialSettings):
 
     def reads(self, key: str) -> bool:
         """Check whether the combination of settings reads this one."""
-        return _reads(key, self)
+        return not CHECKS[key].unmet(self)
 
-    def number(self, key: str) -> Any:
+    def effective(self, key: str) -> Any:
         """Return a setting, or what it follows from where it is none."""
         value, follows = self[key], CHECKS[key].default_at("read")
         return follows.beside(self) if value is None and follows else value
@@ -141,7 +136,7 @@ class GRPOConfig(TrialSettings):
     def in_effect(self) -> dict[str, Any]:
         """Dotted key -> value, with a number for those that follow from others."""
         following = {
-            key: self.number(key)
+            key: self.effective(key)
             for key, check in CHECKS.items()
             if check.default_at("read") and self[key] is None and self.reads(key)
         }
@@ -176,93 +171,11 @@ class GRPOConfig(TrialSettings):
             own = replace(self, task=_section("task", given))
             common = {f"task.{name}": self[f"task.{name}"] for name in _SHARED}
             together = {key: own[key] for key in CHECKS} | common
-            read = {
-                name: self[f"task.{name}"] for name in _SHARED if _reads(f"task.{name}", together)
-            }
+            unread = {name for name in _SHARED if CHECKS[f"task.{name}"].unmet(together)}
+            read = {name: self[f"task.{name}"] for name in _SHARED if name not in unread}
             return replace(own, task=replace(own.task, **read))
         except ConfigError as error:
             raise ConfigError(f"task.mix, {label}: {error}") from None
-
-    @property
-    def prompts_per_round(self) -> int:
-        """Prompts of all rollout batches of one round."""
-        return self.rollout.prompts * self.batches_per_round
-
-    @property
-    def redraws(self) -> int:
-        """How many times in a row a rollout batch draws prompts in place of those left out."""
-        return self.rollout.redraws if self.rollout.zero_advantage == "resample" else 0
-
-    @property
-    def most_drawn(self) -> int:
-        """Prompts that are drawn for a rollout batch at most."""
-        rollout = self.rollout
-        if not self.redraws:
-            return rollout.prompts
-        factor = min(rollout.oversample, 1 + self.redraws)
-        return math.floor(round(factor * rollout.prompts, 9))  # 1.1 · 10 is 11
-
-    @property
-    def most_prompts(self) -> int:
-        """Prompts that a trial draws at most."""
-        return self.rounds * self.batches_per_round * self.most_drawn
-
-    @property
-    def batches_per_round(self) -> int:
-        """Rollout batches that a round trains on for the first time."""
-        return self.k if self.k_mode == "fresh_batches" else 1
-
-    @property
-    def chunks(self) -> list[slice]:
-        """The chunks of a rollout batch: which of its prompts one call of a generator samples.
-
-        By default each generator gets as many chunks of a round as any other, in sizes that differ
-        by at most one prompt. So none idles at lag 0, where nothing else is under way; at any lag
-        a batch that is shared out is there sooner, so that it is trained on with newer weights.
-        """
-        prompts, given = self.rollout.prompts, self.rollout.unit_prompts
-        if given is not None:
-            return [slice(i, min(i + given, prompts)) for i in range(0, prompts, given)]
-        generators = self.resources.num_generators
-        parts = min(generators // math.gcd(generators, self.batches_per_round), prompts)
-        return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
-
-    def redraw_sizes(self, prompts: int) -> list[int]:
-        """Sizes of the chunks in which so many prompts are drawn in place of others: as many for
-        each generator, of at most `unit_prompts`."""
-        given, largest = self.rollout.unit_prompts, self.unit_prompts
-        if given is not None:
-            return [min(given, prompts - first) for first in range(0, prompts, given)]
-        parts = max(-(-prompts // largest), min(self.resources.num_generators, prompts))
-        return [prompts * (i + 1) // parts - prompts * i // parts for i in range(parts)]
-
-    @property
-    def responses_per_round(self) -> int:
-        """Responses to the prompts of one round."""
-        return self.prompts_per_round * self.rollout.group_size
-
-    @property
-    def unit_prompts(self) -> int:
-        """Prompts of the largest chunk: `rollout.unit_prompts` where it is set."""
-        return max(chunk.stop - chunk.start for chunk in self.chunks)
-
-    @property
-    def chunk_responses(self) -> int:
-        """Responses of the largest chunk of training."""
-        return self.unit_prompts * self.rollout.group_size
-
-    @property
-    def most_rows(self) -> int:
-        """Responses that a call of a generator samples at most: a chunk of training, completions of
-        a state of each of its responses, or all to one held-out prompt."""
-        completions = self.vine.samples if self.loss.advantage == "vine" else 1
-        return max(self.chunk_responses * completions, self.eval.samples)
-
-    @property
-    def chunks_at_once(self) -> int:
-        """Chunks that can be under way at the same time, of the rounds that the gate admits."""
-        rounds = min(self.lag + 1, self.rounds)
-        return rounds * self.batches_per_round * len(self.chunks)
 
     @property
     def in_mid_batch(self) -> bool:
@@ -330,21 +243,15 @@ class GRPOConfig(TrialSettings):
         return self.needs_unequal_rewards and not otherwise
 
     @property
-    def max_age(self) -> int:
-        """Rounds a group may be behind at any training."""
-        given = self.buffer.max_age
-        return self.lag + self.buffer_capacity - 1 if given is None else given
-
-    @property
     def overlong_buffer(self) -> int:
         """The last tokens of a response, in which its length takes ever more off its reward, or
         which are left to it after an interruption."""
-        return self.number("rollout.overlong_buffer")
+        return self.effective("rollout.overlong_buffer")
 
     @property
     def clip_high(self) -> float:
         """How far above 1 the ratio may go."""
-        return self.number("loss.clip_high")
+        return self.effective("loss.clip_high")
 
     @property
     def clip_low(self) -> float:
@@ -365,84 +272,12 @@ class GRPOConfig(TrialSettings):
     @property
     def critic_lr(self) -> float:
         """The learning rate of what only the critic uses."""
-        return self.number("critic.lr")
+        return self.effective("critic.lr")
 
     @property
     def importance_cap(self) -> float | None:
         """The cap of truncated importance sampling; None without importance weights."""
         return self.loss.importance_cap or None
-
-    @property
-    def generator_cpus(self) -> float:
-        """CPUs of each generator."""
-        given = self.resources.generator_cpus
-        if given is not None:
-            return given
-        # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
-        # cores, and a placement group that does not fit waits for ever.
-        return math.floor(0.95 / self.resources.num_generators * 1e4) / 1e4
-
-    @property
-    def worker_cpus(self) -> float:
-        """CPUs of a colocated worker: what the busier of its two roles computes with."""
-        return max(self.resources.worker_cpus, self.resources.generator_cpus or 0.0)
-
-    @property
-    def learner_names(self) -> list[str]:
-        """What the learners are called; the first of them publishes."""
-        count = self.resources.num_learners
-        return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
-
-    def bundles(self) -> list[dict[str, float]]:
-        """Resources of the trial's own process, then of each actor: worker, or learners and
-        generators. Learners that must share a node share one bundle, which is never divided."""
-        r = self.resources
-        # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
-        # trial pending for ever.
-        driver = {"CPU": 0.1}
-        if self.placement == "colocated":
-            return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
-        generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
-        together = r.num_learners if self._learners_share_a_bundle else 1
-        learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
-        return [
-            driver,
-            *[learner] * (r.num_learners // together),
-            *[generator] * r.num_generators,
-        ]
-
-    def bundle_of(self, actor: int) -> int:
-        """Which of `bundles` an actor is in. Actors are counted from 0, the learners or the worker
-        first."""
-        learners = self.resources.num_learners
-        if not self._learners_share_a_bundle:
-            return 1 + actor
-        return 1 if actor < learners else 2 + actor - learners
-
-    @property
-    def _learners_share_a_bundle(self) -> bool:
-        return self.resources.spread == "one_node_learners"
-
-    @property
-    def placement_strategy(self) -> str:
-        """How Ray places the bundles on nodes, by its own name. A preference: bundles that find no
-        other room share a node, or are on several."""
-        return "SPREAD" if self.resources.spread == "spread" else "PACK"
-
-    @property
-    def uses_gpus(self) -> bool:
-        return any("GPU" in bundle for bundle in self.bundles())
-
-    @property
-    def devices(self) -> float:
-        """What an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
-        _, *actors = self.bundles()
-        gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
-        return gpus or sum(bundle["CPU"] for bundle in actors)
-
-
-def _reads(key: str, settings: Readable) -> bool:
-    return not CHECKS[key].unmet(settings)
 
 
 def defaults_with(task: str) -> dict[str, Any]:
@@ -452,10 +287,6 @@ def defaults_with(task: str) -> dict[str, Any]:
         key: check.of_tasks.get(task, resolved.get(key, check.default))
         for key, check in CHECKS.items()
     }
-
-
-def _bundle(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
 def _section(name: str, value: Any) -> Any:

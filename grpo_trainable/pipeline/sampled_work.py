@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.config import CHECKS, OF_TRAINING, GRPOConfig, flatten
+from grpo_trainable.config import CHECKS, OF_TRAINING, GRPOConfig, flatten, schedule
 
 # What samples and answers. The state of an earlier version lacks them.
 SAMPLERS = ("model", "engine", "env")
@@ -31,8 +31,8 @@ def sampled_work(config: GRPOConfig) -> dict[str, Any]:
     data."""
     settings = config.to_dict()
     return {
-        "batches_per_round": config.batches_per_round,
-        "units_per_batch": len(config.chunks),
+        "batches_per_round": schedule.batches_per_round(config),
+        "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
         # Groups bring the values of their states; other trials have no such key.
