@@ -161,15 +161,8 @@ class ReasoningGymSettings(AnswerSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GameSettings(Settings):
-    """The settings of the tasks guess and calculator, which have none."""
-
-    SECTION: ClassVar[str] = "task"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControlSettings(Settings):
-    """The settings of the control task, which has none: `model.env` names the environment."""
+class NoSettings(Settings):
+    """The settings of tasks that have none: the games, and control, where `model.env` says all."""
 
     SECTION: ClassVar[str] = "task"
 
@@ -192,9 +185,9 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
     "keyword": KeywordSettings,
     "math": MathSettings,
     "reasoning_gym": ReasoningGymSettings,
-    "guess": GameSettings,
-    "calculator": GameSettings,
-    CONTROL: ControlSettings,
+    "guess": NoSettings,
+    "calculator": NoSettings,
+    CONTROL: NoSettings,
     MIX: MixSettings,
 }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 PAGE = "docs/howto/from-trl.md"
 
@@ -38,20 +38,15 @@ class ForeignName:
         return f"{means}: {self.hint}" if self.hint else means
 
 
-def trl(
-    name: str, hint: str = "", *, value: str | None = None, also: tuple[str, ...] = ()
-) -> ForeignName:
+def trl(name: str, hint: str = "", **more: Any) -> ForeignName:
     """Return a name of TRL's `GRPOConfig`."""
-    return ForeignName("TRL", name, hint, value, also)
+    return ForeignName("TRL", name, hint, **more)
 
 
-def verl(
-    name: str, hint: str = "", *, value: str | None = None, also: tuple[str, ...] = ()
-) -> ForeignName:
-    """Return a name of verl's; `actor.` and `rollout.` stand for the sections that it has twice."""
-    role = name.partition(".")[0]
-    spelt = f"actor_rollout_ref.{name}" if role in ("actor", "rollout", "model") else name
-    return ForeignName("verl", spelt, hint, value, also)
+def verl(name: str, hint: str = "", **more: Any) -> ForeignName:
+    """Return a name of verl's; its `actor_rollout_ref.` may be left out."""
+    inside = name.startswith(("actor.", "rollout.", "model."))
+    return ForeignName("verl", f"actor_rollout_ref.{name}" if inside else name, hint, **more)
 
 
 # ---- Hints of several names ----------------------------------------------------------------------

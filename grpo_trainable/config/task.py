@@ -47,8 +47,7 @@ PARTS = ("format", "answer")  # of every reward
 
 
 def scored_apart(reward: str | None, name: str, equality: str, mix: str | None) -> bool:
-    """Whether a task with these settings scores responses, or some of them, in processes of their
-    own."""
+    """Check whether a task with these settings scores any responses in processes of their own."""
     verified = name == "reasoning_gym" or (name == "math" and equality == "math_verify")
     mixed = any(_entry_scored_apart(entry) for entry in mix_of(mix).values())
     return reward is not None or is_reference(name) or verified or mixed

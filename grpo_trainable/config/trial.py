@@ -101,13 +101,14 @@ class GRPOConfig(TrialSettings):
     def _unread_values(self, key: str) -> tuple[Any, ...]:
         """Return what a key may hold where it is not read."""
         check = CHECKS[key]
-        tasks = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
-        return *check.unremarkable, *(check.of_tasks.get(task, check.default) for task in tasks)
+        names = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
+        return *check.unremarkable, *(check.of_tasks.get(name, check.default) for name in names)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
-        """The config that nested plain data describes; a missing key has its default, or its
-        task's own.
+        """Return the config that nested plain data describes.
+
+        A missing key has its default, or that of its task.
 
         Raises:
             ConfigError: a key is unknown, or the settings are invalid.
@@ -134,7 +135,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def in_effect(self) -> dict[str, Any]:
-        """Dotted key -> value, with a number for those that follow from others."""
+        """Return the value of each dotted key, with a number for those that follow from others."""
         following = {
             key: self.effective(key)
             for key, check in CHECKS.items()
@@ -144,7 +145,7 @@ class GRPOConfig(TrialSettings):
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Label -> the trial that would have this task of a mix alone; empty where there is none.
+        """Return, for each label of a mix, the trial that would have its task alone.
 
         Raises:
             ConfigError: such a trial would be refused.
@@ -153,7 +154,7 @@ class GRPOConfig(TrialSettings):
 
     @property
     def alone(self) -> list[GRPOConfig]:
-        """A trial for each task: this one, or the parts of its mix."""
+        """Return a trial for each task: this one, or the parts of its mix."""
         return list(self.parts.values()) or [self]
 
     def _part(self, label: str, entry: Entry) -> GRPOConfig:
@@ -179,19 +180,21 @@ class GRPOConfig(TrialSettings):
 
     @property
     def in_mid_batch(self) -> bool:
-        """Whether generators take new weights in the middle of a batch. At lag 0 none is under way
-        when weights come."""
+        """Return True if generators take new weights in the middle of a batch.
+
+        At lag 0 no batch is under way when weights come.
+        """
         return self.weight_update != "between_batches" and self.lag > 0
 
     @property
     def reference_role(self) -> str | None:
-        """Who keeps the frozen reference: learner or generator; None where nothing asks for it."""
+        """Return who keeps the frozen reference, learner or generator, or None if nobody does."""
         asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
         return self.resources.reference if asked else None
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """The policy that `loss.teacher` names, held in the precision of the policy in training."""
+        """Return the policy that `loss.teacher` names, in the precision of the one in training."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
@@ -199,41 +202,44 @@ class GRPOConfig(TrialSettings):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL to the reference is taken off the rewards."""
+        """Return True if the KL to the reference is taken off the rewards."""
         return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
 
     @property
     def adapters_apart(self) -> bool:
-        """Whether the engine samples with LoRA adapters beside the model, as the learner computes.
+        """Return True if the engine samples with LoRA adapters beside the model.
 
-        Merged into bfloat16 weights most of a small update would be rounded off. `auto` takes `hf`
-        for a model with adapters.
+        The learner computes so too. Merged into bfloat16 weights, most of a small update would be
+        rounded off. `auto` takes `hf` for a model with adapters.
         """
         lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
         return lora and self.engine in ("auto", "hf")
 
     @property
     def samples_as_it_learns(self) -> bool:
-        """Whether log-probs of the sampler are promised to be the learner's, but for rounding."""
+        """Return True if the sampler promises the learner's log-probs, but for rounding."""
         return samples_as_it_learns(self.engine, self.model.sampler_dtype)
 
     @property
     def ratio_sees_sampler(self) -> bool:
-        """Whether the ratio has to tell what the sampler computes otherwise than the learner:
-        because the loss is there for that, or because weights are rounded on their way."""
+        """Return True if the ratio has to show how the sampler differs from the learner.
+
+        It has to where the loss is made for that, and where weights are rounded on their way.
+        """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
         return rounded or (self.corrects_itself and not self.samples_as_it_learns)
 
     @property
     def corrects_itself(self) -> bool:
-        """Whether the ratio of the loss says how far the policy is from the sampler. By importance
-        weights it would say how far it is from the start of the round.
+        """Return True if the ratio of the loss says how far the policy is from the sampler.
+
+        By importance weights it would say how far it is from the start of the round.
         """
         return self.loss.type in TO_THE_SAMPLER
 
     @property
     def taught_by_rewards_alone(self) -> bool:
-        """Whether nothing but differences of the task's rewards within a group teaches."""
+        """Return True if only differences of the task's rewards within a group teach."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
         # Groups that are left out by their rewards do not get as far as that.
@@ -244,53 +250,52 @@ class GRPOConfig(TrialSettings):
 
     @property
     def overlong_buffer(self) -> int:
-        """The last tokens of a response, in which its length takes ever more off its reward, or
-        which are left to it after an interruption."""
+        """Return how many last tokens of a response are penalised, or follow an interruption."""
         return self.effective("rollout.overlong_buffer")
 
     @property
     def clip_high(self) -> float:
-        """How far above 1 the ratio may go."""
+        """Return how far above 1 the ratio may go."""
         return self.effective("loss.clip_high")
 
     @property
     def clip_low(self) -> float:
-        """How far below 1 the ratio may go."""
+        """Return how far below 1 the ratio may go."""
         assert self.loss.clip is not None, "settled when constructed"
         return self.loss.clip
 
     @property
     def needs_unequal_rewards(self) -> bool:
-        """Whether a group whose rewards are all equal teaches nothing."""
+        """Return True if a group whose rewards are all equal teaches nothing."""
         return compares_a_group(self.loss.advantage)
 
     @property
     def has_critic(self) -> bool:
-        """Whether the learner trains a critic."""
+        """Return True if the learner trains a critic."""
         return self.loss.advantage == "gae"
 
     @property
     def critic_lr(self) -> float:
-        """The learning rate of what only the critic uses."""
+        """Return the learning rate of what only the critic uses."""
         return self.effective("critic.lr")
 
     @property
     def importance_cap(self) -> float | None:
-        """The cap of truncated importance sampling; None without importance weights."""
+        """Return the cap of truncated importance sampling, or None without importance weights."""
         return self.loss.importance_cap or None
 
 
-def defaults_with(task: str) -> dict[str, Any]:
-    """Dotted key -> the value that it has in a trial of this task in which it is not given."""
+def defaults_with(task_name: str) -> dict[str, Any]:
+    """Return each dotted key's value in a trial of this task in which it is not given."""
     resolved = flatten(GRPOConfig().to_dict())  # some, like `loss.clip`, follow from others
     return {
-        key: check.of_tasks.get(task, resolved.get(key, check.default))
+        key: check.of_tasks.get(task_name, resolved.get(key, check.default))
         for key, check in CHECKS.items()
     }
 
 
 def _section(name: str, value: Any) -> Any:
-    """The section of this name from plain data."""
+    """Return the section of this name from plain data."""
     default = DEFAULTS[name]
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
@@ -307,7 +312,7 @@ def _is_custom(name: Any) -> bool:
 
 
 def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
-    """The section of a user's task: what is not common to all tasks is its own."""
+    """Return the section of a user's task: what is not common to all tasks is its own."""
     common = checks_of(CommonTaskSettings)
     own = {str(name): value for name, value in given.items() if name not in common}
     for name, value in own.items():
@@ -319,7 +324,7 @@ def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    """Plain data, lists as tuples, and numbers of other libraries as Python's."""
+    """Return plain data, with lists as tuples, and numbers of other libraries as Python's."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):
