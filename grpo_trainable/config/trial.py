@@ -30,7 +30,7 @@ from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
 from grpo_trainable.config.mix import Entry, mix_of
 from grpo_trainable.config.model import ModelSettings
 from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
-from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TrialSettings
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
 from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
 from grpo_trainable.plugins import is_reference
@@ -91,8 +91,8 @@ class GRPOConfig(TrialSettings):
             object.__setattr__(self, name, replace(section, **settled))
 
     def _refuse_unread(self) -> None:
-        for key, check in CHECKS.items():
-            value, missing = self[key], check.unmet(self)
+        for key in SOMETIMES_READ:
+            value, missing = self[key], CHECKS[key].unmet(self)
             if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
