@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from grpo_trainable.config.conditions import GAE, Conflict, one_of
+from grpo_trainable.config.conditions import GAE, Config, Conflict, one_of
 from grpo_trainable.config.defaults import when_read
 from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import Settings, choice, integer, number
 from grpo_trainable.plugins import is_reference
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 CRITIC_LR = 5.0  # times the policy's
 
@@ -100,14 +97,14 @@ class VineSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other, in the order in which it is reported."""
     yield from _group_conflicts(config)
     yield from _token_conflicts(config)
     yield from _reward_conflicts(config)
 
 
-def _group_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _group_conflicts(config: Config) -> Iterator[Conflict]:
     advantage, loss = config.loss.advantage, config.loss.type
     alone = config.rollout.group_size == 1
 
@@ -143,7 +140,7 @@ def _group_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
     )
 
 
-def _token_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _token_conflicts(config: Config) -> Iterator[Conflict]:
     advantage, loss = config.loss.advantage, config.loss.type
     of_tokens = advantage in ("gae", "vine", "group_to_go")
     tells_apart = f"loss.advantage={advantage}" if of_tokens else "loss.teacher"
@@ -172,7 +169,7 @@ def _token_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
     )
 
 
-def _reward_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _reward_conflicts(config: Config) -> Iterator[Conflict]:
     why = _OF_THE_TASK.get(config.loss.advantage)
     alone = why is not None
 

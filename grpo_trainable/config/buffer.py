@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from grpo_trainable.config import schedule
-from grpo_trainable.config.conditions import REPLAY, Conflict, one_of
+from grpo_trainable.config.conditions import REPLAY, Config, Conflict, one_of
 from grpo_trainable.config.values import Settings, integer, number
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +44,7 @@ def fresh_wanted(fraction: float, count: int) -> int:
     return math.ceil(round(fraction * count, 9))
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     sampling, sample = config.buffer_sampling, config.buffer.sample_batches
     replay = config.buffer_capacity > 1

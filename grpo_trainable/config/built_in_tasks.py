@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from grpo_trainable.config.conditions import CONTROL, Conflict, none_given, one_of
+from grpo_trainable.config.conditions import CONTROL, Config, Conflict, none_given, one_of
 from grpo_trainable.config.defaults import where_none
 from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.values import (
@@ -19,9 +19,6 @@ from grpo_trainable.config.values import (
     task_mix,
     text,
 )
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 MIX = "mix"  # the name of a trial's task where it has several
 # Tasks whose prompts only make sense in the environment of the same name.
@@ -192,7 +189,7 @@ TASK_SETTINGS: dict[str, type[Settings]] = {
 }
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     task, tasks = config.task, len(config.parts)
     mixed = tasks > 0

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 
 from grpo_trainable.plugins import is_reference
 
+# A `GRPOConfig`. Its module imports those that speak of it, so they cannot import it for its type.
+Config: TypeAlias = Any
 # Of settings that contradict each other: whether they do, the key to blame, and why.
 Conflict: TypeAlias = tuple[bool, str, str]
 

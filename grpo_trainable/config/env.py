@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from grpo_trainable.config.built_in_tasks import GAMES
-from grpo_trainable.config.conditions import OF_TEXT, Condition, Conflict, one_of
+from grpo_trainable.config.conditions import OF_TEXT, Condition, Config, Conflict, one_of
 from grpo_trainable.config.defaults import by_task
 from grpo_trainable.config.values import Settings, choice_or_reference, flag, integer, number
 from grpo_trainable.engines import engine_record
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 _PLAYED = Condition(
     keys=("env.name",), needs="an env.name other than off", holds=lambda name: name != "off"
@@ -76,7 +73,7 @@ class EnvSettings(Settings):
         return self.name != "off"
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     env, enough_s = config.env, 2 * config.env.step_deadline_s
     can_play = config.engine == "auto" or engine_record(config.engine).plays

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from grpo_trainable.config.conditions import (
     GAE,
     OF_TEXT,
     Condition,
+    Config,
     Conflict,
     given,
     one_of,
@@ -29,9 +30,6 @@ from grpo_trainable.config.values import (
 )
 from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 CLIP = 0.2
 DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
@@ -339,7 +337,7 @@ class LossSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     cap, floor = config.loss.importance_cap, config.loss.importance_floor
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from grpo_trainable.config.conditions import (
     CONTROL,
     OF_TEXT,
     Condition,
+    Config,
     Conflict,
     given,
     none_given,
@@ -28,9 +29,6 @@ from grpo_trainable.config.values import (
     path_or_hub_id,
     text,
 )
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 _HUGGING_FACE = given("model.path", "a Hugging Face model")
 _LORA = given("model.lora_rank")
@@ -148,7 +146,7 @@ class ModelSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     acts, engine = config.task.name == CONTROL, config.engine
     advantage, overlong = config.loss.advantage, config.rollout.overlong

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from grpo_trainable.config.conditions import Conflict, is_true
+from grpo_trainable.config.conditions import Config, Conflict, is_true
 from grpo_trainable.config.defaults import by_task
 from grpo_trainable.config.foreign_names import IN_ROUNDS, trl, verl
 from grpo_trainable.config.values import Settings, flag, integer, number, pair
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 _KL_IS_MEASURED = is_true("loss.kl_monitor", ", which measures the KL")
 
@@ -94,7 +91,7 @@ class CallbackSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     yield (
         config.eval.temperature == 0 and config.eval.samples > 1,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from grpo_trainable.config.conditions import Conflict, none_given, one_of
+from grpo_trainable.config.conditions import Config, Conflict, none_given, one_of
 from grpo_trainable.config.defaults import by_task
 from grpo_trainable.config.foreign_names import MICROBATCH, trl, verl
 from grpo_trainable.config.values import Settings, choice, integer, number, pair
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ class OptimSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     epochs, prompts = config.optim.epochs, config.rollout.prompts
     split = config.k_mode == "minibatches"

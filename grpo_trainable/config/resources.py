@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from grpo_trainable.config.conditions import (
     COLOCATED,
@@ -13,6 +13,7 @@ from grpo_trainable.config.conditions import (
     DISAGGREGATED,
     NOT_PLAYED,
     Condition,
+    Config,
     Conflict,
     at_least,
     one_of,
@@ -20,9 +21,6 @@ from grpo_trainable.config.conditions import (
 from grpo_trainable.config.foreign_names import verl
 from grpo_trainable.config.task import PROCESSES_OF_ITS_OWN, SCORED_APART
 from grpo_trainable.config.values import Settings, choice, flag, gpus, integer, number
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 _SEVERAL_LEARNERS = at_least("resources.num_learners", 2)
 _HAS_REFERENCE = Condition(
@@ -127,7 +125,7 @@ class ResourceSettings(Settings):
         return {name: getattr(self, name) for name in names}
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     r = config.resources
     several, divided = r.num_learners > 1, r.learner_strategy == "fsdp2"
@@ -182,7 +180,7 @@ def threads(cpus: float) -> int:
     return max(1, math.floor(cpus + 0.1))
 
 
-def generator_cpus(config: GRPOConfig) -> float:
+def generator_cpus(config: Config) -> float:
     """Return the CPUs of each generator."""
     given = config.resources.generator_cpus
     if given is not None:
@@ -192,18 +190,18 @@ def generator_cpus(config: GRPOConfig) -> float:
     return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
 
 
-def worker_cpus(config: GRPOConfig) -> float:
+def worker_cpus(config: Config) -> float:
     """Return the CPUs of a colocated worker: those of the busier of its two roles."""
     return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)
 
 
-def learner_names(config: GRPOConfig) -> list[str]:
+def learner_names(config: Config) -> list[str]:
     """Return what the learners are called; the first of them publishes."""
     count = config.resources.num_learners
     return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
 
 
-def bundles(config: GRPOConfig) -> list[dict[str, float]]:
+def bundles(config: Config) -> list[dict[str, float]]:
     """Return the resources of the trial's own process, then of each actor.
 
     The actors are the worker, or learners and generators. Learners that must share a node share one
@@ -221,7 +219,7 @@ def bundles(config: GRPOConfig) -> list[dict[str, float]]:
     return [driver, *[learner] * (r.num_learners // together), *[generator] * r.num_generators]
 
 
-def bundle_of(config: GRPOConfig, actor: int) -> int:
+def bundle_of(config: Config, actor: int) -> int:
     """Return which of `bundles` an actor is in.
 
     Actors are counted from 0, the learners or the worker first.
@@ -232,7 +230,7 @@ def bundle_of(config: GRPOConfig, actor: int) -> int:
     return 1 if actor < learners else 2 + actor - learners
 
 
-def placement_strategy(config: GRPOConfig) -> str:
+def placement_strategy(config: Config) -> str:
     """Return how Ray places the bundles on nodes, by its own name.
 
     It is a preference: bundles that find no other room share a node, or are on several.
@@ -240,19 +238,19 @@ def placement_strategy(config: GRPOConfig) -> str:
     return "SPREAD" if config.resources.spread == "spread" else "PACK"
 
 
-def uses_gpus(config: GRPOConfig) -> bool:
+def uses_gpus(config: Config) -> bool:
     """Check whether any actor reserves a GPU."""
     return any("GPU" in bundle for bundle in bundles(config))
 
 
-def devices(config: GRPOConfig) -> float:
+def devices(config: Config) -> float:
     """Return what an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
     _, *actors = bundles(config)
     on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
     return on_gpus or sum(bundle["CPU"] for bundle in actors)
 
 
-def _learners_share_a_bundle(config: GRPOConfig) -> bool:
+def _learners_share_a_bundle(config: Config) -> bool:
     return config.resources.spread == "one_node_learners"
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from grpo_trainable.config import schedule
 from grpo_trainable.config.advantage import COMPARE_A_GROUP, compares_a_group
-from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Conflict, is_true, one_of
+from grpo_trainable.config.conditions import NOT_PLAYED, OF_TEXT, Config, Conflict, is_true, one_of
 from grpo_trainable.config.defaults import by_task, when_read
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import Settings, choice, flag, integer, number, text, texts
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 _RESAMPLED = one_of("rollout.zero_advantage", "resample")
 _INTERRUPTED = one_of("rollout.overlong", "interrupt")
@@ -195,14 +192,14 @@ class PoolSettings(Settings):
     )
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other, in the order in which it is reported."""
     yield from _signal_conflicts(config)
     yield from _length_conflicts(config)
     yield from _pool_conflicts(config)
 
 
-def _signal_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _signal_conflicts(config: Config) -> Iterator[Conflict]:
     rollout, advantage = config.rollout, config.loss.advantage
     left_out = rollout.zero_advantage != "keep"
 
@@ -230,7 +227,7 @@ def _signal_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
     )
 
 
-def _length_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _length_conflicts(config: Config) -> Iterator[Conflict]:
     rollout = config.rollout
     thinking = rollout.max_new_tokens - config.overlong_buffer
 
@@ -281,7 +278,7 @@ def _length_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
     )
 
 
-def _pool_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def _pool_conflicts(config: Config) -> Iterator[Conflict]:
     pools = config.pools
 
     yield (

@@ -10,11 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_trainable.config.advantage import CriticSettings, VineSettings
 from grpo_trainable.config.buffer import BufferSettings
-from grpo_trainable.config.conditions import DISAGGREGATED, REPLAY, Conflict, at_least, one_of
+from grpo_trainable.config.conditions import (
+    DISAGGREGATED,
+    REPLAY,
+    Config,
+    Conflict,
+    at_least,
+    one_of,
+)
 from grpo_trainable.config.env import EnvSettings
 from grpo_trainable.config.foreign_names import (
     IN_ROUNDS,
@@ -43,9 +50,6 @@ from grpo_trainable.config.values import (
 )
 from grpo_trainable.engines import ENGINES, engine_record
 from grpo_trainable.transports import TRANSPORTS
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 
 def _is_label(label: str) -> bool:
@@ -225,7 +229,7 @@ def of_other_placement(key: str, placement: str) -> bool:
 TRL, VERL = by_name(name.of(key) for key, check in CHECKS.items() for name in check.also_called)
 
 
-def placement_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def placement_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     colocated = config.placement == "colocated"
     # A user's transport has no record here: it is asked before the trial starts, where its file is.
@@ -247,7 +251,7 @@ def placement_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
     yield bool(refused), "transport", refused or ""
 
 
-def engine_conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def engine_conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     # `auto` takes an engine that works with everything.
     record = engine_record(config.engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from grpo_trainable.config.built_in_tasks import (
     MIX,
@@ -21,6 +21,7 @@ from grpo_trainable.config.conditions import (
     NOT_PLAYED,
     OF_TEXT,
     Condition,
+    Config,
     Conflict,
     given,
     positive,
@@ -38,9 +39,6 @@ from grpo_trainable.config.values import (
     text,
 )
 from grpo_trainable.plugins import is_reference
-
-if TYPE_CHECKING:
-    from grpo_trainable.config.trial import GRPOConfig
 
 MAX_WEIGHT = 1e6  # largest weight of a part of the reward
 PARTS = ("format", "answer")  # of every reward
@@ -218,7 +216,7 @@ class TaskSettings(
         return {key: settings[key] for key in settings if key in keys} | own
 
 
-def conflicts(config: GRPOConfig) -> Iterator[Conflict]:
+def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     task = config.task
     # A generator that waits for a score must not pass for one that hangs itself.

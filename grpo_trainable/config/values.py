@@ -6,6 +6,9 @@ one setting. A user's task declares its own settings with the same functions:
     @dataclass(frozen=True, kw_only=True)
     class SumSettings:
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
+
+A setting of ours also says, by keyword, how it hangs together with others: `read_if`, `default_by`
+and what follows them in `Check`.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ class Check:
     # What a value may refer to outside the config: a file or directory, a model, a Python object.
     refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
 
-    # How it hangs together with other settings, and with other libraries. Each kind of value takes
-    # these by keyword; a single condition or default needs no tuple.
+    # How it hangs together with other settings, and with other libraries. A single condition or
+    # default needs no tuple.
     read_if: tuple[Condition, ...] = ()  # all must hold for it to be read; none: it always is
     default_by: tuple[DefaultBy, ...] = ()  # defaults that other settings decide
     also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
