@@ -41,7 +41,7 @@ from measure import (
 
 import search_spaces
 from grpo_trainable.command_line import number
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.contrasts import Contrast, speed_up
 from reports.experiment import read_experiment
@@ -95,7 +95,7 @@ def compared_arms(args: argparse.Namespace, storage: Path) -> dict[str, Any]:
 
     rounds = ["--set", f"eval.every={args.rounds}", "--iterations", str(args.rounds)]
     round_s = seconds_a_round(args, storage, rounds)
-    sleep_s = SLOWED * round_s / GRPOConfig().responses_per_round
+    sleep_s = SLOWED * round_s / schedule.responses_per_round(GRPOConfig())
     settings = {
         "a": {"task.reward": reward(storage, "plain", 0.0)},
         # Equal arms would be merged; nothing comes near either deadline.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.models.dimensions import (
     KNOWN,
     Dimensions,
@@ -152,7 +152,7 @@ def _beside(config: GRPOConfig) -> int:
     r = config.resources
     samplers = 1 if config.placement == "colocated" else r.num_generators
     if config.env.plays:
-        return samplers * config.unit_prompts * ENVIRONMENT_BYTES
+        return samplers * schedule.unit_prompts(config) * ENVIRONMENT_BYTES
     scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
     return samplers * scored_apart * r.reward_workers * PROCESS_BYTES
 
@@ -271,7 +271,7 @@ class _Trial:
 
     def sampling(self) -> list[Part]:
         """KV cache, and logits beside their probabilities, of the rows of one call."""
-        rows, size = self.config.most_rows, self.size
+        rows, size = schedule.most_rows(self.config), self.size
         # Storage of the cache for rows; a slot has a place on each of its shelves.
         places, slots = rows, self.config.rollout.slots
         if slots is not None:
@@ -368,5 +368,5 @@ class _Trial:
         config = self.config
         rounds = config.buffer_capacity + config.lag
         response = config.rollout.max_new_tokens * TOKEN_BYTES
-        prompts = config.prompts_per_round * self.prompt_tokens * 8
-        return rounds * (config.responses_per_round * response + prompts)
+        prompts = schedule.prompts_per_round(config) * self.prompt_tokens * 8
+        return rounds * (schedule.responses_per_round(config) * response + prompts)

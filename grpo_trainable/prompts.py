@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 
-from grpo_trainable.config import GRPOConfig, shown
+from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.models.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.rollout import Request, SamplingLimits
@@ -69,7 +69,7 @@ class Prompts:
             )
         pooled = self.train_size if config.pools.enabled else None
         # So many of the first examples of `train` may be drawn.
-        self.train_count = config.most_prompts if pooled is None else pooled
+        self.train_count = schedule.most_prompts(config) if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer
         model = config.model

@@ -12,7 +12,7 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.checkpointing import DamagedCheckpoint, refuse_foreign_files
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.details import DETAILS
 from grpo_trainable.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.shipping import lay_down
@@ -38,7 +38,9 @@ class GRPOTrainable(tune.Trainable):
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """A bundle for the trial's own process and one for each actor."""
         trial = GRPOConfig.from_dict(config)
-        return tune.PlacementGroupFactory(trial.bundles(), strategy=trial.placement_strategy)
+        return tune.PlacementGroupFactory(
+            resources.bundles(trial), strategy=resources.placement_strategy(trial)
+        )
 
     def setup(
         self,

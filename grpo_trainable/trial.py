@@ -19,7 +19,7 @@ from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.calls import Actor, ActorFailed
 from grpo_trainable.checkpointing import begun, finish_checkpoint, read_state, verified_digests
-from grpo_trainable.config import GRPOConfig, make_absolute
+from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
 from grpo_trainable.details import (
     Columns,
     RoundDetails,
@@ -157,7 +157,7 @@ class Trial:
         if self._warm_up_s is not None:
             return
         start = now()
-        chunk = range(self.config.unit_prompts)
+        chunk = range(schedule.unit_prompts(self.config))
         self.actors.warm_up([self._prompts.request("train", index) for index in chunk])
         self._warm_up_s = now() - start
         self._news.append(f"the actors were warmed up in {self._warm_up_s:.1f} s")
@@ -262,7 +262,7 @@ class Trial:
             "time/checkpoint_s": sum((span.seconds for span in self._checkpoints), 0.0),
             "throughput/samples_per_s": responses / seconds,
             "throughput/tokens_per_s": tokens / seconds,
-            "cost/device_hours": self._wall_clock.seconds / 3600 * self.config.devices,
+            "cost/device_hours": self._wall_clock.seconds / 3600 * resources.devices(self.config),
         }
 
     def details(self, trained: TrainedRound) -> RoundDetails:
@@ -377,7 +377,10 @@ class Trial:
         Otherwise others are started.
         """
         old = self.config
-        if (new.bundles(), new.placement_strategy) != (old.bundles(), old.placement_strategy):
+        if (resources.bundles(new), resources.placement_strategy(new)) != (
+            resources.bundles(old),
+            resources.placement_strategy(old),
+        ):
             return False
         self._storage = storage
         if any(new[key] != old[key] for key in BUILT_INTO_ACTORS):

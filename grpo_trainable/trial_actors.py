@@ -18,7 +18,7 @@ from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.learner_rank import LearnerRank
 from grpo_trainable.calls import Actor, ActorFailed, await_call
 from grpo_trainable.clocks import offset_of
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.liveness import Watch
 from grpo_trainable.noise import Place, place
@@ -73,7 +73,7 @@ class TrialActors:
         logger.info("transport=%s: %s", self.choice.key, self.choice.why)
         if config.placement == "colocated":
             ends = MadeInActor(make_both_ends, self.choice.key)
-            cpus = config.worker_cpus + r.reward_cpus
+            cpus = resources.worker_cpus(config) + r.reward_cpus
             worker = self._actor(0, Colocated, "worker", ends, cpus=cpus, gpus=r.worker_gpus)
             self._actors.append(worker)
             return
@@ -82,7 +82,7 @@ class TrialActors:
             self._actors.append(self._generator(index))
 
     def _start_learners(self) -> None:
-        names, r = self._config.learner_names, self._config.resources
+        names, r = resources.learner_names(self._config), self._config.resources
         cls = Learner if len(names) == 1 else LearnerRank
         for index, name in enumerate(names):
             sender = None if index else self._sending()
@@ -177,10 +177,10 @@ class TrialActors:
         """A new generator in place of the one of this name, which was killed; None where no machine
         has had room for it for `patience_s`, or the one that has cannot take it."""
         index = [actor.name for actor in self._actors].index(name)
-        if not has_room(self._config.bundle_of(index), patience_s):
+        if not has_room(resources.bundle_of(self._config, index), patience_s):
             return None
         try:
-            self._prepare(places_of_bundles().get(self._config.bundle_of(index)))
+            self._prepare(places_of_bundles().get(resources.bundle_of(self._config, index)))
         except (RayError, ShippingError) as error:
             # It has died meanwhile, or cannot have a file: others go on, and it is tried again.
             logger.warning("%s cannot start on the machine that has room for it: %s", name, error)
@@ -198,7 +198,7 @@ class TrialActors:
             Generator,
             f"generator-{number}",
             MadeInActor(make_receiver, self.choice.key, r.deadline_s, device, first),
-            cpus=self._config.generator_cpus + r.reward_cpus,
+            cpus=resources.generator_cpus(self._config) + r.reward_cpus,
             gpus=r.generator_gpus,
         )
 
@@ -222,7 +222,7 @@ class TrialActors:
             ends,
             num_cpus=cpus,
             num_gpus=gpus,
-            bundle=self._config.bundle_of(index),
+            bundle=resources.bundle_of(self._config, index),
             direct=self.choice.transport.tensor_transport,
         )
         self._unplaced.append(actor.submit_function("place", place))
@@ -237,7 +237,7 @@ class TrialActors:
     def clock_offset(self, name: str) -> float:
         """Seconds that the clock of an actor's machine is ahead of ours."""
         index = [actor.name for actor in self._actors].index(name)
-        return self._clock_ahead(places_of_bundles().get(self._config.bundle_of(index)))
+        return self._clock_ahead(places_of_bundles().get(resources.bundle_of(self._config, index)))
 
     def _clock_ahead(self, node: str | None) -> float:
         if node is None or node == ray.get_runtime_context().get_node_id():
@@ -321,7 +321,7 @@ def nodes_of_weights(config: GRPOConfig) -> list[str]:
         return nodes_alive()
     apart = config.placement == "disaggregated"
     generators = range(r.num_learners, r.num_learners + r.num_generators) if apart else ()
-    return [nodes[config.bundle_of(actor)] for actor in (0, *generators)]
+    return [nodes[resources.bundle_of(config, actor)] for actor in (0, *generators)]
 
 
 def nodes_alive() -> list[str]:

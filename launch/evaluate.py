@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_trainable import __version__, command_line
 from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
 from grpo_trainable.config import CHECKS
-from grpo_trainable.config.task_defaults import TASK_DEFAULTS
+from grpo_trainable.config.conditions import CONTROL
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
@@ -148,14 +148,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _temperatures() -> str:
     """The default temperature of each task: `0.8, 1 for math`."""
-    usual, named = CHECKS["eval.temperature"].default, "eval.temperature"
+    check = CHECKS["eval.temperature"]
     others: dict[float, list[str]] = {}
-    for task, defaults in TASK_DEFAULTS.items():
-        if "model.env" in defaults:
-            continue  # it has no language model, which alone is evaluated here
-        others.setdefault(defaults.get(named, usual), []).append(task)
+    for task, default in check.of_tasks.items():
+        if task != CONTROL:  # it has no language model, which alone is evaluated here
+            others.setdefault(default, []).append(task)
     own = [f"{value:g} for {', '.join(tasks)}" for value, tasks in others.items()]
-    return "; ".join([f"{usual:g}", *own])
+    return "; ".join([f"{check.default:g}", *own])
 
 
 def _prompts(text: str) -> int | str:

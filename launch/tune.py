@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
+from grpo_trainable.config import schedule
 from grpo_trainable.config.describe import settings
 from grpo_trainable.wording import plural
 from search_spaces import SPACES
@@ -292,13 +293,13 @@ def opening(plan: Plan, nodes: Nodes) -> list[str]:
 def notes(plan: Plan) -> list[str]:
     """What the user may not have meant, or could not know: arms, samples, prompts."""
     lines = [f"not available here: {arm} ({why})" for arm, why in plan.not_available.items()]
-    if len({trial.rounds * trial.responses_per_round for trial in plan.trials}) > 1:
+    if len({trial.rounds * schedule.responses_per_round(trial) for trial in plan.trials}) > 1:
         lines.append(
             "note: the arms do not train on equal samples; --samples N gives each of them N "
             "responses"
         )
     seeds = plan.options.num_samples
-    if seeds >= min(trial.responses_per_round for trial in plan.trials):
+    if seeds >= min(schedule.responses_per_round(trial) for trial in plan.trials):
         lines.append(
             f"note: --num-samples {seeds} asks for {seeds} seeds of every arm; trials of {seeds} "
             f"responses are --samples {seeds}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from grpo_trainable.command_line import command
+from grpo_trainable.config import resources
 from grpo_trainable.wording import plural
 from reports import changes
 from reports.answers import Answer
@@ -134,7 +135,7 @@ def _missing(
         "other work on the machine was not measured",
         lambda trial: not trial.column("time/disturbed_fraction"),
     )
-    lacking("what others did on its GPUs was not measured", lambda t: t.config.uses_gpus)
+    lacking("what others did on its GPUs was not measured", lambda t: resources.uses_gpus(t.config))
     lacking("no rollouts were kept", lambda trial: not files[trial.name].lags)
     lacking("no version changes were recorded", lambda trial: not files[trial.name].changes)
     lacking("no held-out responses were kept", lambda trial: not files[trial.name].examples.round)

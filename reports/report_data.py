@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_trainable.config import resources
 from grpo_trainable.noise import DISTURBED_ABOVE
 from reports.answers import Answer
 from reports.changes import LENGTH, Change
@@ -100,8 +101,8 @@ def _arm(
         "samples_per_s": _spread(comparison.rates(arm)),
         "wall_clock_s": _spread([trial.wall_clock_s for trial in trials]),
         "device_hours": _spread([trial.device_hours for trial in trials]),
-        "devices": records[0].config.devices,
-        "device": "GPU" if records[0].config.uses_gpus else "CPU core",
+        "devices": resources.devices(records[0].config),
+        "device": "GPU" if resources.uses_gpus(records[0].config) else "CPU core",
         "reward_before": _spread([trial.first for trial in trials]),
         "reward_after": _spread([trial.last for trial in trials]),
         "response_length_before": changes[LENGTH.name]["before"],

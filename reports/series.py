@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from grpo_trainable.config import schedule
 from grpo_trainable.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
@@ -68,7 +69,7 @@ def stage_seconds(trials: Sequence[TrialRecord], responses: int) -> dict[str, fl
     responses, because arms differ in how many a round has."""
     seconds = {}
     config = trials[0].config  # trials of an arm differ in their seed
-    scale = responses / (config.prompts_per_round * config.rollout.group_size)
+    scale = responses / (schedule.prompts_per_round(config) * config.rollout.group_size)
     for stage in (*STAGE_COLOURS, *WAITING, "step"):
         middle = statistics.fmean if stage == "eval" else statistics.median
         columns = [trial.column(f"time/{stage}_s") for trial in trials]

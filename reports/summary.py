@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo_trainable.command_line import align
+from grpo_trainable.config import resources
 from grpo_trainable.metrics import without_signal
 from grpo_trainable.wording import plural, written
 from reports import changes
@@ -314,8 +315,10 @@ def relative_to(
         elif found is not None:
             speed[arm] = found
             base, own = records[baseline][0].config, records[arm][0].config
-            if own.uses_gpus == base.uses_gpus:  # GPU-hours and core-hours have no ratio
-                cost[arm] = found.times(base.devices / own.devices)
+            if resources.uses_gpus(own) == resources.uses_gpus(
+                base
+            ):  # GPU-hours and core-hours have no ratio
+                cost[arm] = found.times(resources.devices(base) / resources.devices(own))
     return replace(
         comparison, baseline=baseline, speed=speed, cost=cost, not_comparable=not_comparable
     )

@@ -15,6 +15,7 @@ from grpo_trainable.config import (
     GRPOConfig,
     flatten,
     of_other_placement,
+    schedule,
     set_dotted,
 )
 from grpo_trainable.wording import did_you_mean
@@ -142,10 +143,10 @@ def at_equal_samples(
     Raises:
         ConfigError: some trial has no whole number of rounds for so many responses.
     """
-    common = math.lcm(*(trial.responses_per_round for trial in trials))
+    common = math.lcm(*(schedule.responses_per_round(trial) for trial in trials))
     if samples % common:
         below, above = samples // common * common, -(-samples // common) * common
-        rounds = sorted({trial.responses_per_round for trial in trials})
+        rounds = sorted({schedule.responses_per_round(trial) for trial in trials})
         seeds = (
             f"; {samples} seeds of each arm are --num-samples {samples}"
             if samples < rounds[0]
@@ -161,8 +162,8 @@ def at_equal_samples(
     return [
         replace(
             trial,
-            rounds=samples // trial.responses_per_round,
-            eval=replace(trial.eval, every=between // trial.responses_per_round)
+            rounds=samples // schedule.responses_per_round(trial),
+            eval=replace(trial.eval, every=between // schedule.responses_per_round(trial))
             if evaluate
             else trial.eval,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.transports import transport_named
 from tuning.mutations import pbt_bounds
 from tuning.notes import about_prompts
@@ -144,7 +144,7 @@ def _transport(trial: GRPOConfig) -> Hashable:
 
 
 def _inputs(trial: GRPOConfig) -> Hashable:
-    prompts = trial.eval.prompts, trial.most_prompts, trial.pools.enabled
+    prompts = trial.eval.prompts, schedule.most_prompts(trial), trial.pools.enabled
     of_policies = trial.engine, trial.model, trial.loss.teacher
     return *of_policies, trial.task, trial.env, trial.rollout, trial.seed, prompts
 

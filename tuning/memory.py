@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig, ModelSettings
+from grpo_trainable.config import GRPOConfig, ModelSettings, resources
 from tuning.checks import Missing
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
 
         gpus = range(torch.cuda.device_count())
         smallest = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus)
-        reserved = sum(bundle.get("GPU", 0.0) for bundle in need.trial.bundles())
+        reserved = sum(bundle.get("GPU", 0.0) for bundle in resources.bundles(need.trial))
         takes, there = need.estimate.gpu_bytes, int(smallest * reserved)
         if takes > there:
             raise DoesNotFit(

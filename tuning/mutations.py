@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig, flatten, set_dotted, unmet
+from grpo_trainable.config import GRPOConfig, flatten, set_dotted
 
 # Dotted key -> its least and greatest value; those of the clip range are multiples of its default.
 MUTATIONS = {"optim.lr": (1e-5, 1e-3), "loss.clip": (0.25, 2.0)}
@@ -15,7 +15,7 @@ Bounds = Mapping[str, tuple[float, float]]
 
 def pbt_bounds(trial: GRPOConfig) -> dict[str, tuple[float, float]]:
     """Dotted key -> least and greatest value, of the keys that such a trial reads."""
-    bounds = {key: limits for key, limits in MUTATIONS.items() if not unmet(key, trial)}
+    bounds = {key: limits for key, limits in MUTATIONS.items() if trial.reads(key)}
     if "loss.clip" in bounds:
         low, high = bounds["loss.clip"]
         bounds["loss.clip"] = (low * trial.clip_low, high * trial.clip_low)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, resources
 
 # What each node has, or has left: CPUs and GPUs by Ray's names.
 Nodes: TypeAlias = Sequence[Mapping[str, float]]
@@ -21,7 +21,7 @@ def usable_cpus() -> int:
 def this_machine(trials: Sequence[GRPOConfig]) -> Nodes:
     """This machine as the only node, with its GPUs when a trial asks for any."""
     machine = {"CPU": float(usable_cpus()), "GPU": 0.0}
-    if any(trial.uses_gpus for trial in trials):
+    if any(resources.uses_gpus(trial) for trial in trials):
         import torch
 
         machine["GPU"] = float(torch.cuda.device_count())
@@ -85,8 +85,8 @@ def _take(bundle: Mapping[str, float], node: dict[str, float]) -> None:
         node[kind] = round(node[kind] - bundle.get(kind, 0.0), 4)
 
 
-def _size(resources: Mapping[str, float]) -> tuple[float, float]:
-    return resources.get("GPU", 0.0), resources.get("CPU", 0.0)
+def _size(bundle: Mapping[str, float]) -> tuple[float, float]:
+    return bundle.get("GPU", 0.0), bundle.get("CPU", 0.0)
 
 
 def _fits(bundle: Mapping[str, float], node: Mapping[str, float], kind: str) -> bool:
@@ -100,7 +100,10 @@ def check_resources(trials: Iterable[GRPOConfig], nodes: Nodes, where: str) -> N
         UsageError: its actors need more than there is, or find no room on any single node.
     """
     for trial in trials:
-        if room_beside(trial.bundles(), nodes, trial.placement_strategy) is None:
+        if (
+            room_beside(resources.bundles(trial), nodes, resources.placement_strategy(trial))
+            is None
+        ):
             raise UsageError(_misfit(trial, nodes, where))
 
 
@@ -109,7 +112,7 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
     keys = ("worker",) if trial.placement == "colocated" else ("generator", "learner")
     fewer = ("num_learners",) if trial.resources.num_learners > 1 else ()
     for kind in KINDS:
-        needed = round(sum(bundle.get(kind, 0.0) for bundle in trial.bundles()), 4)
+        needed = round(sum(bundle.get(kind, 0.0) for bundle in resources.bundles(trial)), 4)
         lower = _settings(*(f"{key}_{kind.lower()}s" for key in keys), *fewer)
         if needed > total(nodes, kind):
             return (
@@ -120,8 +123,8 @@ def _misfit(trial: GRPOConfig, nodes: Nodes, where: str) -> str:
     if trial.resources.spread == "one_node_learners":
         lower += ", or set resources.spread=pack: all learners share a node"
     return (
-        f"arm {trial.arm} has actors of {shown(trial.bundles())}, each on one node, for which the "
-        f"nodes of {where} have no room: {shown(nodes)}; lower {lower}"
+        f"arm {trial.arm} has actors of {shown(resources.bundles(trial))}, each on one node, for "
+        f"which the nodes of {where} have no room: {shown(nodes)}; lower {lower}"
     )
 
 
@@ -134,9 +137,9 @@ def shown(all_resources: Iterable[Mapping[str, float]]) -> str:
     return ", ".join(map(_shown, all_resources))
 
 
-def _shown(resources: Mapping[str, float]) -> str:
+def _shown(bundle: Mapping[str, float]) -> str:
     """`2 CPUs`, `2 CPUs and 1 GPU`."""
-    amounts = {kind: resources.get(kind, 0.0) for kind in KINDS}
+    amounts = {kind: bundle.get(kind, 0.0) for kind in KINDS}
     return " and ".join(
         f"{amount:g} {kind}{'' if amount == 1 else 's'}"
         for kind, amount in amounts.items()
@@ -146,7 +149,10 @@ def _shown(resources: Mapping[str, float]) -> str:
 
 def at_once(trials: Sequence[GRPOConfig], nodes: Nodes) -> int:
     """How many of the largest trials fit beside each other, at most as many as there are."""
-    shapes = {(str(trial.bundles()), trial.placement_strategy): trial for trial in trials}
+    shapes = {
+        (str(resources.bundles(trial)), resources.placement_strategy(trial)): trial
+        for trial in trials
+    }
     return min(_times(trial, nodes, len(trials)) for trial in shapes.values())
 
 
@@ -154,7 +160,7 @@ def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
     """How often a trial fits, up to `most` times."""
     left: Nodes | None = nodes
     for times in range(most):
-        left = room_beside(trial.bundles(), left, trial.placement_strategy)
+        left = room_beside(resources.bundles(trial), left, resources.placement_strategy(trial))
         if left is None:
             return times
     return most

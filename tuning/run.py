@@ -21,7 +21,7 @@ from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import set_dotted
+from grpo_trainable.config import schedule, set_dotted
 from grpo_trainable.storage import Place
 from grpo_trainable.threads import WAITING
 from grpo_trainable.trainable import NAME, register
@@ -215,7 +215,7 @@ def scheduler(plan: Plan) -> Limited:
 
 def _asha(plan: Plan) -> ASHA:
     # Arms are compared by samples, since they differ in what a round is.
-    groups = max(trial.rounds * trial.prompts_per_round for trial in plan.trials)
+    groups = max(trial.rounds * schedule.prompts_per_round(trial) for trial in plan.trials)
     return ASHA(time_attr="count/trained", max_t=groups, grace_period=max(1, groups // 4))
 
 

@@ -17,7 +17,7 @@ from grpo_trainable.actors.process import RoleContext, keep_freed_memory
 from grpo_trainable.actors.progress import advance, steps_done
 from grpo_trainable.actors.scorer import make_scorer
 from grpo_trainable.actors.state_values import Completer, state_values
-from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.config import GRPOConfig, resources, threads
 from grpo_trainable.engines.base import EarningEngine, EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.checks import check_load, check_played, checked_groups
 from grpo_trainable.engines.choice import chosen_engine
@@ -53,7 +53,7 @@ class Generator:
         keep_freed_memory()
         r = config.resources
         self._context = RoleContext(
-            threads=threads(config.generator_cpus),
+            threads=threads(resources.generator_cpus(config)),
             gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
             clock=clock,
         )

@@ -7,28 +7,24 @@ contradictions, and settings that the chosen combination does not read, each as 
 Only the standard library is imported: the launcher reads this package before torch and Ray load.
 """
 
+from grpo_trainable.config.advantage import VineSettings
+from grpo_trainable.config.buffer import fresh_wanted
+from grpo_trainable.config.env import EnvSettings
+from grpo_trainable.config.loss import LossSettings
 from grpo_trainable.config.mix import mix_of, mix_text, weights_of
-from grpo_trainable.config.plain import (
+from grpo_trainable.config.model import ModelSettings
+from grpo_trainable.config.optim import OptimSettings
+from grpo_trainable.config.parsing import (
     flatten,
     make_absolute,
     parse_assignment,
     set_dotted,
     unknown_key,
 )
-from grpo_trainable.config.rules import is_unremarkable, of_other_placement, unmet
-from grpo_trainable.config.schema import (
-    CHECKS,
-    OF_TRAINING,
-    CommonTaskSettings,
-    EnvSettings,
-    LossSettings,
-    ModelSettings,
-    OptimSettings,
-    TaskSettings,
-    VineSettings,
-    fresh_wanted,
-)
-from grpo_trainable.config.trial import GRPOConfig, defaults_with, threads
+from grpo_trainable.config.resources import threads
+from grpo_trainable.config.schema import CHECKS, OF_TRAINING, of_other_placement
+from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
+from grpo_trainable.config.trial import GRPOConfig, defaults_with
 from grpo_trainable.config.values import (
     Check,
     ConfigError,
@@ -71,7 +67,6 @@ __all__ = [
     "flatten",
     "fresh_wanted",
     "integer",
-    "is_unremarkable",
     "make_absolute",
     "mix_of",
     "mix_text",
@@ -87,6 +82,5 @@ __all__ = [
     "texts",
     "threads",
     "unknown_key",
-    "unmet",
     "weights_of",
 ]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from grpo_trainable.config.rules import READ_WITH
 from grpo_trainable.config.schema import CHECKS, SECTIONS
-from grpo_trainable.config.task_defaults import TASK_DEFAULTS
 from grpo_trainable.config.values import ConfigError, shown
 
 COMMAND = "python -m grpo_trainable.config > docs/config.md"
@@ -57,11 +55,7 @@ def _row(key: str) -> str:
 
 def _defaults(key: str) -> str:
     """The default of a key, and those of the tasks that have one of their own."""
-    own = (
-        f"{task}: `{shown(defaults[key])}`"
-        for task, defaults in TASK_DEFAULTS.items()
-        if key in defaults
-    )
+    own = (f"{task}: `{shown(default)}`" for task, default in CHECKS[key].of_tasks.items())
     return "; ".join([f"`{shown(CHECKS[key].default)}`", *own])
 
 
@@ -80,15 +74,14 @@ def settings(word: str = "") -> str:
 def _entry(key: str) -> str:
     check = CHECKS[key]
     text = f"{check.meaning} Must be {check.expected}."
-    if key in READ_WITH:
+    if check.read_if:
         text += f" Read with {_needs(key)}."
-    for task, defaults in TASK_DEFAULTS.items():
-        if key in defaults:
-            text += f" With task.name={task} the default is {shown(defaults[key])}."
+    for task, default in check.of_tasks.items():
+        text += f" With task.name={task} the default is {shown(default)}."
     indent = " " * 4
     body = textwrap.fill(text, 96, initial_indent=indent, subsequent_indent=indent)
     return f"{key}={shown(check.default)}\n{body}"
 
 
 def _needs(key: str) -> str:
-    return ", and ".join(condition.needs for condition in READ_WITH.get(key, ()))
+    return ", and ".join(condition.needs for condition in CHECKS[key].read_if)

@@ -9,56 +9,51 @@ from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from grpo_trainable.config.contradictions import compares_a_group, contradictions
-from grpo_trainable.config.mix import Entry, mix_of
-from grpo_trainable.config.plain import flatten, unknown_key
-from grpo_trainable.config.rules import HARMLESS, READ_WITH, unmet
-from grpo_trainable.config.schema import (
-    CHECKS,
-    CONTROL,
-    DEFAULTS,
-    MIX,
-    CommonTaskSettings,
-    ModelSettings,
-    TaskSettings,
-    TrialSettings,
-    settled_equality,
+from grpo_trainable.config import (
+    advantage,
+    buffer,
+    built_in_tasks,
+    env,
+    loss,
+    model,
+    monitoring,
+    optim,
+    resources,
+    rollout,
+    schema,
+    task,
 )
-from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of, with_task_defaults
+from grpo_trainable.config.advantage import compares_a_group
+from grpo_trainable.config.built_in_tasks import MIX
+from grpo_trainable.config.conditions import CONTROL
+from grpo_trainable.config.loss import TO_THE_SAMPLER, samples_as_it_learns
+from grpo_trainable.config.mix import Entry, mix_of
+from grpo_trainable.config.model import ModelSettings
+from grpo_trainable.config.parsing import flatten, unknown_key, with_task_defaults
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, SOMETIMES_READ, TrialSettings
+from grpo_trainable.config.task import CommonTaskSettings, TaskSettings
 from grpo_trainable.config.values import ConfigError, checks_of, section_expected, shown
-from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
-# Settings that follow from others where they are none, and the properties that say what they are.
-_FOLLOWING = {
-    "loss.clip_high": "clip_high",
-    "rollout.overlong_buffer": "overlong_buffer",
-    "critic.lr": "critic_lr",
-}
+# What contradicts each other. The first that applies is the one that is reported.
+CONFLICTS = (
+    schema.placement_conflicts,
+    resources.conflicts,
+    schema.engine_conflicts,
+    advantage.conflicts,
+    loss.conflicts,
+    rollout.conflicts,
+    monitoring.conflicts,
+    optim.conflicts,
+    buffer.conflicts,
+    task.conflicts,
+    env.conflicts,
+    model.conflicts,
+    built_in_tasks.conflicts,
+)
 
 # Settings of a task that a mix has once, for all of its tasks.
 _SHARED = tuple(name for name in checks_of(CommonTaskSettings) if name not in ("name", "reward"))
-# Those of them that only some of its tasks may read.
-_OF_SCORING = ("reward_deadline_s", "max_error_rate", "strict")
-
-CLIP = 0.2
-DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
-IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
-CRITIC_LR = 5.0  # times the policy's
-# Losses with a ratio for how far the policy is from the sampler.
-TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
-# Low and high, each from the paper of the loss (docs/algorithms.md).
-CLIPS = {
-    "gspo": (3e-4, 4e-4),
-    "gmpo": (0.4, 0.4),
-    "dppo_tv": (0.15, 0.15),
-    "dppo_kl": (0.05, 0.05),
-}
-
-
-def threads(cpus: float) -> int:
-    """Compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
-    return max(1, math.floor(cpus + 0.1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,58 +67,48 @@ class GRPOConfig(TrialSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._settle_equality()
+        self._put_defaults_in("task")  # which is read depends on them
         self._refuse_unread()
         self.parts  # noqa: B018  # refuses a task of a mix that could not be a trial's own
-        self._settle_clip()
-        self._settle_importance_cap()
-        for key, reason in contradictions(self):
-            raise ConfigError(f"{key}={shown(self[key])}: {reason}")
+        for name in SECTIONS:
+            self._put_defaults_in(name)
+        for conflicts in CONFLICTS:
+            for applies, key, reason in conflicts(self):
+                if applies:
+                    raise ConfigError(f"{key}={shown(self[key])}: {reason}")
+
+    def _put_defaults_in(self, name: str) -> None:
+        """Put in what other settings decide, in place of none, so that a trial's files show it."""
+        section = self[name]
+        settled = {
+            key: value
+            for key, check in checks_of(section).items()
+            if getattr(section, key) == check.default
+            and (default := check.default_at("none"))
+            and (value := default.beside(self)) is not None
+        }
+        if settled:
+            object.__setattr__(self, name, replace(section, **settled))
 
     def _refuse_unread(self) -> None:
-        for key in READ_WITH:
-            value = self[key]
-            missing = unmet(key, self)
+        for key in SOMETIMES_READ:
+            value, missing = self[key], CHECKS[key].unmet(self)
             if missing and value not in self._unread_values(key):
                 now = " and ".join(f"{k}={shown(self[k])}" for c in missing for k in c.keys)
                 needs = " and ".join(condition.needs for condition in missing)
                 raise ConfigError(f"{key}={shown(value)}: not read with {now}; needs {needs}")
 
     def _unread_values(self, key: str) -> tuple[Any, ...]:
-        """What a key may hold where it is not read."""
-        mixed = [entry["name"] for entry in mix_of(self.task.mix).values()]
-        own = (default_of(key, task) for task in (self.task.name, *mixed))
-        return CHECKS[key].default, HARMLESS.get(key), *own
-
-    def _settle_equality(self) -> None:
-        """Puts in how the math task compares answers, so that a trial's files show it."""
-        task = self.task
-        if task.name != "math" or task.reward is not None:
-            return
-        equality = settled_equality(task.equality, task.train_file, task.eval_file)
-        object.__setattr__(self, "task", replace(task, equality=equality))
-
-    def _settle_clip(self) -> None:
-        """Puts the loss's default clip range in as numbers, so that a trial's files show it."""
-        if self.loss.clip is not None:
-            return
-        clips = {"clip": CLIP}
-        if self.loss.type in CLIPS:
-            low, high = CLIPS[self.loss.type]
-            clips = {"clip": low, "clip_high": self.loss.clip_high or high}
-        object.__setattr__(self, "loss", replace(self.loss, **clips))
-
-    def _settle_importance_cap(self) -> None:
-        """Puts the correction in that an engine without a promise about log-probs needs, so that a
-        trial's files show it."""
-        corrected = self.samples_as_it_learns or self.corrects_itself
-        if self.loss.importance_cap is None and not corrected:
-            object.__setattr__(self, "loss", replace(self.loss, importance_cap=IMPORTANCE_CAP))
+        """Return what a key may hold where it is not read."""
+        check = CHECKS[key]
+        names = (self.task.name, *(entry["name"] for entry in mix_of(self.task.mix).values()))
+        return *check.unremarkable, *(check.of_tasks.get(name, check.default) for name in names)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GRPOConfig:
-        """The config that nested plain data describes; a missing key has its default, or its
-        task's own.
+        """Return the config that nested plain data describes.
+
+        A missing key has its default, or that of its task.
 
         Raises:
             ConfigError: a key is unknown, or the settings are invalid.
@@ -140,22 +125,27 @@ class GRPOConfig(TrialSettings):
         return cls(**values)
 
     def reads(self, key: str) -> bool:
-        """Whether the combination of settings reads this one."""
-        return not unmet(key, self) if key in READ_WITH else True
+        """Check whether the combination of settings reads this one."""
+        return not CHECKS[key].unmet(self)
+
+    def effective(self, key: str) -> Any:
+        """Return a setting, or what it follows from where it is none."""
+        value, follows = self[key], CHECKS[key].default_at("read")
+        return follows.beside(self) if value is None and follows else value
 
     @property
     def in_effect(self) -> dict[str, Any]:
-        """Dotted key -> value, with a number for those that follow from others."""
+        """Return the value of each dotted key, with a number for those that follow from others."""
         following = {
-            key: getattr(self, name)
-            for key, name in _FOLLOWING.items()
-            if self[key] is None and self.reads(key)
+            key: self.effective(key)
+            for key, check in CHECKS.items()
+            if check.default_at("read") and self[key] is None and self.reads(key)
         }
         return {**flatten(self.to_dict()), **following}
 
     @cached_property
     def parts(self) -> dict[str, GRPOConfig]:
-        """Label -> the trial that would have this task of a mix alone; empty where there is none.
+        """Return, for each label of a mix, the trial that would have its task alone.
 
         Raises:
             ConfigError: such a trial would be refused.
@@ -164,124 +154,47 @@ class GRPOConfig(TrialSettings):
 
     @property
     def alone(self) -> list[GRPOConfig]:
-        """A trial for each task: this one, or the parts of its mix."""
+        """Return a trial for each task: this one, or the parts of its mix."""
         return list(self.parts.values()) or [self]
 
     def _part(self, label: str, entry: Entry) -> GRPOConfig:
-        settings = {name: value for name, value in entry.items() if name != "weight"}
-        shared = [name for name in _SHARED if name in settings]
+        given = {name: value for name, value in entry.items() if name != "weight"}
+        shared = [name for name in _SHARED if name in given]
         if shared:
             raise ConfigError(
                 f"task.mix, {label}: {shared[0]} is the same for all tasks: set task.{shared[0]}"
             )
-        if settings["name"] == MIX:
+        if given["name"] == MIX:
             raise ConfigError(f"task.mix, {label}: a mix cannot be part of another")
-        if settings["name"] == CONTROL:
+        if given["name"] == CONTROL:
             raise ConfigError(f"task.mix, {label}: {CONTROL} has no text, so it cannot be mixed")
         try:
-            own = replace(self, task=_section("task", settings))
-            unread = {name for name in _OF_SCORING if unmet(f"task.{name}", own)}
+            own = replace(self, task=_section("task", given))
+            common = {f"task.{name}": self[f"task.{name}"] for name in _SHARED}
+            together = {key: own[key] for key in CHECKS} | common
+            unread = {name for name in _SHARED if CHECKS[f"task.{name}"].unmet(together)}
             read = {name: self[f"task.{name}"] for name in _SHARED if name not in unread}
             return replace(own, task=replace(own.task, **read))
         except ConfigError as error:
             raise ConfigError(f"task.mix, {label}: {error}") from None
 
     @property
-    def prompts_per_round(self) -> int:
-        """Prompts of all rollout batches of one round."""
-        return self.rollout.prompts * self.batches_per_round
-
-    @property
-    def redraws(self) -> int:
-        """How many times in a row a rollout batch draws prompts in place of those left out."""
-        return self.rollout.redraws if self.rollout.zero_advantage == "resample" else 0
-
-    @property
-    def most_drawn(self) -> int:
-        """Prompts that are drawn for a rollout batch at most."""
-        rollout = self.rollout
-        if not self.redraws:
-            return rollout.prompts
-        factor = min(rollout.oversample, 1 + self.redraws)
-        return math.floor(round(factor * rollout.prompts, 9))  # 1.1 · 10 is 11
-
-    @property
-    def most_prompts(self) -> int:
-        """Prompts that a trial draws at most."""
-        return self.rounds * self.batches_per_round * self.most_drawn
-
-    @property
-    def batches_per_round(self) -> int:
-        """Rollout batches that a round trains on for the first time."""
-        return self.k if self.k_mode == "fresh_batches" else 1
-
-    @property
-    def chunks(self) -> list[slice]:
-        """The chunks of a rollout batch: which of its prompts one call of a generator samples.
-
-        By default each generator gets as many chunks of a round as any other, in sizes that differ
-        by at most one prompt. So none idles at lag 0, where nothing else is under way; at any lag
-        a batch that is shared out is there sooner, so that it is trained on with newer weights.
-        """
-        prompts, given = self.rollout.prompts, self.rollout.unit_prompts
-        if given is not None:
-            return [slice(i, min(i + given, prompts)) for i in range(0, prompts, given)]
-        generators = self.resources.num_generators
-        parts = min(generators // math.gcd(generators, self.batches_per_round), prompts)
-        return [slice(prompts * i // parts, prompts * (i + 1) // parts) for i in range(parts)]
-
-    def redraw_sizes(self, prompts: int) -> list[int]:
-        """Sizes of the chunks in which so many prompts are drawn in place of others: as many for
-        each generator, of at most `unit_prompts`."""
-        given, largest = self.rollout.unit_prompts, self.unit_prompts
-        if given is not None:
-            return [min(given, prompts - first) for first in range(0, prompts, given)]
-        parts = max(-(-prompts // largest), min(self.resources.num_generators, prompts))
-        return [prompts * (i + 1) // parts - prompts * i // parts for i in range(parts)]
-
-    @property
-    def responses_per_round(self) -> int:
-        """Responses to the prompts of one round."""
-        return self.prompts_per_round * self.rollout.group_size
-
-    @property
-    def unit_prompts(self) -> int:
-        """Prompts of the largest chunk: `rollout.unit_prompts` where it is set."""
-        return max(chunk.stop - chunk.start for chunk in self.chunks)
-
-    @property
-    def chunk_responses(self) -> int:
-        """Responses of the largest chunk of training."""
-        return self.unit_prompts * self.rollout.group_size
-
-    @property
-    def most_rows(self) -> int:
-        """Responses that a call of a generator samples at most: a chunk of training, completions of
-        a state of each of its responses, or all to one held-out prompt."""
-        completions = self.vine.samples if self.loss.advantage == "vine" else 1
-        return max(self.chunk_responses * completions, self.eval.samples)
-
-    @property
-    def chunks_at_once(self) -> int:
-        """Chunks that can be under way at the same time, of the rounds that the gate admits."""
-        rounds = min(self.lag + 1, self.rounds)
-        return rounds * self.batches_per_round * len(self.chunks)
-
-    @property
     def in_mid_batch(self) -> bool:
-        """Whether generators take new weights in the middle of a batch. At lag 0 none is under way
-        when weights come."""
+        """Return True if generators take new weights in the middle of a batch.
+
+        At lag 0 no batch is under way when weights come.
+        """
         return self.weight_update != "between_batches" and self.lag > 0
 
     @property
     def reference_role(self) -> str | None:
-        """Who keeps the frozen reference: learner or generator; None where nothing asks for it."""
+        """Return who keeps the frozen reference, learner or generator, or None if nobody does."""
         asked = self.loss.kl_coef > 0 or self.loss.kl_monitor
         return self.resources.reference if asked else None
 
     @property
     def teacher(self) -> ModelSettings | None:
-        """The policy that `loss.teacher` names, held in the precision of the policy in training."""
+        """Return the policy that `loss.teacher` names, in the precision of the one in training."""
         if self.loss.teacher is None:
             return None
         dtype, head_fp32 = self.model.dtype, self.model.head_fp32
@@ -289,43 +202,44 @@ class GRPOConfig(TrialSettings):
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether the KL to the reference is taken off the rewards."""
+        """Return True if the KL to the reference is taken off the rewards."""
         return self.loss.kl_coef > 0 and self.loss.kl_in == "reward"
 
     @property
     def adapters_apart(self) -> bool:
-        """Whether the engine samples with LoRA adapters beside the model, as the learner computes.
+        """Return True if the engine samples with LoRA adapters beside the model.
 
-        Merged into bfloat16 weights most of a small update would be rounded off. `auto` takes `hf`
-        for a model with adapters.
+        The learner computes so too. Merged into bfloat16 weights, most of a small update would be
+        rounded off. `auto` takes `hf` for a model with adapters.
         """
         lora = self.model.lora_rank is not None and self.model.dtype == "bfloat16"
         return lora and self.engine in ("auto", "hf")
 
     @property
     def samples_as_it_learns(self) -> bool:
-        """Whether log-probs of the sampler are promised to be the learner's, but for rounding."""
-        # `auto` takes an engine that promises it.
-        promised = self.engine == "auto" or engine_record(self.engine).log_prob_error is not None
-        return promised and self.model.sampler_dtype == "float32"
+        """Return True if the sampler promises the learner's log-probs, but for rounding."""
+        return samples_as_it_learns(self.engine, self.model.sampler_dtype)
 
     @property
     def ratio_sees_sampler(self) -> bool:
-        """Whether the ratio has to tell what the sampler computes otherwise than the learner:
-        because the loss is there for that, or because weights are rounded on their way."""
+        """Return True if the ratio has to show how the sampler differs from the learner.
+
+        It has to where the loss is made for that, and where weights are rounded on their way.
+        """
         rounded = self.transport_dtype != "float32" and self.model.dtype == "float32"
         return rounded or (self.corrects_itself and not self.samples_as_it_learns)
 
     @property
     def corrects_itself(self) -> bool:
-        """Whether the ratio of the loss says how far the policy is from the sampler. By importance
-        weights it would say how far it is from the start of the round.
+        """Return True if the ratio of the loss says how far the policy is from the sampler.
+
+        By importance weights it would say how far it is from the start of the round.
         """
         return self.loss.type in TO_THE_SAMPLER
 
     @property
     def taught_by_rewards_alone(self) -> bool:
-        """Whether nothing but differences of the task's rewards within a group teaches."""
+        """Return True if only differences of the task's rewards within a group teach."""
         shaped = self.kl_in_reward or self.task.length_penalty > 0 or bool(self.task.part_weights)
         shaped = shaped or self.rollout.overlong == "penalty"
         # Groups that are left out by their rewards do not get as far as that.
@@ -335,133 +249,53 @@ class GRPOConfig(TrialSettings):
         return self.needs_unequal_rewards and not otherwise
 
     @property
-    def max_age(self) -> int:
-        """Rounds a group may be behind at any training."""
-        given = self.buffer.max_age
-        return self.lag + self.buffer_capacity - 1 if given is None else given
-
-    @property
     def overlong_buffer(self) -> int:
-        """The last tokens of a response, in which its length takes ever more off its reward, or
-        which are left to it after an interruption."""
-        return self.rollout.overlong_buffer or max(1, self.rollout.max_new_tokens // 5)
+        """Return how many last tokens of a response are penalised, or follow an interruption."""
+        return self.effective("rollout.overlong_buffer")
 
     @property
     def clip_high(self) -> float:
-        """How far above 1 the ratio may go."""
-        if self.loss.clip_high is not None:
-            return self.loss.clip_high
-        return DAPO_CLIP_HIGH if self.loss.type == "dapo" else self.clip_low
+        """Return how far above 1 the ratio may go."""
+        return self.effective("loss.clip_high")
 
     @property
     def clip_low(self) -> float:
-        """How far below 1 the ratio may go."""
+        """Return how far below 1 the ratio may go."""
         assert self.loss.clip is not None, "settled when constructed"
         return self.loss.clip
 
     @property
     def needs_unequal_rewards(self) -> bool:
-        """Whether a group whose rewards are all equal teaches nothing."""
+        """Return True if a group whose rewards are all equal teaches nothing."""
         return compares_a_group(self.loss.advantage)
 
     @property
     def has_critic(self) -> bool:
-        """Whether the learner trains a critic."""
+        """Return True if the learner trains a critic."""
         return self.loss.advantage == "gae"
 
     @property
     def critic_lr(self) -> float:
-        """The learning rate of what only the critic uses."""
-        given = self.critic.lr
-        return CRITIC_LR * self.optim.lr if given is None else given
+        """Return the learning rate of what only the critic uses."""
+        return self.effective("critic.lr")
 
     @property
     def importance_cap(self) -> float | None:
-        """The cap of truncated importance sampling; None without importance weights."""
+        """Return the cap of truncated importance sampling, or None without importance weights."""
         return self.loss.importance_cap or None
 
-    @property
-    def generator_cpus(self) -> float:
-        """CPUs of each generator."""
-        given = self.resources.generator_cpus
-        if given is not None:
-            return given
-        # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
-        # cores, and a placement group that does not fit waits for ever.
-        return math.floor(0.95 / self.resources.num_generators * 1e4) / 1e4
 
-    @property
-    def worker_cpus(self) -> float:
-        """CPUs of a colocated worker: what the busier of its two roles computes with."""
-        return max(self.resources.worker_cpus, self.resources.generator_cpus or 0.0)
-
-    @property
-    def learner_names(self) -> list[str]:
-        """What the learners are called; the first of them publishes."""
-        count = self.resources.num_learners
-        return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
-
-    def bundles(self) -> list[dict[str, float]]:
-        """Resources of the trial's own process, then of each actor: worker, or learners and
-        generators. Learners that must share a node share one bundle, which is never divided."""
-        r = self.resources
-        # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
-        # trial pending for ever.
-        driver = {"CPU": 0.1}
-        if self.placement == "colocated":
-            return [driver, _bundle(self.worker_cpus + r.reward_cpus, r.worker_gpus)]
-        generator = _bundle(self.generator_cpus + r.reward_cpus, r.generator_gpus)
-        together = r.num_learners if self._learners_share_a_bundle else 1
-        learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
-        return [
-            driver,
-            *[learner] * (r.num_learners // together),
-            *[generator] * r.num_generators,
-        ]
-
-    def bundle_of(self, actor: int) -> int:
-        """Which of `bundles` an actor is in. Actors are counted from 0, the learners or the worker
-        first."""
-        learners = self.resources.num_learners
-        if not self._learners_share_a_bundle:
-            return 1 + actor
-        return 1 if actor < learners else 2 + actor - learners
-
-    @property
-    def _learners_share_a_bundle(self) -> bool:
-        return self.resources.spread == "one_node_learners"
-
-    @property
-    def placement_strategy(self) -> str:
-        """How Ray places the bundles on nodes, by its own name. A preference: bundles that find no
-        other room share a node, or are on several."""
-        return "SPREAD" if self.resources.spread == "spread" else "PACK"
-
-    @property
-    def uses_gpus(self) -> bool:
-        return any("GPU" in bundle for bundle in self.bundles())
-
-    @property
-    def devices(self) -> float:
-        """What an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
-        _, *actors = self.bundles()
-        gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
-        return gpus or sum(bundle["CPU"] for bundle in actors)
-
-
-def defaults_with(task: str) -> dict[str, Any]:
-    """Dotted key -> the value that it has in a trial of this task in which it is not given."""
+def defaults_with(task_name: str) -> dict[str, Any]:
+    """Return each dotted key's value in a trial of this task in which it is not given."""
     resolved = flatten(GRPOConfig().to_dict())  # some, like `loss.clip`, follow from others
-    own = TASK_DEFAULTS.get(task, {})
-    return {key: own.get(key, resolved.get(key, check.default)) for key, check in CHECKS.items()}
-
-
-def _bundle(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+    return {
+        key: check.of_tasks.get(task_name, resolved.get(key, check.default))
+        for key, check in CHECKS.items()
+    }
 
 
 def _section(name: str, value: Any) -> Any:
-    """The section of this name from plain data."""
+    """Return the section of this name from plain data."""
     default = DEFAULTS[name]
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}={shown(value)}: {section_expected(default)}")
@@ -478,7 +312,7 @@ def _is_custom(name: Any) -> bool:
 
 
 def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
-    """The section of a user's task: what is not common to all tasks is its own."""
+    """Return the section of a user's task: what is not common to all tasks is its own."""
     common = checks_of(CommonTaskSettings)
     own = {str(name): value for name, value in given.items() if name not in common}
     for name, value in own.items():
@@ -490,7 +324,7 @@ def _custom_task(given: Mapping[str, Any]) -> TaskSettings:
 
 
 def _frozen(key: str, value: Any) -> Any:
-    """Plain data, lists as tuples, and numbers of other libraries as Python's."""
+    """Return plain data, with lists as tuples, and numbers of other libraries as Python's."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):

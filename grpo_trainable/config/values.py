@@ -6,6 +6,9 @@ one setting. A user's task declares its own settings with the same functions:
     @dataclass(frozen=True, kw_only=True)
     class SumSettings:
         largest: int = integer(20, "The largest number in a sum.", minimum=1)
+
+A setting of ours also says, by keyword, how it hangs together with others: `read_if`, `default_by`
+and what follows them in `Check`.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import json
 import math
 import numbers
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
+from grpo_trainable.config.conditions import Condition, Readable
+from grpo_trainable.config.defaults import DefaultBy, Moment
+from grpo_trainable.config.foreign_names import ForeignName
 from grpo_trainable.config.mix import mix_of, mix_text
 from grpo_trainable.plugins import is_reference
 from grpo_trainable.wording import did_you_mean
@@ -43,10 +49,44 @@ class Check:
     # What a value may refer to outside the config: a file or directory, a model, a Python object.
     refers_to: Literal["nothing", "path", "model", "object", "tasks"] = "nothing"
 
+    # How it hangs together with other settings, and with other libraries. A single condition or
+    # default needs no tuple.
+    read_if: tuple[Condition, ...] = ()  # all must hold for it to be read; none: it always is
+    default_by: tuple[DefaultBy, ...] = ()  # defaults that other settings decide
+    also_called: tuple[ForeignName, ...] = ()  # its names in other libraries
+    # Other values that it may have where it is not read: what its default resolves to, and defaults
+    # of earlier versions, which the files of their experiments spell out.
+    harmless: tuple[Any, ...] = ()
+    # Within the sections of a task, of sampling and of the model: it changes neither what is
+    # sampled nor its reward, only what training makes of that.
+    of_training: bool = False
+
+    def unmet(self, settings: Readable) -> list[Condition]:
+        """Return what keeps it from being read beside these settings."""
+        return [condition for condition in self.read_if if not condition.met_by(settings)]
+
+    def default_at(self, moment: Moment) -> DefaultBy | None:
+        """Return the default that others decide at this moment, if there is one."""
+        return next((default for default in self.default_by if default.moment == moment), None)
+
+    @property
+    def of_tasks(self) -> Mapping[str, Any]:
+        """Task -> default, of those that have one of their own."""
+        absent = self.default_at("absent")
+        return absent.of_tasks if absent else {}
+
+    @property
+    def unremarkable(self) -> tuple[Any, ...]:
+        """Its general default, and other values that say nothing where it is not read."""
+        return self.default, *self.harmless
+
 
 def _checked(default: Any, meaning: str, expected: str, convert: Callable, **facts: Any) -> Any:
     if facts.pop("optional", False) or default is None:
         facts["optional"], expected = True, f"none or {expected}"
+    for name in ("read_if", "default_by"):
+        if name in facts and not isinstance(facts[name], tuple):
+            facts[name] = (facts[name],)
     check = Check(default, meaning, expected, convert, **facts)
     return field(default=default, metadata={"check": check})
 
@@ -61,6 +101,7 @@ def integer(
     minimum: int,
     maximum: int | None = None,
     optional: bool = False,
+    **relations: Any,
 ) -> Any:
     """An integer from `minimum` to `maximum`, of 64 bits in any case; None too where it is the
     default or `optional`."""
@@ -74,7 +115,9 @@ def integer(
             raise ValueError
         return whole
 
-    return _checked(default, meaning, expected, convert, type="integer", optional=optional)
+    return _checked(
+        default, meaning, expected, convert, type="integer", optional=optional, **relations
+    )
 
 
 def _finite(value: Any) -> float:
@@ -94,6 +137,7 @@ def number(
     minimum: float | None = None,
     below: float | None = None,
     maximum: float | None = None,
+    **relations: Any,
 ) -> Any:
     """A finite number within bounds: `above` and `below` are themselves excluded."""
     bounds = ((">", above), (">=", minimum), ("<", below), ("<=", maximum))
@@ -111,7 +155,7 @@ def number(
         return converted
 
     expected = f"a number {limits}" if limits else "a number"
-    return _checked(default, meaning, expected, convert, type="number")
+    return _checked(default, meaning, expected, convert, type="number", **relations)
 
 
 def pair(
@@ -120,6 +164,7 @@ def pair(
     *,
     expected: str,
     valid: Callable[[float, float], bool],
+    **relations: Any,
 ) -> Any:
     """Two finite numbers for which `valid` holds; `expected` says it in words."""
 
@@ -131,10 +176,10 @@ def pair(
             raise ValueError
         return first, second
 
-    return _checked(default, meaning, expected, convert, type="two numbers")
+    return _checked(default, meaning, expected, convert, type="two numbers", **relations)
 
 
-def flag(default: bool, meaning: str = "") -> Any:
+def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
     """True or false."""
 
     def convert(value: Any) -> bool:
@@ -142,18 +187,23 @@ def flag(default: bool, meaning: str = "") -> Any:
             raise TypeError
         return value
 
-    return _checked(default, meaning, "true or false", convert, type="flag")
+    return _checked(default, meaning, "true or false", convert, type="flag", **relations)
 
 
-def choice(words: Sequence[str], meaning: str = "") -> Any:
+def choice(words: Sequence[str], meaning: str = "", **relations: Any) -> Any:
     """One of a few words; the first is the default."""
     expected = f"one of {', '.join(words)}"
     valid = words.__contains__
-    return _text(words[0], meaning, expected, valid, "choice", choices=tuple(words))
+    return _text(words[0], meaning, expected, valid, "choice", choices=tuple(words), **relations)
 
 
 def choice_or_reference(
-    words: Sequence[str], meaning: str = "", *, what: str = "name", advice: str = ""
+    words: Sequence[str],
+    meaning: str = "",
+    *,
+    what: str = "name",
+    advice: str = "",
+    **relations: Any,
 ) -> Any:
     """One of a few words, or a Python object of the user's: `module:name` or `file.py:name`.
 
@@ -168,16 +218,23 @@ def choice_or_reference(
         choices=tuple(words),
         advice=advice,
         refers_to="object",
+        **relations,
     )
 
 
-def reference(default: str | None, meaning: str = "", *, what: str = "name") -> Any:
+def reference(
+    default: str | None, meaning: str = "", *, what: str = "name", **relations: Any
+) -> Any:
     """A Python object of the user's: `module:name` or `file.py:name`."""
     expected = f"module:{what} or file.py:{what}"
-    return _text(default, meaning, expected, is_reference, "reference", refers_to="object")
+    return _text(
+        default, meaning, expected, is_reference, "reference", refers_to="object", **relations
+    )
 
 
-def name_or_reference(default: str | None, meaning: str = "", *, what: str = "name") -> Any:
+def name_or_reference(
+    default: str | None, meaning: str = "", *, what: str = "name", **relations: Any
+) -> Any:
     """A name that something else knows, or a Python object of the user's."""
     expected = f"a {what}, or module:name or file.py:name"
     valid = re.compile(r"[\w./:-]+").fullmatch
@@ -188,10 +245,11 @@ def name_or_reference(default: str | None, meaning: str = "", *, what: str = "na
         lambda t: bool(valid(t)),
         "text or reference",
         refers_to="object",
+        **relations,
     )
 
 
-def path(default: str | None, meaning: str = "") -> Any:
+def path(default: str | None, meaning: str = "", **relations: Any) -> Any:
     """The path of a file or a directory; a relative one means the directory of the command."""
     return _text(
         default,
@@ -200,10 +258,13 @@ def path(default: str | None, meaning: str = "") -> Any:
         lambda text: bool(text.strip()) and "\0" not in text,
         "path",
         refers_to="path",
+        **relations,
     )
 
 
-def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file") -> Any:
+def choice_or_path(
+    words: Sequence[str], meaning: str = "", *, what: str = "file", **relations: Any
+) -> Any:
     """One of a few words, the first by default, or the path of a file, which has a dot or a slash
     in it.
 
@@ -217,10 +278,11 @@ def choice_or_path(words: Sequence[str], meaning: str = "", *, what: str = "file
         "choice or path",
         choices=tuple(words),
         refers_to="path",
+        **relations,
     )
 
 
-def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
+def path_or_hub_id(default: str | None, meaning: str = "", **relations: Any) -> Any:
     """The path of a directory, or else organisation/name of a model on the Hugging Face hub."""
     return _text(
         default,
@@ -229,6 +291,7 @@ def path_or_hub_id(default: str | None, meaning: str = "") -> Any:
         lambda text: bool(text.strip()) and "\0" not in text,
         "path or hub id",
         refers_to="model",
+        **relations,
     )
 
 
@@ -248,9 +311,10 @@ def text(
     *,
     expected: str = "text",
     valid: Callable[[str], bool] = lambda text: True,
+    **relations: Any,
 ) -> Any:
     """A text for which `valid` holds; `expected` says it in words."""
-    return _text(default, meaning, expected, valid, "text")
+    return _text(default, meaning, expected, valid, "text", **relations)
 
 
 def texts(
@@ -259,6 +323,7 @@ def texts(
     *,
     expected: str = "a list of texts",
     valid: Callable[[str], bool] = lambda text: True,
+    **relations: Any,
 ) -> Any:
     """A list of texts for each of which `valid` holds; one text stands for a list of it."""
 
@@ -271,7 +336,7 @@ def texts(
         return tuple(listed)
 
     stored = None if default is None else tuple(default)
-    return _checked(stored, meaning, expected, convert, type="list of texts")
+    return _checked(stored, meaning, expected, convert, type="list of texts", **relations)
 
 
 def _text(
@@ -292,7 +357,7 @@ def _text(
     return _checked(default, meaning, expected, convert, type=type, is_text=True, **facts)
 
 
-def task_mix(meaning: str = "") -> Any:
+def task_mix(meaning: str = "", **relations: Any) -> Any:
     """Several tasks and their weights: JSON, or the mapping that it stands for."""
     return _checked(
         None,
@@ -303,10 +368,11 @@ def task_mix(meaning: str = "") -> Any:
         type="JSON object",
         is_text=True,
         refers_to="tasks",
+        **relations,
     )
 
 
-def gpus(default: float, meaning: str = "") -> Any:
+def gpus(default: float, meaning: str = "", **relations: Any) -> Any:
     """GPUs of an actor: Ray shares one by fractions and gives several only whole."""
 
     def convert(value: Any) -> float:
@@ -316,7 +382,7 @@ def gpus(default: float, meaning: str = "") -> Any:
         return converted
 
     expected = "a number from 0 to 1, or a whole number above"
-    return _checked(default, meaning, expected, convert, type="number")
+    return _checked(default, meaning, expected, convert, type="number", **relations)
 
 
 # ---- Checking --------------------------------------------------------------------------------

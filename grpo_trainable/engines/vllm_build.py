@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.config import GRPOConfig, threads
+from grpo_trainable.config import GRPOConfig, resources, schedule, threads
 from grpo_trainable.engines.agreement import probes, refuse_disagreement
 from grpo_trainable.engines.base import EngineSetup
 from grpo_trainable.engines.vllm_engine import VLLMEngine
@@ -38,11 +38,11 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
             in one line.
     """
     config, tokenizer = setup.config, setup.tokenizer
-    import_vllm(threads(config.generator_cpus))
+    import_vllm(threads(resources.generator_cpus(config)))
     register_backend()
     policy, _ = build_policy(config.model, config.seed)
     prompts = Prompts(config, build_task(config), tokenizer)
-    longest, rows = _longest(config, prompts), config.most_rows
+    longest, rows = _longest(config, prompts), schedule.most_rows(config)
     with tempfile.TemporaryDirectory() as written:
         llm = start_llm(
             _directory(config, policy, tokenizer, Path(written)),

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from grpo_trainable.config import threads
+from grpo_trainable.config import resources, threads
 from grpo_trainable.evaluation.checkpoint import TrainedPolicy
 
 # The shipped policy, of one million, samples as fast on one thread as on two.
@@ -43,5 +43,5 @@ def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameter
     if asked is not None:
         return asked
     if trained is not None:
-        return threads(trained.config.generator_cpus)
+        return threads(resources.generator_cpus(trained.config))
     return min(len(os.sched_getaffinity(0)), max(1, parameters // PARAMETERS_PER_THREAD))

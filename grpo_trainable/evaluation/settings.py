@@ -30,22 +30,6 @@ READ = (
     *("eval.prompts", "eval.samples", "eval.temperature"),
     "resources.reward_workers",
 )
-# The others; `tests/unit/test_evaluation_settings.py` wants every key in one of the two.
-OF_TRAINING = (
-    *("arm", "placement", "rounds", "k", "k_mode", "lag", "weight_update"),
-    *("buffer_capacity", "buffer_sampling", "transport"),
-    *("rollout.prompts", "rollout.unit_prompts", "rollout.slots", "rollout.group_size"),
-    *("rollout.temperature", "rollout.zero_advantage", "rollout.oversample", "rollout.redraws"),
-    *("rollout.overlong", "rollout.overlong_buffer", "rollout.overlong_penalty"),
-    *("rollout.interruption", "rollout.thinking_end"),
-    *("pools.", "critic.", "vine."),
-    *("loss.", "optim.", "buffer.", "checkpoint.", "callbacks.", "eval.every"),
-    *("resources.num_generators", "resources.reference", "resources.deadline_s"),
-    *("resources.generator_cpus", "resources.generator_gpus", "resources.reward_cpus"),
-    *("resources.num_learners", "resources.learner_strategy", "resources.elastic"),
-    *("resources.learner_cpus", "resources.learner_gpus", "resources.spread"),
-    *("resources.worker_cpus", "resources.worker_gpus"),
-)
 # Command line option -> the key that it stands for.
 OPTIONS = {
     "--model": "model.path",

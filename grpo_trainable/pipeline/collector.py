@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.draws import Draws
@@ -105,7 +105,7 @@ class Collector:
         counts.scored_responses += prompts * group_size + scored.completions
         told = f"reward: the reward function failed on {counts.reward_errors} of "
         told += plural(counts.scored_responses, "response")
-        least = max(JUDGED_PROMPTS, self._config.prompts_per_round) * group_size
+        least = max(JUDGED_PROMPTS, schedule.prompts_per_round(self._config)) * group_size
         judged = max(counts.scored_responses, least)
         refuse_reward_errors(self._config, told, counts.reward_errors, judged, scored.unscored)
 
@@ -122,7 +122,7 @@ class Collector:
         self._drawn_row = self._draws.take_metrics(filled) | self._by_task.drawn(drawn)
         if self._pools is not None:
             self._drawn_row |= self._pools.settle(drawn, answers)
-        if self._config.redraws:
+        if schedule.redraws(self._config):
             self._note_short(filled)
         batches = [groups for batch_id in batch_ids if (groups := self._draw(batch_id))]
         if len(batches) < len(batch_ids):

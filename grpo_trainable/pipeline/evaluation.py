@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
@@ -51,7 +51,7 @@ def held_out_chunks(config: GRPOConfig, responses: int | None = None) -> list[He
     """All held-out prompts, in chunks of at most so many `responses`, by default as many as a chunk
     of training has."""
     if responses is None:
-        responses = config.chunk_responses
+        responses = schedule.chunk_responses(config)
     size = max(1, responses // config.eval.samples)
     prompts = tuple(range(config.eval.prompts))
     return [HeldOutChunk(prompts[i : i + size]) for i in range(0, len(prompts), size)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 
 
 class BatchId(NamedTuple):
@@ -84,9 +84,11 @@ class Ledger:
         """`first_round`: the round of the first batch. `next_prompt`: the index of its first
         prompt."""
         self._config = config
-        self._rule = BatchRule(config.rollout.prompts, config.most_drawn, config.redraws)
-        sizes = [chunk.stop - chunk.start for chunk in config.chunks]
-        self._sizes_of_a_round = sizes * config.batches_per_round
+        self._rule = BatchRule(
+            config.rollout.prompts, schedule.most_drawn(config), schedule.redraws(config)
+        )
+        sizes = [chunk.stop - chunk.start for chunk in schedule.chunks(config)]
+        self._sizes_of_a_round = sizes * schedule.batches_per_round(config)
         self._filled: dict[BatchId, FilledBatch] = {}
         self._filling = BatchId(first_round, 0)  # the first batch that is not filled
         self._start = next_prompt  # the first prompt of that batch
@@ -164,14 +166,14 @@ class Ledger:
 
     def _after(self, count: int) -> BatchId:
         """The batch so many places after the first that is not filled."""
-        a_round = self._config.batches_per_round
+        a_round = schedule.batches_per_round(self._config)
         round_, place = self._filling
         return BatchId(*divmod(round_ * a_round + place + count, a_round))
 
     def _ends(self) -> list[int]:
         """The prompt index after the last of each batch that was begun and is not filled, as far as
         it is known by now."""
-        a_round = self._config.batches_per_round
+        a_round = schedule.batches_per_round(self._config)
         begun = (self._next_round - self._filling.round) * a_round - self._filling.place
         ends, start = [], self._start
         for _ in range(begun):
@@ -198,16 +200,16 @@ class Ledger:
             return
         missing = ends[-1] - self._next_prompt - sum(self._to_ask)
         if not (self._in_flight or self._lost or self._to_ask):
-            self._to_ask = self._config.redraw_sizes(missing)
+            self._to_ask = schedule.redraw_sizes(self._config, missing)
         elif self._config.lag > 0:
-            largest = self._config.unit_prompts
+            largest = schedule.unit_prompts(self._config)
             self._to_ask += [largest] * (missing // largest)
 
     # ---- Batches -----------------------------------------------------------------------------
 
     def batches_of(self, round_: int) -> list[BatchId]:
         """The rollout batches that a round trains on first."""
-        return [BatchId(round_, place) for place in range(self._config.batches_per_round)]
+        return [BatchId(round_, place) for place in range(schedule.batches_per_round(self._config))]
 
     def complete(self, round_: int) -> bool:
         """Whether every batch of a round is filled."""

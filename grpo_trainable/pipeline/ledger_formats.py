@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.ledger import BatchId
 
 
@@ -42,8 +42,8 @@ def of_format_3(ledger: Mapping[str, Any], config: GRPOConfig) -> dict[str, Any]
     known = {*accepted, *(index for indices in in_flight for index in indices)}
     # A round is begun as a whole now.
     round_, place = ledger["next_batch"]
-    unbegun = config.batches_per_round - place if place else 0
-    sizes = [chunk.stop - chunk.start for chunk in config.chunks]
+    unbegun = schedule.batches_per_round(config) - place if place else 0
+    sizes = [chunk.stop - chunk.start for chunk in schedule.chunks(config)]
     return {
         "next_prompt": next_prompt,
         "next_round": round_ + 1 if place else round_,
@@ -63,11 +63,11 @@ def of_format_2(state: Mapping[str, Any], config: GRPOConfig) -> dict[str, Any]:
     There chunks were numbered: chunk u was part u % n of rollout batch u // n, where each batch
     had n chunks, and prompts followed the numbers.
     """
-    parts = config.chunks
+    parts = schedule.chunks(config)
     in_flight, begun = set(state["in_flight_units"]), state["next_unit"]
 
     def batch_id(batch: int) -> BatchId:
-        rounds, place = divmod(batch, config.batches_per_round)
+        rounds, place = divmod(batch, schedule.batches_per_round(config))
         return BatchId(state["first_round"] + rounds, place)
 
     def row(batch: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def of_format_2(state: Mapping[str, Any], config: GRPOConfig) -> dict[str, Any]:
         }
 
     kept = state["learner_round"] - state["first_round"] - (config.buffer_capacity - 1)
-    oldest, next_batch = max(0, kept) * config.batches_per_round, -(-begun // len(parts))
+    oldest, next_batch = max(0, kept) * schedule.batches_per_round(config), -(-begun // len(parts))
     return {
         "next_prompt": state["next_cursor"],
         "next_batch": batch_id(next_batch),

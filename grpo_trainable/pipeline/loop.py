@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.pipeline.by_task import ByTask
@@ -79,7 +79,7 @@ class Pipeline:
         """`clock` tells the time of the actors' spans: seconds since 1970. Without `spawn`, as
         where the learner is lost with the generator, the loss of a generator ends the trial."""
         self.config = config
-        self.gate = StalenessGate(lag=config.lag, max_age=config.max_age)
+        self.gate = StalenessGate(lag=config.lag, max_age=schedule.max_age(config))
         self.evaluation: Evaluation | None = None
         # Actor -> seconds that the clock of its machine is ahead of ours, where that is another.
         self.clock_offsets: dict[str, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.config import OF_TRAINING, GRPOConfig, flatten, is_unremarkable
+from grpo_trainable.config import CHECKS, OF_TRAINING, GRPOConfig, flatten, schedule
 
 # What samples and answers. The state of an earlier version lacks them.
 SAMPLERS = ("model", "engine", "env")
@@ -22,9 +22,6 @@ SECTIONS = (
     "buffer",
 )
 
-# Keys of the model that only its training reads.
-OF_LEARNER = ("model.gradient_checkpointing", "model.packing")
-
 # Keys that only training reads, but for responses that are interrupted.
 OF_INTERRUPTION = ("rollout.overlong", "rollout.overlong_buffer")
 
@@ -34,8 +31,8 @@ def sampled_work(config: GRPOConfig) -> dict[str, Any]:
     data."""
     settings = config.to_dict()
     return {
-        "batches_per_round": config.batches_per_round,
-        "units_per_batch": len(config.chunks),
+        "batches_per_round": schedule.batches_per_round(config),
+        "units_per_batch": len(schedule.chunks(config)),
         "groups_bring_reference": config.reference_role == "generator",
         **{section: settings[section] for section in SECTIONS},
         # Groups bring the values of their states; other trials have no such key.
@@ -55,9 +52,9 @@ def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:
     which the state of an earlier version may lack."""
     settings = flatten(work)
     interrupts = settings.get("rollout.overlong") == "interrupt"
-    unread = {*OF_TRAINING, *OF_LEARNER} - {*(OF_INTERRUPTION if interrupts else ())}
+    unread = {*OF_TRAINING} - {*(OF_INTERRUPTION if interrupts else ())}
     return {
         key: value
         for key, value in settings.items()
-        if key not in unread and not is_unremarkable(key, value)
+        if key not in unread and not (key in CHECKS and value in CHECKS[key].unremarkable)
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.actors.episodes import EpisodePlayer
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.config.schema import GAMES
+from grpo_trainable.config.built_in_tasks import GAMES
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM

@@ -27,7 +27,7 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.checkpointing import CheckpointError
-from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, shown
+from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, resources, shown
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.trial import TrainedRound, Trial, resolved
@@ -104,7 +104,9 @@ class GRPO(Algorithm):
         """A bundle for the algorithm's own process and one for each actor."""
         given = cls.get_default_config().update_from_dict(config)
         trial = GRPOConfig.from_dict(trial_data(given))
-        return PlacementGroupFactory(trial.bundles(), strategy=trial.placement_strategy)
+        return PlacementGroupFactory(
+            resources.bundles(trial), strategy=resources.placement_strategy(trial)
+        )
 
     def setup(self, config: AlgorithmConfig) -> None:
         # Algorithm's own builds an environment, EnvRunners, a Learner and an RLModule.

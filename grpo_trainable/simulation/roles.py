@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.messages import (
     Deposited,
     Drift,
@@ -33,7 +33,7 @@ class VirtualRequests:
 
     def __init__(self, config: GRPOConfig) -> None:
         self.config = config
-        self.limit = config.most_prompts  # every prompt index is below it
+        self.limit = schedule.most_prompts(config)  # every prompt index is below it
         self.asked: list[tuple[str, int]] = []
         self.train_size = 24  # examples, where difficulty pools are used
         self.examples: dict[int, int] = {}  # examples of the training prompts, by prompt index

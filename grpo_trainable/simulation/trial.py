@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, resources
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.metrics import stage_seconds
 from grpo_trainable.pipeline import Pipeline, RoundReport
@@ -149,8 +149,8 @@ def virtual_trial(
     else:
         # What the first notes, the others do as well.
         roles = [learner_role]
-        roles += [VirtualLearner(config, [], []) for _ in config.learner_names[1:]]
-        learners = list(map(actor, config.learner_names, roles))
+        roles += [VirtualLearner(config, [], []) for _ in resources.learner_names(config)[1:]]
+        learners = list(map(actor, resources.learner_names(config), roles))
         generators = [start(f"generator-{i}") for i in range(config.resources.num_generators)]
     group = LearnerGroup(
         learners, runtime, config.resources.deadline_s, elastic=config.resources.elastic

@@ -15,7 +15,7 @@ from policies import write_quick_policy
 
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.learner_group import LearnerGroup
 from grpo_trainable.messages import Deposited, Scored
 from grpo_trainable.models.directory import policy_tokenizer
@@ -192,7 +192,7 @@ def run(config: GRPOConfig, scale: dict[str, float], timing: int) -> tuple[Recor
         for group in (group for batch in learner.rounds[round_] for group in batch):
             uses[group.prompt_index] += 1
             assert group.uses == uses[group.prompt_index]
-            bound = config.lag if group.uses == 1 else config.max_age
+            bound = config.lag if group.uses == 1 else schedule.max_age(config)
             assert round_ - int(group.token_rounds[group.response_mask].min()) <= bound
     assert len(learner.rounds) == config.rounds
     assert row["count/in_flight"] == 0

@@ -24,6 +24,7 @@ from experiments import (
     write_trial,
 )
 
+from grpo_trainable.config import schedule
 from launch import report
 from reports import canvas, series
 from reports.experiment import read_experiment
@@ -206,7 +207,7 @@ def test_stage_seconds_are_medians_over_rounds_and_of_eval_the_mean(experiment):
     rows = [row(n, time__rollout_s=4.0) for n in (1, 2, 3)]
     write_trial(experiment, config(seed=1), rows)
     trials = read_experiment(experiment).trials
-    a_round = trials[0].config.prompts_per_round * trials[0].config.rollout.group_size
+    a_round = schedule.prompts_per_round(trials[0].config) * trials[0].config.rollout.group_size
     seconds = series.stage_seconds(trials, responses=a_round)
 
     assert seconds["rollout"] == 3.0  # of 2 and 4

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, resources
 from search_spaces import SPACES
 
 SPACE = SPACES["async_vs_sync"]
@@ -167,7 +167,7 @@ def _write_full_trial(experiment: Path, params: dict[str, Any], place: int) -> N
                 count__trained=16.0 * k * n,
                 time__wall_clock_s=wall_clock_s,
                 time__disturbed_fraction=0.01,
-                cost__device_hours=wall_clock_s / 3600 * settings.devices,
+                cost__device_hours=wall_clock_s / 3600 * resources.devices(settings),
                 time__rollout_s=rollout_s,
                 time__reward_s=0.03 * k,
                 time__optimize_s=optimize_s,

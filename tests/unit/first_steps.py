@@ -12,7 +12,7 @@ from torch import Tensor
 from grpo_trainable.actors.generator import Generator
 from grpo_trainable.actors.learner import Learner
 from grpo_trainable.actors.step_statistics import StepStatistics
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.models.store import build_any_policy
 from grpo_trainable.prompts import Prompts, build_task
 from grpo_trainable.rollout import RolloutGroup
@@ -40,7 +40,7 @@ def log_ratios(
     generator.load(learner.publish().handle)
     _, tokenizer = build_any_policy(config.model, config.seed)
     prompts = Prompts(config, build_task(config), tokenizer)
-    indices = range(config.prompts_per_round)
+    indices = range(schedule.prompts_per_round(config))
     sampled = generator.generate([prompts.request("train", index) for index in indices]).groups
     rewards = torch.arange(config.rollout.group_size).float()
     groups = [change(replace(group, rewards=rewards)) for group in sampled]

@@ -8,7 +8,7 @@ import pytest
 from ray import tune
 from ray.tune.experiment import Experiment
 
-from grpo_trainable.config import ConfigError
+from grpo_trainable.config import ConfigError, schedule
 from search_spaces import SPACES
 from search_spaces.base import in_blocks
 from tuning.grid import OrderedGrid
@@ -100,10 +100,10 @@ def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
 )
 def test_samples_are_cut_into_the_rounds_of_every_arm(name, samples, evaluated):
     space = SPACES[name]
-    widest = max(trial.responses_per_round for trial in space.trials({}, [0]))
+    widest = max(schedule.responses_per_round(trial) for trial in space.trials({}, [0]))
     for trial in space.trials({}, [0], samples=samples):
-        assert trial.rounds * trial.responses_per_round == samples
-        every = trial.eval.every * trial.responses_per_round
+        assert trial.rounds * schedule.responses_per_round(trial) == samples
+        every = trial.eval.every * schedule.responses_per_round(trial)
         if widest == 512:
             assert set(range(every, samples + 1, every)) == evaluated
 

@@ -25,10 +25,11 @@ from grpo_trainable.config import (
     fresh_wanted,
     make_absolute,
     parse_assignment,
+    resources,
+    schedule,
     set_dotted,
     shown,
     threads,
-    unmet,
 )
 from grpo_trainable.config.describe import COMMAND, page
 from grpo_trainable.config.values import Settings
@@ -289,11 +290,8 @@ valid_values = {
 @pytest.mark.slow
 @given(st.fixed_dictionaries({}, optional=valid_values))
 def test_config_survives_json(values):
-    values = {
-        key: value
-        for key, value in values.items()
-        if not unmet(key, {**{name: check.default for name, check in CHECKS.items()}, **values})
-    }
+    together = {**{name: check.default for name, check in CHECKS.items()}, **values}
+    values = {key: value for key, value in values.items() if not CHECKS[key].unmet(together)}
     data: dict = {}
     for key, value in values.items():
         set_dotted(data, key, value)
@@ -984,16 +982,21 @@ def test_fresh_share_of_a_draw_is_the_number_that_was_meant():
 
 def test_prompts_of_a_round_grow_with_k_only_for_fresh_batches():
     for k_mode, prompts in (("same_batch", 16), ("minibatches", 16), ("fresh_batches", 64)):
-        assert GRPOConfig.from_dict({"k": 4, "k_mode": k_mode}).prompts_per_round == prompts
+        assert (
+            schedule.prompts_per_round(GRPOConfig.from_dict({"k": 4, "k_mode": k_mode})) == prompts
+        )
 
 
 def test_max_age_defaults_to_the_lag_without_a_buffer():
-    assert GRPOConfig().max_age == 0
-    assert GRPOConfig.from_dict(APART | {"lag": 3}).max_age == 3
+    assert schedule.max_age(GRPOConfig()) == 0
+    assert schedule.max_age(GRPOConfig.from_dict(APART | {"lag": 3})) == 3
     assert (
-        GRPOConfig.from_dict(
-            APART | nested(lag=1, buffer_capacity=2, buffer__sample_batches=2, buffer__max_age=5)
-        ).max_age
+        schedule.max_age(
+            GRPOConfig.from_dict(
+                APART
+                | nested(lag=1, buffer_capacity=2, buffer__sample_batches=2, buffer__max_age=5)
+            )
+        )
         == 5
     )
 
@@ -1036,9 +1039,11 @@ def test_files_of_a_trial_show_the_clip_range_that_it_had():
 
 
 def test_one_generator_samples_a_batch_as_one_chunk_unless_given():
-    assert GRPOConfig().chunks == [slice(0, 16)]
-    assert GRPOConfig.from_dict(nested(k=4, k_mode="fresh_batches")).chunks == [slice(0, 16)]
-    given_chunks = GRPOConfig.from_dict(nested(rollout__unit_prompts=6)).chunks
+    assert schedule.chunks(GRPOConfig()) == [slice(0, 16)]
+    assert schedule.chunks(GRPOConfig.from_dict(nested(k=4, k_mode="fresh_batches"))) == [
+        slice(0, 16)
+    ]
+    given_chunks = schedule.chunks(GRPOConfig.from_dict(nested(rollout__unit_prompts=6)))
     assert given_chunks == [slice(0, 6), slice(6, 12), slice(12, 16)]
 
 
@@ -1060,7 +1065,7 @@ def test_generators_share_a_round_evenly_by_default(prompts, batches, generators
         | nested(rollout__prompts=prompts, resources__num_generators=generators)
         | nested(k=batches, k_mode="fresh_batches")
     )
-    assert [chunk.stop - chunk.start for chunk in config.chunks] == sizes
+    assert [chunk.stop - chunk.start for chunk in schedule.chunks(config)] == sizes
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12), st.none() | st.integers(1, 40))
@@ -1076,11 +1081,13 @@ def test_units_cover_a_batch_and_every_generator_has_one(prompts, batches, gener
     if isinstance(config, str):
         assert generators > batches * prompts or given_unit is not None
         return
-    covered = [i for unit in config.chunks for i in range(prompts)[unit]]
+    covered = [i for unit in schedule.chunks(config) for i in range(prompts)[unit]]
     assert covered == list(range(prompts))
-    assert batches * len(config.chunks) >= generators
-    assert config.unit_prompts == (
-        min(given_unit, prompts) if given_unit else math.ceil(prompts / len(config.chunks))
+    assert batches * len(schedule.chunks(config)) >= generators
+    assert schedule.unit_prompts(config) == (
+        min(given_unit, prompts)
+        if given_unit
+        else math.ceil(prompts / len(schedule.chunks(config)))
     )
 
 
@@ -1090,13 +1097,16 @@ def test_default_generators_always_fit_beside_the_learner_on_two_cores(generator
         APART | nested(resources__num_generators=generators, rollout__prompts=90)
     )
     # Ray counts resources in ten-thousandths, rounded.
-    units = [round(cpus * 1e4) for cpus in (0.1, 0.95, *[config.generator_cpus] * generators)]
+    units = [
+        round(cpus * 1e4) for cpus in (0.1, 0.95, *[resources.generator_cpus(config)] * generators)
+    ]
     assert sum(units) <= 2 * 10_000
-    assert config.generator_cpus > 0
+    assert resources.generator_cpus(config) > 0
 
 
 def test_given_generator_cpus_are_taken_as_they_are():
-    assert GRPOConfig.from_dict(nested(resources__generator_cpus=3)).generator_cpus == 3.0
+    config = GRPOConfig.from_dict(nested(resources__generator_cpus=3))
+    assert resources.generator_cpus(config) == 3.0
 
 
 @pytest.mark.parametrize(
@@ -1106,18 +1116,18 @@ def test_given_generator_cpus_are_taken_as_they_are():
 def test_a_colocated_worker_reserves_what_the_busier_of_its_roles_uses(
     sampling, training, reserved
 ):
-    resources = {"generator_cpus": sampling, "worker_cpus": training}
-    config = GRPOConfig.from_dict({"resources": resources})
+    cpus = {"generator_cpus": sampling, "worker_cpus": training}
+    config = GRPOConfig.from_dict({"resources": cpus})
 
-    assert config.bundles() == [{"CPU": 0.1}, {"CPU": reserved}]
-    assert config.devices == reserved
+    assert resources.bundles(config) == [{"CPU": 0.1}, {"CPU": reserved}]
+    assert resources.devices(config) == reserved
 
 
 def test_by_default_a_colocated_worker_is_one_core_with_one_thread():
     config = GRPOConfig()
 
-    assert config.devices == 0.95
-    assert threads(config.resources.worker_cpus) == threads(config.generator_cpus) == 1
+    assert resources.devices(config) == 0.95
+    assert threads(config.resources.worker_cpus) == threads(resources.generator_cpus(config)) == 1
 
 
 @pytest.mark.parametrize(

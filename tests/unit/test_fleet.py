@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.simulation.runtime import TICK
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 
@@ -38,7 +38,7 @@ def trained(w: VirtualTrial) -> list[int]:
 
 
 def all_prompts(config: GRPOConfig) -> list[int]:
-    return list(range(config.rounds * config.prompts_per_round))
+    return list(range(config.rounds * schedule.prompts_per_round(config)))
 
 
 @pytest.mark.parametrize("lag", [0, 2])

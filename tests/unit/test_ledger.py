@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.ledger import BatchId, BatchRule, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.ledger_formats import of_format_2, of_format_3
 
@@ -128,8 +128,8 @@ def by_hand(
     filled, start = [], 0
     for _ in range(batches):
         accepted, index, draws, missing = [], start, 0, config.rollout.prompts
-        while missing and draws <= config.redraws:
-            for _ in range(min(missing, start + config.most_drawn - index)):
+        while missing and draws <= schedule.redraws(config):
+            for _ in range(min(missing, start + schedule.most_drawn(config) - index)):
                 accepted += [] if left_out(index) else [index]
                 index += 1
             draws, missing = draws + 1, config.rollout.prompts - len(accepted)
@@ -184,12 +184,12 @@ def test_with_a_lag_a_round_takes_what_was_drawn_for_the_next() -> None:
 def test_redraws_are_shared_out_among_generators() -> None:
     config = resampling(prompts=8, chunk=None)
     several = GRPOConfig.from_dict({**config.to_dict(), "resources": {"num_generators": 3}})
-    assert several.unit_prompts == 3
-    assert several.redraw_sizes(0) == []
-    assert several.redraw_sizes(2) == [1, 1]
-    assert several.redraw_sizes(5) == [1, 2, 2]
-    assert several.redraw_sizes(10) == [2, 3, 2, 3]
-    assert resampling(prompts=8, chunk=3).redraw_sizes(7) == [3, 3, 1]
+    assert schedule.unit_prompts(several) == 3
+    assert schedule.redraw_sizes(several, 0) == []
+    assert schedule.redraw_sizes(several, 2) == [1, 1]
+    assert schedule.redraw_sizes(several, 5) == [1, 2, 2]
+    assert schedule.redraw_sizes(several, 10) == [2, 3, 2, 3]
+    assert schedule.redraw_sizes(resampling(prompts=8, chunk=3), 7) == [3, 3, 1]
 
 
 @pytest.mark.parametrize("lag", [0, 2])

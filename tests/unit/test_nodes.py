@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, resources
 from tuning.nodes import at_once, check_resources, room_beside, total
 
 
@@ -88,8 +88,8 @@ def test_a_trial_that_needs_more_than_there_is_is_told_how_much():
 
 def test_more_learners_than_cpus_are_refused():
     four = trial(num_learners=4, learner_cpus=1, generator_cpus=0.9)
-    assert len(four.bundles()) == 6
-    assert four.devices == 4.9
+    assert len(resources.bundles(four)) == 6
+    assert resources.devices(four) == 4.9
     with pytest.raises(UsageError) as caught:
         check_resources([four], cpus(2), "this machine")
     assert str(caught.value) == (
@@ -116,12 +116,12 @@ def together(**resources: float) -> GRPOConfig:
 
 def test_learners_of_one_node_share_a_bundle_which_is_never_divided():
     three = together(num_learners=3, learner_cpus=2, num_generators=2, generator_cpus=1)
-    assert three.bundles() == cpus(0.1, 6, 1, 1)
-    assert [three.bundle_of(actor) for actor in range(5)] == [1, 1, 1, 2, 3]
-    assert three.devices == 8.0
+    assert resources.bundles(three) == cpus(0.1, 6, 1, 1)
+    assert [resources.bundle_of(three, actor) for actor in range(5)] == [1, 1, 1, 2, 3]
+    assert resources.devices(three) == 8.0
     apart = trial(num_learners=3, learner_cpus=2, num_generators=2, generator_cpus=1)
-    assert apart.bundles() == cpus(0.1, 2, 2, 2, 1, 1)
-    assert [apart.bundle_of(actor) for actor in range(5)] == [1, 2, 3, 4, 5]
+    assert resources.bundles(apart) == cpus(0.1, 2, 2, 2, 1, 1)
+    assert [resources.bundle_of(apart, actor) for actor in range(5)] == [1, 2, 3, 4, 5]
 
 
 @settings(max_examples=20)
@@ -139,10 +139,12 @@ def test_every_bundle_has_just_the_room_for_its_actors(learners, generators, lea
         generator_cpus=0.5,
         spread=spread,
     )
-    needed = [0.1] + [0.0] * (len(config.bundles()) - 1)
+    needed = [0.1] + [0.0] * (len(resources.bundles(config)) - 1)
     for actor, own in enumerate([learner_cpus] * learners + [0.5] * generators):
-        needed[config.bundle_of(actor)] += own
-    assert [bundle["CPU"] for bundle in config.bundles()] == pytest.approx(needed, abs=1e-6)
+        needed[resources.bundle_of(config, actor)] += own
+    assert [bundle["CPU"] for bundle in resources.bundles(config)] == pytest.approx(
+        needed, abs=1e-6
+    )
 
 
 def test_learners_that_fit_no_node_together_are_told_so():
@@ -155,7 +157,9 @@ def test_learners_that_fit_no_node_together_are_told_so():
 
 def test_ray_divides_no_bundle_so_the_rest_is_a_preference():
     names = ("pack", "spread", "one_node_learners")
-    strategies = [trial(num_learners=2, spread=name).placement_strategy for name in names]
+    strategies = [
+        resources.placement_strategy(trial(num_learners=2, spread=name)) for name in names
+    ]
     assert strategies == ["PACK", "SPREAD", "PACK"]
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.messages import LearnerState, Scored
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.by_task import ByTask
@@ -102,7 +102,7 @@ def some_fail(config: GRPOConfig, seed: int, share: float):
 
 
 def all_prompts(config: GRPOConfig) -> list[int]:
-    return list(range(config.rounds * config.prompts_per_round))
+    return list(range(config.rounds * schedule.prompts_per_round(config)))
 
 
 def trained_prompts(*trials: VirtualTrial) -> list[int]:
@@ -113,7 +113,7 @@ def rollout_batches(
     config: GRPOConfig, scored: Collection[int]
 ) -> list[tuple[tuple[int, ...], ...]]:
     """Of each round: its rollout batches as far as their prompts were scored."""
-    prompts, a_round = config.rollout.prompts, config.prompts_per_round
+    prompts, a_round = config.rollout.prompts, schedule.prompts_per_round(config)
     batches = [
         [
             tuple(c for c in range(first, first + prompts) if c in scored)
@@ -252,7 +252,7 @@ def config_with_generators(config: GRPOConfig, count: int) -> GRPOConfig:
     """As many generators, or as many as there are chunks for."""
     data = config.to_dict()
     data["placement"] = "disaggregated"
-    data["resources"]["num_generators"] = min(count, config.chunks_at_once)
+    data["resources"]["num_generators"] = min(count, schedule.chunks_at_once(config))
     return GRPOConfig.from_dict(data)
 
 
@@ -347,7 +347,7 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
 
     trained = trained_prompts(first, second)
     assert len(set(trained)) == len(trained)
-    assert len(trained_prompts(second)) == rounds_after * other.prompts_per_round
+    assert len(trained_prompts(second)) == rounds_after * schedule.prompts_per_round(other)
     for call in second.trained:
         assert all(call.round - r <= other.lag for batch in call.group_rounds for r in batch)
     for row in rows:
@@ -536,9 +536,9 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
     reports = w.run(config.rounds)
 
     uses: Counter[int] = Counter()
-    window = config.buffer_capacity * config.prompts_per_round
+    window = config.buffer_capacity * schedule.prompts_per_round(config)
     for call in w.trained:
-        end = (call.round + 1) * config.prompts_per_round
+        end = (call.round + 1) * schedule.prompts_per_round(config)
         for batch in zip(call.prompt_indices, call.group_rounds, call.group_uses, strict=True):
             indices, rounds, counted = batch
             assert (
@@ -551,7 +551,7 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                 uses[index] += 1
                 assert use == uses[index]
                 age = call.round - round_
-                assert age <= (config.lag if use == 1 else config.max_age)
+                assert age <= (config.lag if use == 1 else schedule.max_age(config))
                 assert end - window <= index < end
         # No group stands in two steps of a round.
         assert len(set(call.all_prompt_indices)) == len(call.all_prompt_indices)
@@ -560,11 +560,11 @@ def test_reuse_keeps_both_bounds_and_its_accounts_for_any_timing(
                ("requested", "trained", "dropped", "waiting", "in_flight")}  # fmt: skip
         assert row.pop("requested") == sum(row.values())
         assert report.metrics.get("lag/max", 0) <= config.lag
-        assert report.metrics.get("buffer/age_max", 0) <= config.max_age
-        assert report.metrics.get("version/gap_max", 0) <= config.max_age * config.k
+        assert report.metrics.get("buffer/age_max", 0) <= schedule.max_age(config)
+        assert report.metrics.get("version/gap_max", 0) <= schedule.max_age(config) * config.k
         # Only what a later round may use again is kept.
         used = report.metrics["buffer/size"] - report.metrics["count/waiting"]
-        assert used <= (config.buffer_capacity - 1) * config.prompts_per_round
+        assert used <= (config.buffer_capacity - 1) * schedule.prompts_per_round(config)
     assert reports[-1].metrics["count/trained"] == len(uses)
     assert reports[-1].metrics["count/in_flight"] == 0
     assert not w.runtime.uncollected

@@ -30,7 +30,7 @@ from test_pipeline import (
 )
 
 from grpo_trainable.calls import ActorFailed
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.ledger import BatchRule
 from grpo_trainable.simulation.groups import one_token_group
@@ -53,13 +53,15 @@ def rollout(**values: Any) -> dict[str, Any]:
 
 
 def test_how_many_prompts_are_drawn_at_most() -> None:
-    assert config_of(rollout=rollout(zero_advantage="filter")).most_drawn == 4
+    assert schedule.most_drawn(config_of(rollout=rollout(zero_advantage="filter"))) == 4
     resample = rollout(zero_advantage="resample")
-    assert config_of(rollout=resample).most_drawn == 16
-    assert config_of(rollout=resample | {"redraws": 2}).most_drawn == 12
-    assert config_of(rollout=resample | {"prompts": 10, "oversample": 1.1}).most_drawn == 11
+    assert schedule.most_drawn(config_of(rollout=resample)) == 16
+    assert schedule.most_drawn(config_of(rollout=resample | {"redraws": 2})) == 12
+    assert (
+        schedule.most_drawn(config_of(rollout=resample | {"prompts": 10, "oversample": 1.1})) == 11
+    )
     fresh = config_of(rollout=resample, k=2, k_mode="fresh_batches", rounds=3)
-    assert fresh.most_prompts == 96
+    assert schedule.most_prompts(fresh) == 96
 
 
 @pytest.mark.parametrize(
@@ -289,10 +291,10 @@ def expected_batches(
     config: GRPOConfig, left_out: Callable[[int], bool]
 ) -> list[tuple[range, list[int]]]:
     """All rollout batches of a trial, from what is left out."""
-    rule = BatchRule(config.rollout.prompts, config.most_drawn, config.redraws)
-    gone = [index for index in range(config.most_prompts) if left_out(index)]
+    rule = BatchRule(config.rollout.prompts, schedule.most_drawn(config), schedule.redraws(config))
+    gone = [index for index in range(schedule.most_prompts(config)) if left_out(index)]
     batches, start = [], 0
-    for _ in range(config.rounds * config.batches_per_round):
+    for _ in range(config.rounds * schedule.batches_per_round(config)):
         end = rule.end(start, gone)
         batches.append((range(start, end), [i for i in range(start, end) if not left_out(i)]))
         start = end
@@ -304,7 +306,7 @@ def expected_trained(
 ) -> list[tuple[tuple[int, ...], ...]]:
     """Of each round: its rollout batches, empty ones left out."""
     batches = [tuple(accepted) for _, accepted in expected_batches(config, left_out)]
-    a_round = config.batches_per_round
+    a_round = schedule.batches_per_round(config)
     rounds = [batches[i : i + a_round] for i in range(0, len(batches), a_round)]
     return [tuple(batch for batch in of_round if batch) for of_round in rounds]
 
@@ -499,7 +501,7 @@ def test_replay_of_resampled_batches_keeps_both_bounds_and_its_accounts(
     w = virtual_trial(config, durations=durations, seed=seed, equal_rewards=equal)
     reports = w.run(config.rounds)
     batches = expected_batches(config, lambda index: equal(index, 0))
-    a_round = config.batches_per_round
+    a_round = schedule.batches_per_round(config)
     window = {
         round_: {
             index
@@ -517,7 +519,7 @@ def test_replay_of_resampled_batches_keeps_both_bounds_and_its_accounts(
             for index, round_ in zip(indices, rounds, strict=True):
                 uses[index] += 1
                 age = call.round - round_
-                assert age <= (config.lag if uses[index] == 1 else config.max_age)
+                assert age <= (config.lag if uses[index] == 1 else schedule.max_age(config))
     parts = ("trained", "dropped", "waiting", "in_flight")
     for report in reports:
         row = report.metrics

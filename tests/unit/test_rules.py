@@ -1,13 +1,14 @@
-"""Keys that the chosen combination does not read: each has a row, and is refused by it."""
+"""Keys that the chosen combination does not read: each says when it is read, and is refused."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, TaskSettings, set_dotted
-from grpo_trainable.config.rules import ALWAYS_READ, HARMLESS, READ_WITH, unmet
+from grpo_trainable.config.schema import REPORTED_FIRST
 
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
@@ -21,6 +22,8 @@ CONTROL = {"task.name": "control"}
 SCORED_APART = (
     "task.reward, a task of your own, task.name=reasoning_gym or task.equality=math_verify"
 )
+
+HARMLESS = {key: check.harmless for key, check in CHECKS.items() if check.harmless}
 
 # Key -> another value than the default, settings beside which it is not read, the setting that the
 # error blames and what it says is needed, settings beside which it is read.
@@ -464,13 +467,13 @@ def config_of(*settings: dict[str, Any]) -> GRPOConfig:
     return GRPOConfig.from_dict(data)
 
 
-def test_every_key_is_always_read_or_has_a_row() -> None:
-    assert READ_WITH.keys() | ALWAYS_READ == CHECKS.keys()
-    assert not READ_WITH.keys() & ALWAYS_READ
-    assert CASES.keys() == READ_WITH.keys()
+def test_every_key_with_a_condition_has_a_case() -> None:
+    assert CASES.keys() == {key for key, check in CHECKS.items() if check.read_if}
 
 
-@pytest.mark.parametrize("key", [key for key in CASES if HARMLESS.get(key) != CASES[key][0]])
+@pytest.mark.parametrize(
+    "key", [key for key in CASES if CASES[key][0] not in HARMLESS.get(key, ())]
+)
 def test_a_key_that_is_not_read_is_refused_and_told_what_it_needs(key: str) -> None:
     value, unread, blamed, needs, _ = CASES[key]
     with pytest.raises(ConfigError) as caught:
@@ -486,7 +489,7 @@ def test_where_it_is_read_it_is_accepted(key: str) -> None:
     value, _, _, _, read = CASES[key]
     config = config_of(read, {key: value})
     assert config[key] == value
-    assert not unmet(key, config)
+    assert config.reads(key)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -500,7 +503,8 @@ def test_a_default_is_never_refused(key: str) -> None:
 @pytest.mark.parametrize("key", HARMLESS)
 def test_files_of_earlier_experiments_can_be_read(key: str) -> None:
     _, unread, _, _, _ = CASES[key]
-    assert config_of(unread, {key: HARMLESS[key]})[key] == HARMLESS[key]
+    for value in HARMLESS[key]:
+        assert config_of(unread, {key: value})[key] == value
 
 
 def test_several_conditions_are_named_together() -> None:
@@ -510,6 +514,26 @@ def test_several_conditions_are_named_together() -> None:
         "buffer.fresh_fraction=0.25: not read with buffer_capacity=1 and buffer_sampling=recency; "
         "needs buffer_capacity >= 2 and buffer_sampling=mixed"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "reported"),
+    [
+        ({"model.dtype": "bfloat16", "buffer.max_age": 1}, "buffer.max_age"),
+        ({"critic.clip": 0.5, "loss.whiten": False, "loss.kl_in": "reward"}, "loss.whiten"),
+        ({**CONTROL, "model.dtype": "bfloat16", "env.name": "my:Env"}, "env.name"),
+        ({"resources.spread": "spread", "resources.reward_workers": 2}, "resources.spread"),
+    ],
+)
+def test_of_several_keys_that_are_not_read_the_same_is_reported(settings, reported) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(reported)}=.*: not read with"):
+        config_of(settings)
+
+
+def test_the_order_in_which_they_are_reported_names_keys_and_sections() -> None:
+    sections = {f"{key.rpartition('.')[0]}." for key in CHECKS}
+    assert set(REPORTED_FIRST) <= CHECKS.keys() | sections
+    assert len(set(REPORTED_FIRST)) == len(REPORTED_FIRST)
 
 
 @pytest.mark.parametrize("key", ["task.train_file", "task.eval_file"])

@@ -8,7 +8,7 @@ import pytest
 from ray.tune.search.variant_generator import generate_variants
 
 from grpo_trainable.algo import ADVANTAGES, AGGREGATIONS
-from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig
+from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, resources, schedule
 from grpo_trainable.metrics import NAMES
 from search_spaces import SPACES
 from search_spaces.columns import DERIVED
@@ -30,12 +30,14 @@ def test_every_space_resolves_to_valid_and_different_trials(name):
 def test_every_arm_asks_for_the_same_number_of_samples_and_evaluates_as_often(name):
     trials = SPACES[name].trials({}, [0])
 
-    assert {t.rounds * t.prompts_per_round * t.rollout.group_size for t in trials} == {96 * 16 * 4}
+    assert {t.rounds * schedule.prompts_per_round(t) * t.rollout.group_size for t in trials} == {
+        96 * 16 * 4
+    }
     assert {t.rounds / t.eval.every for t in trials} == {6.0}
 
 
 def test_async_vs_sync_has_the_arms_that_the_question_needs():
-    arms = {(t.placement, t.lag, t.k, t.devices) for t in SPACE.trials({}, [0])}
+    arms = {(t.placement, t.lag, t.k, resources.devices(t)) for t in SPACE.trials({}, [0])}
 
     assert arms == {
         *(("colocated", 0, k, 0.95) for k in (1, 2, 4, 8)),
@@ -127,7 +129,10 @@ def test_a_fixed_key_replaces_what_the_arm_says_in_every_trial():
 def test_a_resource_of_one_placement_is_fixed_in_the_arms_of_that_placement():
     gpus = {f"resources.{name}_gpus": 0.5 for name in ("worker", "generator", "learner")}
     for trial in SPACE.trials(gpus, [0]):
-        assert [bundle.get("GPU") for bundle in trial.bundles()] in ([None, 0.5], [None, 0.5, 0.5])
+        assert [bundle.get("GPU") for bundle in resources.bundles(trial)] in (
+            [None, 0.5],
+            [None, 0.5, 0.5],
+        )
 
 
 def test_a_resource_that_no_arm_reserves_is_refused():

@@ -6,12 +6,12 @@ import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, flatten
 from grpo_trainable.config.describe import page
-from grpo_trainable.config.task_defaults import TASK_DEFAULTS, default_of
 from grpo_trainable.models.directory import ARITHMETIC_POLICY, policy_directory
 from grpo_trainable.models.model_config import PRESETS
 
 MATH = {"task": {"name": "math"}}
-DECLARED = [(task, key) for task, defaults in TASK_DEFAULTS.items() for key in defaults]
+DECLARED = [(task, key) for key, check in CHECKS.items() for task in check.of_tasks]
+OF_MATH = {key: check.of_tasks["math"] for key, check in CHECKS.items() if "math" in check.of_tasks}
 
 
 def test_math_starts_from_the_policy_that_solves_word_problems():
@@ -23,18 +23,18 @@ def test_math_starts_from_the_policy_that_solves_word_problems():
 def test_what_math_changes_and_nothing_else():
     keyword, math = (flatten(GRPOConfig.from_dict(data).to_dict()) for data in ({}, MATH))
     changed = {key for key, value in math.items() if keyword.get(key, value) != value}
-    assert changed == {"task.name", *TASK_DEFAULTS["math"]}
-    assert {key: math[key] for key in TASK_DEFAULTS["math"]} == TASK_DEFAULTS["math"]
+    assert changed == {"task.name", *OF_MATH}
+    assert {key: math[key] for key in OF_MATH} == OF_MATH
 
 
 def test_the_keyword_task_has_the_defaults_of_the_schema():
-    assert "keyword" not in TASK_DEFAULTS
+    assert "keyword" not in {task for task, _ in DECLARED}
     assert GRPOConfig.from_dict({"task": {"name": "keyword"}}) == GRPOConfig()
 
 
 @pytest.mark.parametrize(("task", "key"), DECLARED)
 def test_a_default_of_a_task_is_valid_and_differs_from_the_general_one(task: str, key: str):
-    default = default_of(key, task)
+    default = CHECKS[key].of_tasks[task]
     assert CHECKS[key].convert(default) == default != CHECKS[key].default
 
 
@@ -75,7 +75,7 @@ def test_mistakes_stay_one_line(data: dict, words: str):
 
 def test_the_reference_shows_them():
     (row,) = (line for line in page().splitlines() if line.startswith("| `optim.lr` |"))
-    assert f"`0.0003`; math: `{TASK_DEFAULTS['math']['optim.lr']:g}`" in row
+    assert f"`0.0003`; math: `{OF_MATH['optim.lr']:g}`" in row
 
 
 def test_every_shape_is_a_preset():

@@ -10,6 +10,7 @@ import pytest
 from ray.exceptions import NodeDiedError
 
 from grpo_trainable import trial_actors
+from grpo_trainable.config import GRPOConfig
 from grpo_trainable.shipping import ShippingError
 from grpo_trainable.trial_actors import TrialActors
 
@@ -19,7 +20,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> TrialActors:
     """A learner and a generator, which has room on another machine."""
     monkeypatch.setattr(trial_actors, "has_room", lambda bundle, patience_s: True)
     monkeypatch.setattr(trial_actors, "places_of_bundles", lambda: {2: "far"})
-    config: Any = SimpleNamespace(bundle_of=lambda index: index + 1)
+    config = GRPOConfig.from_dict({"placement": "disaggregated"})
     found = TrialActors(config, runtime=None, files="files")  # type: ignore[arg-type]
     found._actors = [SimpleNamespace(name=name) for name in ("learner", "generator-0")]  # type: ignore[misc]
     return found

@@ -18,7 +18,7 @@ from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import cloudpickle, tune
 
 from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
-from grpo_trainable.config import ConfigError, GRPOConfig
+from grpo_trainable.config import ConfigError, GRPOConfig, resources
 
 pytest.importorskip("gymnasium", reason="needs the extra rllib")
 
@@ -103,7 +103,7 @@ def test_rllibs_settings_are_those_of_a_trial() -> None:
             "resources": {"num_generators": 2},
         }
     )
-    assert GRPO.default_resource_request(config).bundles == settings.bundles()
+    assert GRPO.default_resource_request(config).bundles == resources.bundles(settings)
     # Tune hands it over as a dict.
     back = GRPOAlgorithmConfig().update_from_dict({**config.to_dict(), "__stdout_file__": "x"})
     back.validate()

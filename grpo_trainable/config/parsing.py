@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_trainable.config.elsewhere import advice_for
-from grpo_trainable.config.mix import with_absolute_paths
-from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS
+from grpo_trainable.config.built_in_tasks import MIX
+from grpo_trainable.config.foreign_names import PAGE
+from grpo_trainable.config.mix import mix_of, with_absolute_paths
+from grpo_trainable.config.schema import CHECKS, DEFAULTS, SECTIONS, TRL, VERL
 from grpo_trainable.config.values import Check, ConfigError, is_hub_id, is_path, shown
 
 
@@ -118,10 +119,10 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
 
     # The name that another library has comes first, then the right one in the wrong place, then a
     # slip of the fingers.
-    elsewhere = advice_for(key)
+    foreign = advice_for(key)
     near = by_leaf.get(leaf) or close(siblings) or close(by_leaf | sections)
-    if elsewhere is not None:
-        advice = elsewhere
+    if foreign is not None:
+        advice = foreign
     elif near:
         advice = f"did you mean {' or '.join(near)}?"
     elif siblings:
@@ -130,3 +131,47 @@ def unknown_key(key: str, checks: Mapping[str, Check] = CHECKS) -> ConfigError:
         top = [name for name in DEFAULTS if name not in SECTIONS]
         advice = "valid: " + ", ".join([*top, *(f"{name}.…" for name in SECTIONS)])
     return ConfigError(f"{shown(key)}: unknown key; {advice}")
+
+
+def advice_for(key: str) -> str | None:
+    """Say what to set in place of a key that TRL or verl has; None for other keys.
+
+    TRL's names are found within our sections too.
+    """
+    found = VERL.get(key) or TRL.get(key.rpartition(".")[2])
+    if found is not None:
+        return found.advice
+    if any(name.startswith(f"{key}.") for name in VERL):
+        return f"a section of verl's; {PAGE} says what its keys are called here"
+    return None
+
+
+def with_task_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of nested plain data with the defaults of its task where a key is not given.
+
+    Those of a mix are the defaults of its tasks where these are all the same task.
+    """
+    filled = dict(data)
+    task = data.get("task")
+    task = dict(task) if isinstance(task, Mapping) else {}
+    if task.get("mix") is not None and task.get("name") is None:
+        filled["task"] = {**task, "name": MIX}
+    name = _task_of(task)
+    for key, check in CHECKS.items():
+        if name in check.of_tasks:
+            section, _, leaf = key.rpartition(".")
+            given = filled.get(section, {})
+            if isinstance(given, Mapping):
+                filled[section] = {leaf: check.of_tasks[name], **given}
+    return filled
+
+
+def _task_of(task: Mapping[str, Any]) -> str:
+    name = task.get("name")
+    try:
+        mixed = {entry["name"] for entry in mix_of(task.get("mix")).values()}
+    except (TypeError, ValueError, RecursionError):
+        mixed = set()  # the check of the key refuses it
+    if len(mixed) == 1:
+        (name,) = mixed
+    return name if isinstance(name, str) else CHECKS["task.name"].default

@@ -1,0 +1,84 @@
+"""How rollouts are used again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpo_trainable.config import schedule
+from grpo_trainable.config.conditions import REPLAY, Config, Conflict, one_of
+from grpo_trainable.config.values import Settings, integer, number
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferSettings(Settings):
+    """How rollouts are used again; `buffer_capacity` turns it on."""
+
+    SECTION: ClassVar[str] = "buffer"
+
+    sample_batches: int = integer(
+        1,
+        "How many rollout batches' worth of groups a gradient step draws.",
+        minimum=1,
+        read_if=REPLAY,
+    )
+    max_age: int | None = integer(
+        None,
+        "Rounds that a group may be behind when it is trained on; none: lag + buffer_capacity − 1.",
+        minimum=0,
+        read_if=REPLAY,
+    )
+    fresh_fraction: float = number(
+        0.5,
+        "The share of a draw that has not been trained on before.",
+        above=0,
+        maximum=1,
+        read_if=(REPLAY, one_of("buffer_sampling", "mixed")),
+    )
+
+
+def fresh_wanted(fraction: float, count: int) -> int:
+    """ceil(fraction · count), of the number that was meant: 0.28 · 25 is 7."""
+    return math.ceil(round(fraction * count, 9))
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield what contradicts each other."""
+    sampling, sample = config.buffer_sampling, config.buffer.sample_batches
+    replay = config.buffer_capacity > 1
+    drawn = sample * config.rollout.prompts
+
+    yield (
+        sample > config.buffer_capacity,
+        "buffer.sample_batches",
+        f"must be <= buffer_capacity={config.buffer_capacity}",
+    )
+    yield (
+        sampling == "recency" and config.buffer_capacity > sample,
+        "buffer_capacity",
+        f"buffer_sampling=recency never reuses a group unless it is <= "
+        f"buffer.sample_batches={sample}; valid: fifo, uniform, mixed sampling",
+    )
+    # Each draw would be filled by fresh groups alone.
+    yield (
+        replay and sampling == "fifo" and sample == 1,
+        "buffer.sample_batches",
+        "must be >= 2 with buffer_sampling=fifo, which never reuses a group while there are "
+        "unused ones",
+    )
+    yield (
+        replay
+        and sampling == "mixed"
+        and fresh_wanted(config.buffer.fresh_fraction, drawn) >= drawn
+        and sample == 1,
+        "buffer.fresh_fraction",
+        "never reuses a group with buffer.sample_batches=1; lower it",
+    )
+    yield (
+        replay and schedule.max_age(config) == config.lag,
+        "buffer.max_age",
+        f"a group that was first used at lag={config.lag} is never reused; must be above it",
+    )
+    yield schedule.max_age(config) < config.lag, "buffer.max_age", f"must be >= lag={config.lag}"

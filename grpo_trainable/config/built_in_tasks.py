@@ -1,0 +1,232 @@
+"""The settings of each built-in task."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpo_trainable.config.conditions import CONTROL, Config, Conflict, none_given, one_of
+from grpo_trainable.config.defaults import where_none
+from grpo_trainable.config.foreign_names import verl
+from grpo_trainable.config.values import (
+    Settings,
+    choice,
+    choice_or_path,
+    integer,
+    path,
+    task_mix,
+    text,
+)
+
+MIX = "mix"  # the name of a trial's task where it has several
+# Tasks whose prompts only make sense in the environment of the same name.
+GAMES = ("guess", "calculator")
+
+_KEYWORD = one_of("task.name", "keyword")
+_REASONING_GYM = one_of("task.name", "reasoning_gym")
+_NO_PROMPT_FILES = none_given("task.train_file", "task.eval_file")
+
+
+def settled_equality(equality: str, train_file: str | None, eval_file: str | None) -> str:
+    """Return how the math task compares answers, where it may choose."""
+    if equality != "auto":
+        return equality
+    return "exact" if train_file is None and eval_file is None else "math_verify"
+
+
+def _default_equality(
+    name: str, reward: str | None, train_file: str | None, eval_file: str | None
+) -> str | None:
+    compares = name == "math" and reward is None
+    return settled_equality("auto", train_file, eval_file) if compares else None
+
+
+def _is_options(text: str) -> bool:
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(options, dict) and options.keys().isdisjoint({"seed", "size"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFileSettings(Settings):
+    """The files that a task reads prompts from."""
+
+    train_file: str | None = path(
+        None,
+        "A JSONL file of training prompts in a layout of the task (docs/howto); without eval_file "
+        "a fifth of it is held out.",
+        read_if=one_of("task.name", "keyword", "math"),
+        also_called=(verl("data.train_files", "JSONL"),),
+    )
+    eval_file: str | None = path(
+        None,
+        "A JSONL file of held-out prompts; without train_file four fifths of it are trained on.",
+        read_if=one_of("task.name", "keyword", "math"),
+        also_called=(verl("data.val_files", "JSONL"),),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeywordSettings(PromptFileSettings):
+    """The settings of the keyword task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    keywords_file: str | None = path(
+        None,
+        "A UTF-8 file with one keyword a line; none: the shipped nouns.",
+        read_if=(_KEYWORD, _NO_PROMPT_FILES),
+    )
+    keywords_per_prompt: int = integer(
+        1,
+        "How many keywords a prompt asks for at once.",
+        minimum=1,
+        read_if=(_KEYWORD, _NO_PROMPT_FILES),
+    )
+    match: str = choice(
+        ("word", "substring"),
+        'How a keyword counts as included: as a whole word, or anywhere, as "hen" in "when".',
+        read_if=(_KEYWORD, none_given("task.reward")),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSettings(Settings):
+    """How a question is put, and where its answer stands in the response."""
+
+    template: str = choice_or_path(
+        ("short", "r1_zero", "boxed", "question_only"),
+        "What a question becomes a prompt by; in a file of yours {question} stands for it.",
+        read_if=one_of("task.name", "math", "reasoning_gym"),
+    )
+    answer_in: str = choice(
+        ("auto", "tags", "boxed"),
+        r"Where a response has its answer: in answer tags after its reasoning, or in \boxed{}; "
+        "auto: as the template asks.",
+        read_if=one_of("task.name", "math", "reasoning_gym"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathSettings(PromptFileSettings, AnswerSettings):
+    """The settings of the math task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    equality: str = choice(
+        ("auto", "exact", "math_verify"),
+        "How an answer is compared with the true one: as a number or a text, or as mathematics by "
+        "math-verify; auto: math_verify where a file of problems is given, else exact.",
+        read_if=(one_of("task.name", "math"), none_given("task.reward")),
+        default_by=where_none(
+            ("task.name", "task.reward", "task.train_file", "task.eval_file"), _default_equality
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymSettings(AnswerSettings):
+    """The settings of the reasoning_gym task."""
+
+    SECTION: ClassVar[str] = "task"
+
+    dataset: str | None = text(
+        None,
+        "The data set of reasoning-gym that makes the problems and scores the answers.",
+        expected="the name of a data set, such as chain_sum",
+        valid=str.isidentifier,
+        read_if=_REASONING_GYM,
+    )
+    size: int = integer(
+        20000,
+        "Problems of the data set, a fifth of which is held out; they come round again in another "
+        "order.",
+        minimum=1,
+        read_if=_REASONING_GYM,
+    )
+    options: str = text(
+        "{}",
+        "The data set's own options as JSON.",
+        expected='a JSON object without seed and size, such as {"min_terms": 2}',
+        valid=_is_options,
+        read_if=_REASONING_GYM,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoSettings(Settings):
+    """The settings of tasks that have none: the games, and control, where `model.env` says all."""
+
+    SECTION: ClassVar[str] = "task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixSettings(Settings):
+    """The settings of a mix of tasks."""
+
+    SECTION: ClassVar[str] = "task"
+
+    mix: str | None = task_mix(
+        "Tasks and how much of the prompts each has, as JSON, with an object of weight and "
+        "settings where a task has some (docs/howto/mix.md); it means task.name=mix.",
+        read_if=one_of("task.name", MIX),
+    )
+
+
+# The settings of each built-in task, besides those that every task has.
+TASK_SETTINGS: dict[str, type[Settings]] = {
+    "keyword": KeywordSettings,
+    "math": MathSettings,
+    "reasoning_gym": ReasoningGymSettings,
+    "guess": NoSettings,
+    "calculator": NoSettings,
+    CONTROL: NoSettings,
+    MIX: MixSettings,
+}
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield what contradicts each other."""
+    task, tasks = config.task, len(config.parts)
+    mixed = tasks > 0
+
+    yield (
+        task.name == MIX and not mixed,
+        "task.name",
+        'needs task.mix, the tasks and their weights, such as {"math": 0.5, "keyword": 0.5}',
+    )
+    yield (
+        mixed and config.env.plays,
+        "env.name",
+        "must be off with task.mix: the tasks of a mix are answered in one turn",
+    )
+    yield (
+        mixed and task.reward is not None,
+        "task.reward",
+        "must be none with task.mix: name it beside the weight of the task that it scores",
+    )
+    yield (
+        mixed and config.pools.enabled,
+        "pools.enabled",
+        "must be false with task.mix: pools draw by difficulty, a mix by its weights",
+    )
+    yield (
+        mixed and config.loss.advantage == "batch",
+        "loss.advantage",
+        "compares the rewards of different tasks with task.mix; choose one that compares the "
+        "responses of a group, such as group_std",
+    )
+    yield (
+        mixed and config.has_critic and config.loss.whiten,
+        "loss.whiten",
+        "compares the rewards of different tasks with task.mix; set it to false",
+    )
+    yield (
+        config.eval.prompts < tasks,
+        "eval.prompts",
+        f"must be >= {tasks}, so that each task of task.mix is evaluated",
+    )

@@ -1,0 +1,99 @@
+"""When a setting is read: what must hold of others, as a predicate and in words.
+
+A field declares it as `read_if`. Where a key is not read it may only have its default: `GRPOConfig`
+refuses any other value, which would look as if it had an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from grpo_trainable.plugins import is_reference
+
+# A `GRPOConfig`. Its module imports those that speak of it, so they cannot import it for its type.
+Config: TypeAlias = Any
+# Of settings that contradict each other: whether they do, the key to blame, and why.
+Conflict: TypeAlias = tuple[bool, str, str]
+
+
+class Readable(Protocol):
+    """A config, or a dict: the value at a dotted key."""
+
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What must hold of other settings for a key to be read."""
+
+    keys: tuple[str, ...]  # the settings it is about
+    needs: str  # the condition in words, as errors and the reference give it
+    holds: Callable[..., bool]  # takes the values of `keys`, in their order
+
+    def met_by(self, settings: Readable) -> bool:
+        """Check the condition against a config, or against plain settings."""
+        return self.holds(*(settings[key] for key in self.keys))
+
+
+def one_of(key: str, *values: str, remark: str = "") -> Condition:
+    """Require one of these values of `key`."""
+    *others, last = values
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return Condition(keys=(key,), needs=f"{key}={listed}{remark}", holds=lambda v: v in values)
+
+
+def one_of_or_own(key: str, *values: str, remark: str = "") -> Condition:
+    """Require one of these values of `key`, or a function of the user's."""
+    return Condition(
+        keys=(key,),
+        needs=f"{key}={', '.join(values)} or a function of your own{remark}",
+        holds=lambda v: v in values or is_reference(v),
+    )
+
+
+def at_least(key: str, minimum: int) -> Condition:
+    """Require a number of at least `minimum`."""
+    return Condition(keys=(key,), needs=f"{key} >= {minimum}", holds=lambda v: v >= minimum)
+
+
+def positive(key: str) -> Condition:
+    """Require a number above 0; none is not."""
+    return Condition(keys=(key,), needs=f"{key} > 0", holds=bool)
+
+
+def is_true(key: str, remark: str = "") -> Condition:
+    """Require a flag to be true."""
+    return Condition(keys=(key,), needs=f"{key}=true{remark}", holds=bool)
+
+
+def given(key: str, what: str = "") -> Condition:
+    """Require a value other than none."""
+    needs = f"a {key} of {what}" if what else f"a {key}"
+    return Condition(keys=(key,), needs=needs, holds=lambda value: value is not None)
+
+
+def none_given(*keys: str) -> Condition:
+    """Require none of all these keys."""
+    return Condition(
+        keys=keys,
+        needs=" and ".join(f"{key}=none" for key in keys),
+        holds=lambda *values: all(value is None for value in values),
+    )
+
+
+# ---- Conditions of several sections ------------------------------------------------------------
+
+CONTROL = "control"  # the name of the task of a policy that acts in `model.env`
+
+COLOCATED = one_of("placement", "colocated")
+DISAGGREGATED = one_of("placement", "disaggregated")
+REPLAY = at_least("buffer_capacity", 2)
+NOT_PLAYED = one_of("env.name", "off")
+OF_TEXT = Condition(
+    keys=("task.name",),
+    needs="a task other than control, which has no text",
+    holds=lambda name: name != CONTROL,
+)
+GAE = one_of("loss.advantage", "gae")

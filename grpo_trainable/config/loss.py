@@ -1,0 +1,354 @@
+"""What the gradient steps minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpo_trainable.config.conditions import (
+    GAE,
+    OF_TEXT,
+    Condition,
+    Config,
+    Conflict,
+    given,
+    one_of,
+    one_of_or_own,
+    positive,
+)
+from grpo_trainable.config.defaults import by_task, when_read, where_none
+from grpo_trainable.config.foreign_names import trl, verl
+from grpo_trainable.config.values import (
+    Settings,
+    choice,
+    choice_or_reference,
+    flag,
+    number,
+    pair,
+    path_or_hub_id,
+)
+from grpo_trainable.engines import engine_record
+from grpo_trainable.plugins import is_reference
+
+CLIP = 0.2
+DAPO_CLIP_HIGH = 0.28  # arXiv 2503.14476
+# Low and high, each from the paper of the loss (docs/algorithms.md).
+CLIPS = {
+    "gspo": (3e-4, 4e-4),
+    "gmpo": (0.4, 0.4),
+    "dppo_tv": (0.15, 0.15),
+    "dppo_kl": (0.05, 0.05),
+}
+IMPORTANCE_CAP = 2.0  # default where sampler and learner may disagree (Yao et al. 2025)
+# Losses with a ratio for how far the policy is from the sampler.
+TO_THE_SAMPLER = ("m2po", "dppo_tv", "dppo_kl", "topr")
+
+_CLIPPED = ("grpo_clip", "dapo", "ppo", "gspo", "gmpo", "dppo_tv", "dppo_kl", "clip_cov")
+_DIVIDING = ("group_std", "batch", "group_mean_batch_std", "maxrl")
+_WHITENED = ("gae", "vine", "group_to_go")
+_KL = positive("loss.kl_coef")
+_WEIGHTED = positive("loss.importance_cap")
+_DIVIDED = Condition(
+    keys=("loss.advantage", "loss.whiten", "task.normalize_parts"),
+    needs=f"loss.advantage={', '.join(_DIVIDING)} or a function of your own, "
+    f"{', '.join(_WHITENED)} with loss.whiten=true, or task.normalize_parts=true",
+    holds=lambda advantage, whiten, normalized: (
+        advantage in _DIVIDING
+        or is_reference(advantage)
+        or (advantage in _WHITENED and whiten)
+        or normalized
+    ),
+)
+
+PUBLISHED = "whole algorithms are presets, such as --preset rloo (docs/algorithms.md#presets)"
+
+
+def _default_clip(loss: str) -> float:
+    return CLIPS[loss][0] if loss in CLIPS else CLIP
+
+
+def _default_clip_high(loss: str, clip: float | None) -> float | None:
+    return CLIPS[loss][1] if loss in CLIPS and clip is None else None
+
+
+def _usual_clip_high(loss: str, clip: float) -> float:
+    return DAPO_CLIP_HIGH if loss == "dapo" else clip
+
+
+def samples_as_it_learns(engine: str, sampler_dtype: str) -> bool:
+    """Check whether log-probs of the sampler are promised to be the learner's, but for rounding."""
+    # `auto` takes an engine that promises it.
+    promised = engine == "auto" or engine_record(engine).log_prob_error is not None
+    return promised and sampler_dtype == "float32"
+
+
+def _default_importance_cap(engine: str, sampler_dtype: str, loss: str) -> float | None:
+    corrected = samples_as_it_learns(engine, sampler_dtype) or loss in TO_THE_SAMPLER
+    return None if corrected else IMPORTANCE_CAP
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings(Settings):
+    """What the gradient steps minimise."""
+
+    SECTION: ClassVar[str] = "loss"
+
+    type: str = choice_or_reference(
+        (
+            *("grpo_clip", "no_baseline", "reinforce_with_baseline", "dapo", "ppo", "cispo"),
+            *("gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
+            *("m2po", "clip_cov", "kl_cov"),
+        ),
+        "The policy loss of a token, or a function of your own that computes it.",
+        what="function",
+        advice=PUBLISHED,
+        also_called=(
+            trl(
+                "loss_type",
+                "grpo averages by sequence_mean, dapo and bnpo by token_mean, dr_grpo by "
+                "constant; --preset NAME sets what a paper does",
+                also=("loss.aggregation",),
+            ),
+            trl(
+                "importance_sampling_level",
+                "sequence is gspo; loss.importance_level is about weights against stale rollouts",
+            ),
+            verl("actor.policy_loss.loss_mode"),
+        ),
+    )
+    advantage: str = choice_or_reference(
+        (
+            *("group_std", "none", "group_mean", "rloo", "batch"),
+            *("group_mean_batch_std", "maxrl", "zero", "gae", "vine", "group_to_go"),
+        ),
+        "How rewards become advantages, or a function of your own; none: the reward itself; zero: "
+        "not at all, so that only a teacher counts; gae: of tokens, by a critic; vine: of tokens, "
+        "by completions of the response; group_to_go: of steps, by what the episodes of the group "
+        "earn from there on.",
+        what="function",
+        advice=PUBLISHED,
+        default_by=by_task(control="group_to_go"),
+        also_called=(
+            trl(
+                "scale_rewards",
+                "group is group_std, none group_mean, mean maxrl; batch divides r - group "
+                "mean by the standard deviation of all rewards: write that as an advantage "
+                "of your own",
+            ),
+            verl(
+                "algorithm.adv_estimator",
+                "grpo is group_std, reinforce_plus_plus batch, reinforce_plus_plus_baseline"
+                " group_mean_batch_std; rloo and gae are called so here too",
+            ),
+            verl("algorithm.norm_adv_by_std_in_grpo", "true is group_std, false group_mean"),
+        ),
+    )
+    advantage_eps: float = number(
+        1e-8,
+        "What is added to the standard deviation, or with maxrl to the mean, that rewards are "
+        "divided by; a function of your own is given it.",
+        above=0,
+        read_if=_DIVIDED,
+    )
+    gamma: float = number(
+        1.0,
+        "γ: what a reward counts a token earlier than it is earned.",
+        minimum=0,
+        maximum=1,
+        read_if=one_of("loss.advantage", "gae", "group_to_go"),
+        also_called=(verl("algorithm.gamma"),),
+    )
+    gae_lambda: float = number(
+        1.0,
+        "λ of generalised advantage estimation: 1 trusts the rewards alone, 0 the critic's value "
+        "of the next state.",
+        minimum=0,
+        maximum=1,
+        read_if=GAE,
+        also_called=(verl("algorithm.lam"),),
+    )
+    whiten: bool = flag(
+        True,
+        "Whether the advantages of all tokens of a rollout batch are brought to mean 0 and "
+        "standard deviation 1.",
+        read_if=one_of("loss.advantage", *_WHITENED),
+    )
+    aggregation: str = choice(
+        ("sequence_mean", "token_mean", "constant"),
+        "How the losses of tokens are averaged into the loss of a batch.",
+        default_by=by_task(control="token_mean"),
+        also_called=(verl("actor.loss_agg_mode", "token_mean, sequence_mean or constant"),),
+    )
+    clip: float | None = number(
+        None,
+        "ε of the clip range: the ratio is held above 1 − ε, with gmpo above e^−ε; how far a "
+        "probability (dppo_tv) or its KL (dppo_kl) may move down; none: 0.2, but 0.0003 for gspo, "
+        "0.4 for gmpo, 0.15 for dppo_tv and 0.05 for dppo_kl.",
+        above=0,
+        below=1,
+        read_if=one_of_or_own("loss.type", *_CLIPPED, remark=" (cispo clips by loss.clip_high)"),
+        harmless=(0.2,),
+        default_by=where_none(("loss.type",), _default_clip),
+        also_called=(trl("epsilon"), verl("actor.clip_ratio"), verl("actor.clip_ratio_low")),
+    )
+    clip_high: float | None = number(
+        None,
+        "The same on the other side: the ratio is held below 1 + clip_high, with gmpo below "
+        "e^clip_high; none: clip, but 0.28 for dapo, and 0.0004 for gspo where clip is none too.",
+        above=0,
+        read_if=one_of_or_own("loss.type", *_CLIPPED, "cispo"),
+        default_by=(
+            where_none(("loss.type", "loss.clip"), _default_clip_high),
+            when_read(("loss.type", "loss.clip"), _usual_clip_high),
+        ),
+        also_called=(trl("epsilon_high"), verl("actor.clip_ratio_high")),
+    )
+    dual_clip: float | None = number(
+        None,
+        "The ratio of a token with a negative advantage is held below it, so that one unlikely "
+        "token cannot outweigh all others; none: it is not.",
+        above=1,
+        read_if=one_of("loss.type", "grpo_clip", "dapo", "ppo"),
+        also_called=(trl("delta"), verl("actor.clip_ratio_c")),
+    )
+    tau_positive: float = number(
+        1.0,
+        "τ of tokens with a positive advantage, the steepness of their gate.",
+        above=0,
+        read_if=one_of("loss.type", "sapo"),
+        also_called=(trl("sapo_temperature_pos"),),
+    )
+    tau_negative: float = number(
+        1.05,
+        "τ of all other tokens; above tau_positive, their gate closes earlier.",
+        above=0,
+        read_if=one_of("loss.type", "sapo"),
+        also_called=(trl("sapo_temperature_neg"),),
+    )
+    second_moment: float = number(
+        0.04,
+        "What the mean (log ratio)² of tokens may be; those with the largest are left out until it "
+        "is.",
+        minimum=0,
+        read_if=one_of("loss.type", "m2po"),
+    )
+    cov_fraction: float = number(
+        2e-4,
+        "The share of a gradient step's tokens, at least one, that is singled out because "
+        "log-prob and advantage go together.",
+        above=0,
+        maximum=1,
+        read_if=one_of("loss.type", "clip_cov", "kl_cov"),
+    )
+    cov_band: tuple[float, float] = pair(
+        (1.0, 5.0),
+        "The band of covariances that clip_cov draws its tokens from.",
+        expected="two numbers, low < high",
+        valid=lambda low, high: low < high,
+        read_if=one_of("loss.type", "clip_cov"),
+    )
+    cov_kl_coef: float = number(
+        1.0,
+        "The weight of the KL to the old policy on the tokens that kl_cov singles out.",
+        minimum=0,
+        read_if=one_of("loss.type", "kl_cov"),
+    )
+    teacher: str | None = path_or_hub_id(
+        None,
+        "The teacher, a policy with the same tokenizer: its directory, or that of a Hugging Face "
+        "model, or the name of one on the hub; its log-prob of each token, less the sampler's, is "
+        "added to the advantage.",
+        read_if=OF_TEXT,
+    )
+    teacher_coef: float = number(1.0, "The weight of that.", above=0, read_if=given("loss.teacher"))
+    kl_coef: float = number(
+        0.0,
+        "β, the weight of the KL to the reference.",
+        minimum=0,
+        also_called=(
+            trl("beta"),
+            verl("actor.use_kl_loss", "0 is without; loss.kl_in says where it counts"),
+            verl("actor.kl_loss_coef"),
+            verl("algorithm.kl_ctrl.kl_coef"),
+        ),
+    )
+    kl_in: str = choice(
+        ("loss", "reward"),
+        "Where that KL counts: as a term of the loss, or taken off the reward of each response "
+        "before rewards become advantages.",
+        read_if=_KL,
+        also_called=(verl("algorithm.use_kl_in_reward", "with a loss.kl_coef", value="reward"),),
+    )
+    kl_target: float | None = number(
+        None,
+        "Nats of a response that the KL to the reference is steered to, by changing β after each "
+        "round; none: β stays as it is.",
+        above=0,
+        read_if=_KL,
+        also_called=(verl("algorithm.kl_ctrl.target_kl", "in nats of a response"),),
+    )
+    kl_gain: float = number(
+        0.1,
+        "How hard it is steered: β grows or shrinks by at most a fifth of it in a round.",
+        above=0,
+        maximum=1,
+        read_if=given("loss.kl_target"),
+    )
+    kl_estimator: str = choice(
+        ("k3", "k2", "k1"),
+        "The estimator of the KL inside the loss; k1 is refused there, since its expected gradient "
+        "is 0.",
+        read_if=(_KL, one_of("loss.kl_in", "loss")),
+        also_called=(
+            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; kl has the expected gradient 0"),
+        ),
+    )
+    kl_monitor: bool = flag(
+        True, "Whether the KL is measured after each round, which costs forward passes."
+    )
+    importance_cap: float | None = number(
+        None,
+        "C, the largest importance weight; 0: no importance weights; none: 0 with the engines "
+        "auto, torch and hf, 2 with others and with model.sampler_dtype=bfloat16, whose log-probs "
+        "may not be the learner's.",
+        minimum=0,
+        default_by=where_none(
+            ("engine", "model.sampler_dtype", "loss.type"), _default_importance_cap
+        ),
+        also_called=(trl("vllm_importance_sampling_correction", "0 turns it off"),),
+    )
+    importance_level: str = choice(
+        ("token", "sequence"),
+        "Whose importance weight it is: each token's, or one for the response, the product of its "
+        "tokens'.",
+        read_if=_WEIGHTED,
+    )
+    importance_rule: str = choice(
+        ("truncate", "mask"),
+        "What becomes of a weight above the cap: it is cut to the cap, or it is 0.",
+        read_if=_WEIGHTED,
+    )
+    importance_floor: float | None = number(
+        None,
+        "A weight below it is 0; none: no weight is too small.",
+        above=0,
+        read_if=(_WEIGHTED, one_of("loss.importance_rule", "mask")),
+    )
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield what contradicts each other."""
+    cap, floor = config.loss.importance_cap, config.loss.importance_floor
+
+    yield (
+        config.loss.kl_estimator == "k1",
+        "loss.kl_estimator",
+        "has the expected gradient 0 inside the loss, so it would hold nothing near the reference; "
+        "valid: k2, whose gradient is the KL's, and k3; or loss.kl_in=reward",
+    )
+    yield (
+        cap is not None and floor is not None and floor >= cap,
+        "loss.importance_floor",
+        f"must be below loss.importance_cap={cap}",
+    )

@@ -1,0 +1,120 @@
+"""How gradient steps are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from grpo_trainable.config.conditions import Config, Conflict, none_given, one_of
+from grpo_trainable.config.defaults import by_task
+from grpo_trainable.config.foreign_names import MICROBATCH, trl, verl
+from grpo_trainable.config.values import Settings, choice, integer, number, pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimSettings(Settings):
+    """How gradient steps are taken."""
+
+    SECTION: ClassVar[str] = "optim"
+
+    lr: float = number(
+        3e-4,
+        "The learning rate of AdamW; 0 makes a control run that never learns.",
+        minimum=0,
+        default_by=by_task(math=0.0001, control=0.003, guess=0.0005, calculator=0.0005),
+        also_called=(trl("learning_rate"), verl("actor.optim.lr")),
+    )
+    betas: tuple[float, float] = pair(
+        (0.9, 0.95),
+        "The decay rates of AdamW's two moments.",
+        expected="two numbers >= 0 and < 1",
+        valid=lambda first, second: 0 <= first < 1 and 0 <= second < 1,
+        also_called=(
+            trl("adam_beta1", "both as [0.9, 0.95]"),
+            trl("adam_beta2", "both as [0.9, 0.95]"),
+        ),
+    )
+    weight_decay: float = number(
+        0.0,
+        "The decoupled weight decay of AdamW.",
+        minimum=0,
+        also_called=(verl("actor.optim.weight_decay"),),
+    )
+    grad_clip: float = number(
+        1.0,
+        "The largest norm of a gradient; a longer one is scaled.",
+        above=0,
+        also_called=(trl("max_grad_norm"), verl("actor.grad_clip")),
+    )
+    microbatch: int = integer(
+        16,
+        "Responses of one forward and backward pass.",
+        minimum=1,
+        read_if=none_given("optim.microbatch_tokens"),
+        default_by=by_task(control=64),
+        also_called=(
+            trl("per_device_train_batch_size", MICROBATCH),
+            verl("actor.ppo_micro_batch_size_per_gpu", MICROBATCH),
+        ),
+    )
+    microbatch_tokens: int | None = integer(
+        None,
+        "Tokens of one forward and backward pass, prompts and padding included, in place of "
+        "microbatch; a longer row is a pass by itself.",
+        minimum=1,
+        also_called=(
+            verl("actor.ppo_max_token_len_per_gpu"),
+            verl("actor.use_dynamic_bsz", "the tokens of one pass"),
+        ),
+    )
+    epochs: int = integer(
+        1,
+        "Passes over a rollout batch that is split.",
+        minimum=1,
+        read_if=one_of("k_mode", "minibatches"),
+        also_called=(
+            trl("num_iterations", "with k_mode=minibatches; else k, with k_mode=same_batch"),
+            verl("actor.ppo_epochs", "with k_mode=minibatches"),
+        ),
+    )
+    schedule: str = choice(
+        ("constant", "linear", "cosine"),
+        "The course of the learning rate over all gradient steps.",
+        also_called=(
+            trl(
+                "lr_scheduler_type",
+                "constant, linear or cosine, over all gradient steps and without warm-up",
+            ),
+        ),
+    )
+    max_skipped_steps: int = integer(
+        3,
+        "Gradient steps in a row that may be skipped because they are not finite; more end the "
+        "trial.",
+        minimum=0,
+    )
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield what contradicts each other."""
+    epochs, prompts = config.optim.epochs, config.rollout.prompts
+    split = config.k_mode == "minibatches"
+    tokens, longest = config.optim.microbatch_tokens, config.rollout.max_new_tokens
+
+    yield (
+        tokens is not None and tokens < longest,
+        "optim.microbatch_tokens",
+        f"must be >= rollout.max_new_tokens={longest}: a response alone may have as many",
+    )
+    yield (
+        split and config.k % epochs != 0,
+        "k",
+        f"must be a multiple of optim.epochs={epochs} with k_mode=minibatches",
+    )
+    yield (
+        split and config.k // epochs > prompts,
+        "k",
+        f"must be <= optim.epochs × rollout.prompts, {epochs * prompts} here: each minibatch needs "
+        "a group",
+    )

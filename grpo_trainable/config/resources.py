@@ -1,0 +1,258 @@
+"""The actors of a trial and what they reserve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from grpo_trainable.config.conditions import (
+    COLOCATED,
+    CONTROL,
+    DISAGGREGATED,
+    NOT_PLAYED,
+    Condition,
+    Config,
+    Conflict,
+    at_least,
+    one_of,
+)
+from grpo_trainable.config.foreign_names import verl
+from grpo_trainable.config.task import PROCESSES_OF_ITS_OWN, SCORED_APART
+from grpo_trainable.config.values import Settings, choice, flag, gpus, integer, number
+
+_SEVERAL_LEARNERS = at_least("resources.num_learners", 2)
+_HAS_REFERENCE = Condition(
+    keys=("loss.kl_monitor", "loss.kl_coef"),
+    needs="loss.kl_monitor=true or loss.kl_coef > 0",
+    holds=lambda monitored, coefficient: monitored or coefficient > 0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceSettings(Settings):
+    """The actors of a trial and what they reserve."""
+
+    SECTION: ClassVar[str] = "resources"
+
+    num_generators: int = integer(
+        1, "Generator actors of a trial.", minimum=1, read_if=DISAGGREGATED
+    )
+    reference: str = choice(
+        ("learner", "generator"),
+        "Who makes the forward pass of the frozen reference: with lag >= 1 a generator that waits "
+        "for the learner has the time for it.",
+        read_if=(DISAGGREGATED, _HAS_REFERENCE),
+    )
+    generator_cpus: float | None = number(
+        None,
+        "CPUs of each generator, and of a colocated worker while it samples; none: 0.95 / "
+        "num_generators.",
+        minimum=0.01,
+    )
+    generator_gpus: float = gpus(0.0, "GPUs of each generator.", read_if=DISAGGREGATED)
+    num_learners: int = integer(
+        1,
+        "Learner actors of a trial, which share the rows of each gradient step.",
+        minimum=1,
+        read_if=DISAGGREGATED,
+    )
+    learner_strategy: str = choice(
+        ("replicated", "fsdp2"),
+        "How several learners hold the policy: each of them whole, or a part of every parameter "
+        "and of its moments each.",
+        read_if=(DISAGGREGATED, _SEVERAL_LEARNERS),
+    )
+    elastic: bool = flag(
+        False,
+        "Whether the other learners go on where one but the first is lost, on CPUs only; false: "
+        "the trial fails and goes on from its checkpoint.",
+        read_if=(
+            DISAGGREGATED,
+            _SEVERAL_LEARNERS,
+            one_of("resources.learner_strategy", "replicated"),
+        ),
+    )
+    learner_cpus: float = number(0.95, "CPUs of each learner.", minimum=0.01, read_if=DISAGGREGATED)
+    learner_gpus: float = gpus(
+        0.0,
+        "GPUs of each learner.",
+        read_if=DISAGGREGATED,
+        also_called=(
+            verl("trainer.n_gpus_per_node", "a trial's", also=("resources.generator_gpus",)),
+        ),
+    )
+    worker_cpus: float = number(
+        0.95,
+        "CPUs that a colocated worker trains with; 1.9 buy a second thread, which makes gradient "
+        "steps of the shipped policy 1.4 to 1.5 times as fast.",
+        minimum=0.01,
+        read_if=COLOCATED,
+        harmless=(1.9,),
+    )
+    worker_gpus: float = gpus(0.0, "GPUs of a colocated worker.", read_if=COLOCATED)
+    spread: str = choice(
+        ("pack", "spread", "one_node_learners"),
+        "How the actors of a trial are placed on the nodes of a cluster: on as few as possible; on "
+        "as many, so that the death of one costs few of them; or all learners on one, whose "
+        "gradients then never leave it, and generators wherever there is room.",
+        read_if=DISAGGREGATED,
+    )
+    reward_workers: int = integer(
+        1,
+        "Processes of each generator that call your own reward.",
+        minimum=1,
+        read_if=(SCORED_APART, NOT_PLAYED),
+    )
+    reward_cpus: float = number(
+        0.0,
+        "CPUs reserved for these processes beside the generator's own.",
+        minimum=0,
+        read_if=PROCESSES_OF_ITS_OWN,
+    )
+    deadline_s: float = number(
+        600.0,
+        "Seconds without an answer or progress after which an actor that owes one is given up; an "
+        "answer may take as long to arrive from another machine.",
+        above=0,
+    )
+
+    @property
+    def actors(self) -> dict[str, Any]:
+        """How many actors there are and which GPUs they have, for `Transport.refuses_actors`."""
+        names = ("generator_gpus", "learner_gpus", "num_generators", "num_learners")
+        return {name: getattr(self, name) for name in names}
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield what contradicts each other."""
+    r = config.resources
+    several, divided = r.num_learners > 1, r.learner_strategy == "fsdp2"
+    size = config.rollout.group_size
+    whole = "resources.learner_strategy"
+
+    yield (
+        several and 0 < r.learner_gpus < 1,
+        "resources.learner_gpus",
+        f"must be 0, or >= 1, with resources.num_learners={r.num_learners}: each needs its own",
+    )
+    yield (
+        r.elastic and r.learner_gpus > 0,
+        "resources.elastic",
+        f"must be false with resources.learner_gpus={r.learner_gpus:g}: nothing has shown yet that "
+        "learners on GPUs, which NCCL connects, go on without a lost one",
+    )
+    # Each rank runs as many microbatches as the others: a multiple of rows can be dealt so.
+    yield (
+        divided and size % r.num_learners != 0,
+        "rollout.group_size",
+        f"must be a multiple of resources.num_learners={r.num_learners} with {whole}=fsdp2",
+    )
+    yield (
+        r.spread == "one_node_learners" and not several,
+        "resources.spread",
+        f"one_node_learners needs resources.num_learners >= 2, got {r.num_learners}",
+    )
+    yield (
+        divided and config.task.name == CONTROL,
+        whole,
+        f"must be replicated with task.name={CONTROL}: its networks are small",
+    )
+    yield divided and config.has_critic, whole, "must be replicated with loss.advantage=gae"
+    yield (
+        divided and config.model.lora_rank is not None,
+        whole,
+        "must be replicated with model.lora_rank: adapters are small",
+    )
+    yield (
+        divided and config.model.dtype != "float32",
+        whole,
+        f"must be replicated with model.dtype={config.model.dtype}",
+    )
+
+
+# ---- What the actors reserve ---------------------------------------------------------------------
+
+
+def threads(cpus: float) -> int:
+    """Return the compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""
+    return max(1, math.floor(cpus + 0.1))
+
+
+def generator_cpus(config: Config) -> float:
+    """Return the CPUs of each generator."""
+    given = config.resources.generator_cpus
+    if given is not None:
+        return given
+    # Ray rounds to 1e-4: three times 0.95 / 3 rounded up would not fit beside 0.1 + 0.95 on two
+    # cores, and a placement group that does not fit waits for ever.
+    return math.floor(0.95 / config.resources.num_generators * 1e4) / 1e4
+
+
+def worker_cpus(config: Config) -> float:
+    """Return the CPUs of a colocated worker: those of the busier of its two roles."""
+    return max(config.resources.worker_cpus, config.resources.generator_cpus or 0.0)
+
+
+def learner_names(config: Config) -> list[str]:
+    """Return what the learners are called; the first of them publishes."""
+    count = config.resources.num_learners
+    return ["learner"] if count == 1 else [f"learner-{rank}" for rank in range(count)]
+
+
+def bundles(config: Config) -> list[dict[str, float]]:
+    """Return the resources of the trial's own process, then of each actor.
+
+    The actors are the worker, or learners and generators. Learners that must share a node share one
+    bundle, which is never divided.
+    """
+    r = config.resources
+    # The trial's own process mostly waits. On two cores a whole CPU for it would keep the
+    # trial pending for ever.
+    driver = {"CPU": 0.1}
+    if config.placement == "colocated":
+        return [driver, _bundle(worker_cpus(config) + r.reward_cpus, r.worker_gpus)]
+    generator = _bundle(generator_cpus(config) + r.reward_cpus, r.generator_gpus)
+    together = r.num_learners if _learners_share_a_bundle(config) else 1
+    learner = _bundle(round(together * r.learner_cpus, 4), together * r.learner_gpus)
+    return [driver, *[learner] * (r.num_learners // together), *[generator] * r.num_generators]
+
+
+def bundle_of(config: Config, actor: int) -> int:
+    """Return which of `bundles` an actor is in.
+
+    Actors are counted from 0, the learners or the worker first.
+    """
+    learners = config.resources.num_learners
+    if not _learners_share_a_bundle(config):
+        return 1 + actor
+    return 1 if actor < learners else 2 + actor - learners
+
+
+def placement_strategy(config: Config) -> str:
+    """Return how Ray places the bundles on nodes, by its own name.
+
+    It is a preference: bundles that find no other room share a node, or are on several.
+    """
+    return "SPREAD" if config.resources.spread == "spread" else "PACK"
+
+
+def uses_gpus(config: Config) -> bool:
+    """Check whether any actor reserves a GPU."""
+    return any("GPU" in bundle for bundle in bundles(config))
+
+
+def devices(config: Config) -> float:
+    """Return what an hour of the trial costs: its GPUs, or its actors' CPU cores if it has none."""
+    _, *actors = bundles(config)
+    on_gpus = sum(bundle.get("GPU", 0.0) for bundle in actors)
+    return on_gpus or sum(bundle["CPU"] for bundle in actors)
+
+
+def _learners_share_a_bundle(config: Config) -> bool:
+    return config.resources.spread == "one_node_learners"
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
