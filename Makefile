@@ -37,7 +37,7 @@ test: fresh
 # Hugging Face models, mathematics, reasoning-gym, RLlib, an object store, and every how-to page executed.
 test-extras: $(READY)
 	$(PIP_INSTALL) -e '.[hf,math,gym,rllib,control,test-extras]'
-	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/test_reasoning_gym_task.py $(ARGS)
+	$(BIN)/python -m pytest $(IN_ORDER) $(EXTRAS) tests/unit/tasks/test_reasoning_gym_task.py $(ARGS)
 
 # The engine vLLM, in an environment of its own, which stays; vLLM pins versions of nearly everything.
 # Where it cannot be installed its tests are skipped by name.

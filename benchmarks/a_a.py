@@ -42,7 +42,7 @@ from measure import (
 import search_spaces
 from grpo_trainable.command_line import number
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.noise import DISTURBED_ABOVE
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.contrasts import Contrast, speed_up
 from reports.experiment import read_experiment
 from reports.records import TrialRecord

@@ -42,7 +42,7 @@ from measure import (
     write,
 )
 
-from grpo_trainable.noise import DISTURBED_ABOVE
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.intervals import over_seeds
 
 GENERATOR = ("rollout", "reward")

@@ -28,7 +28,7 @@ from measure import (
     write,
 )
 
-from grpo_trainable.metrics import TIMED
+from grpo_trainable.telemetry.metrics import TIMED
 
 SHORT = [
     *("--iterations", "5", "--checkpoint-every", "2"),

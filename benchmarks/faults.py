@@ -55,9 +55,9 @@ from survival import (
 )
 
 from callbacks.trial_files import read_rows
-from grpo_trainable.checkpointing import MANIFEST, checkpoint_round
 from grpo_trainable.command_line import UsageError, align
-from grpo_trainable.storage import fetched, stored_path
+from grpo_trainable.storage.checkpointing import MANIFEST, checkpoint_round
+from grpo_trainable.storage.object_store import fetched, stored_path
 
 # ---- Processes that are killed or stopped ------------------------------------------------------
 

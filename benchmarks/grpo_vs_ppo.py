@@ -191,7 +191,7 @@ def build_ppo(env: str, seed: int) -> PPO:
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.tune.registry import register_env
 
-    from grpo_trainable.control import make_environment
+    from grpo_trainable.control.spaces import make_environment
 
     work = WORKS[env]
     register_env("control", lambda _: with_floats(make_environment(env)))

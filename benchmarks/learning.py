@@ -34,8 +34,8 @@ from measure import (
     write,
 )
 
-from grpo_trainable.pretraining.stories import count_sentences
 from grpo_trainable.tasks.answers import tagged_answer
+from grpo_trainable.tools.pretraining.stories import count_sentences
 from reports.intervals import over_prompts, over_seeds
 
 LAST_ROUNDS = 8

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grpo_trainable import command_line
-from grpo_trainable.atomic import replacing
+from grpo_trainable.cluster.openmp import WAITING
 from grpo_trainable.command_line import Parser, number
-from grpo_trainable.threads import WAITING
+from grpo_trainable.storage.atomic import replacing
 
 if TYPE_CHECKING:
     from grpo_trainable.engines.torch_engine import TorchEngine
-    from grpo_trainable.rollout import Request
+    from grpo_trainable.protocol.rollout import Request
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -58,7 +58,7 @@ def sample_requests(seed: int) -> list[Request]:
     import numpy as np
 
     from grpo_trainable.models.model_config import PRESETS
-    from grpo_trainable.rollout import Request, SamplingLimits
+    from grpo_trainable.protocol.rollout import Request, SamplingLimits
 
     rng = np.random.default_rng(seed + 1)
     limits = SamplingLimits(

@@ -28,7 +28,7 @@ from measure import GROUP_SIZE, MICROBATCH, NEW_TOKENS, PRESET, PROMPTS, THREADS
 from reports.evaluations.files import DATA
 
 if TYPE_CHECKING:
-    from grpo_trainable.rollout import RolloutGroup
+    from grpo_trainable.protocol.rollout import RolloutGroup
 
 SMALL = {
     "preset": PRESET,
@@ -93,7 +93,7 @@ def memory_of_steps(workload: str, kind: str, seed: int) -> float:
 def gradient_step(workload: str, kind: str, seed: int) -> Callable[[], object]:
     import numpy as np
 
-    from grpo_trainable.actors.learner import Learner
+    from grpo_trainable.learner.learner import Learner
     from grpo_trainable.transports.in_process import InProcess
 
     prompt, mean, sigma = LENGTHS[workload]
@@ -133,7 +133,7 @@ def random_groups(
     import torch
 
     from grpo_trainable.models.model_config import PRESETS
-    from grpo_trainable.rollout import RolloutGroup
+    from grpo_trainable.protocol.rollout import RolloutGroup
 
     draws, vocab = torch.Generator().manual_seed(seed), PRESETS[PRESET].vocab_size
     groups = []
@@ -264,7 +264,7 @@ def learners(args: argparse.Namespace) -> dict[str, Any]:
 
 def ranks(strategy: str, size: int, args: argparse.Namespace) -> dict[str, Any]:
     """Run so many learners in processes of their own, with one thread each."""
-    from grpo_trainable.actors.process_group import Rendezvous
+    from grpo_trainable.learner.process_group import Rendezvous
 
     store = Rendezvous("127.0.0.1", DEADLINE_S)
     options = {"strategy": strategy, "size": size, "port": store.place[1]}
@@ -300,10 +300,10 @@ def in_rank(
 ) -> dict[str, Any]:
     import torch
 
-    from grpo_trainable.actors.learner import Learner
-    from grpo_trainable.actors.process_group import ProcessGroup
-    from grpo_trainable.actors.ranks import Replicas
-    from grpo_trainable.actors.shards import Shards
+    from grpo_trainable.learner.learner import Learner
+    from grpo_trainable.learner.process_group import ProcessGroup
+    from grpo_trainable.learner.ranks import Replicas
+    from grpo_trainable.learner.shards import Shards
     from grpo_trainable.transports.in_process import InProcess
 
     group = ProcessGroup(torch.device("cpu"), DEADLINE_S)
@@ -398,7 +398,7 @@ def main() -> None:
 
 
 def measured_here(work: str, options: dict[str, Any]) -> Any:
-    from grpo_trainable.actors.process import keep_freed_memory
+    from grpo_trainable.telemetry.actor_process import keep_freed_memory
 
     keep_freed_memory()
     return globals()[work](**options)

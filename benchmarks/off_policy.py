@@ -26,7 +26,7 @@ from measure import RESULTS, ROOT, parser_of, provenance, run_benchmark, write
 from grpo_trainable.command_line import align
 from reports.answers import Answer, answer
 from reports.experiment import read_experiment
-from reports.parts import TrialFiles, read_files
+from reports.parquet_reader import TrialFiles, read_files
 from reports.records import ExperimentRecord
 from reports.summary import Comparison, compare, median, show
 from reports.verdicts import quantities, verdicts

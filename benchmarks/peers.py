@@ -38,7 +38,7 @@ import measure
 from measure import MICROBATCH, ROOT, THREADS, parser_of, provenance, run_benchmark, write
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.noise import DISTURBED_ABOVE, Meter
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
 
 PEER = ROOT / ".venv-trl" / "bin" / "python"
 CONTESTS = ("step", "k4", "kl")
@@ -107,12 +107,12 @@ def versions(python: Path) -> dict[str, str]:
 def prepared(args: argparse.Namespace, place: Path) -> dict[str, Any]:
     """What both programs are told; the model is written where TRL reads it."""
     from grpo_trainable.config import GRPOConfig
-    from grpo_trainable.exporting import export
     from grpo_trainable.models.directory import read_tokenizer
     from grpo_trainable.models.model_config import PRESETS
     from grpo_trainable.models.store import save_policy
     from grpo_trainable.models.transformer import TransformerLM
-    from grpo_trainable.prompts import build_task
+    from grpo_trainable.tasks.prompts import build_task
+    from grpo_trainable.tools.export import export
 
     tokenizer = read_tokenizer(None)
     policy, model, reward = place / "policy", place / "model", place / "reward.py"
@@ -175,7 +175,7 @@ def config_of(job: dict[str, Any], contest: str, threads: float) -> Any:
 
 def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
     from grpo_trainable.models.directory import policy_tokenizer
-    from grpo_trainable.prompts import Prompts, build_task
+    from grpo_trainable.tasks.prompts import Prompts, build_task
 
     task = build_task(config)
     prompts = Prompts(config, task, policy_tokenizer(config.model))
@@ -187,7 +187,7 @@ def requests_of(job: dict[str, Any], config: Any) -> list[Any]:
 
 def steps(job: dict[str, Any], contest: str, threads: float) -> Callable[[], None]:
     """A round of one colocated worker: publish, load, sample, score, and k gradient steps."""
-    from grpo_trainable.actors.colocated import Colocated
+    from grpo_trainable.cluster.colocated import Colocated
     from grpo_trainable.transports.in_process import InProcess
 
     config = config_of(job, contest, threads)

@@ -42,9 +42,9 @@ from measure import (
 )
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.engines import ENGINES
-from grpo_trainable.models.wide_products import multiplies_bfloat16
-from grpo_trainable.stages import STAGES
+from grpo_trainable.config.engine_catalog import ENGINES
+from grpo_trainable.models.hf.wide_products import multiplies_bfloat16
+from grpo_trainable.telemetry.stages import STAGES
 from reports.evaluations.files import DATA
 
 ARMS = ("colocated_k1_two_cores", "async_k1")  # lag 0 and lag 1 on equally many cores
@@ -233,8 +233,8 @@ class Bench:
         """The training prompts of all rounds as our trials have them."""
         from grade_school import GradeSchool
 
-        from grpo_trainable.models.chat import chat_template
         from grpo_trainable.models.directory import read_tokenizer
+        from grpo_trainable.models.hf.chat import chat_template
         from grpo_trainable.tasks import as_messages
 
         path = str(self.model)

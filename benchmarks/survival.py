@@ -21,8 +21,8 @@ from typing import IO, Any
 import psutil
 from measure import ROOT
 
-from grpo_trainable.checkpointing import MANIFEST, STATE
-from grpo_trainable.metrics import NAMES, TIMED
+from grpo_trainable.storage.checkpointing import MANIFEST, STATE
+from grpo_trainable.telemetry.metrics import NAMES, TIMED
 
 ROUNDS, CHECKPOINT_EVERY = 16, 4
 FIRST, LAST = 3, 12  # rounds between which a fault strikes

@@ -29,21 +29,21 @@ import ray
 import torch
 from measure import parser_of, provenance, run_benchmark, write
 
-from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.calls import await_call
-from grpo_trainable.checksums import copy_with_checksum, storage_checksum
+from grpo_trainable.cluster.ray_actors import RayActor, RayRuntime
+from grpo_trainable.cluster.transport_choice import check_here, make_receiver, make_sender
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.learner_group import LearnerGroup
+from grpo_trainable.config.transport_catalog import TRANSPORTS as RECORDS
+from grpo_trainable.config.transport_catalog import Transport
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.parameters import unique_parameters
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.transports import TRANSPORTS as RECORDS
-from grpo_trainable.transports import Transport
-from grpo_trainable.transports.choice import check_here, make_receiver, make_sender
+from grpo_trainable.pipeline.learner_group import LearnerGroup
+from grpo_trainable.protocol.calls import await_call
+from grpo_trainable.protocol.checksums import copy_with_checksum, storage_checksum
 from grpo_trainable.transports.packing import layout_for
 from grpo_trainable.transports.rdt import Group
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
-from grpo_trainable.details import DETAILS
-from grpo_trainable.storage import Place
-from grpo_trainable.trial_storage import place
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.object_store import Place
+from grpo_trainable.storage.trial_storage import place
 
 
 class CheckpointCallback(FailSafeCallback):

@@ -16,9 +16,9 @@ from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
 from callbacks.trial_files import config_of, label
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.stages import STAGES
-from grpo_trainable.wording import plural, written
+from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.telemetry.stages import STAGES
+from grpo_trainable.text import plural, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import cut_parts, trial_directory, write_part
-from grpo_trainable.details import RoundDetails
-from grpo_trainable.metrics import KL_TO
+from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.telemetry.metrics import KL_TO
 
 SCHEMA = pa.schema(
     {

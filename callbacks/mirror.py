@@ -24,7 +24,7 @@ from pathlib import Path
 from ray.air.constants import EXPR_RESULT_FILE
 
 from callbacks.trial_files import parts_after
-from grpo_trainable.storage import StoredPath, reason
+from grpo_trainable.storage.object_store import StoredPath, reason
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from callbacks.interruption import requested
 from callbacks.mirror import LAST_S, Mirror
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import label, read_rows, trial_directory, trial_place
-from grpo_trainable.storage import StoredPath
-from grpo_trainable.trial_storage import round_of_last_row
-from grpo_trainable.wording import plural
+from grpo_trainable.storage.object_store import StoredPath
+from grpo_trainable.storage.trial_storage import round_of_last_row
+from grpo_trainable.text import plural
 
 INTERRUPTED_S = 4.0  # time limit after Ctrl-C, when the command is about to be ended
 # Training waits for a store that lacks an older row. A row that is written while a pass is under

@@ -20,8 +20,8 @@ from ray.tune.utils import flatten_dict
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
-from grpo_trainable.atomic import append
-from grpo_trainable.details import DETAILS
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.atomic import append
 
 
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):

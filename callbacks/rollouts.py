@@ -14,7 +14,7 @@ from callbacks.trial_files import (
     trial_directory,
     write_part,
 )
-from grpo_trainable.details import RoundDetails
+from grpo_trainable.protocol.round_records import RoundDetails
 
 _RESPONSE = {
     "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before

@@ -8,7 +8,7 @@ from typing import Any
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import label
-from grpo_trainable.details import DETAILS
+from grpo_trainable.protocol.round_records import DETAILS
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from ray.air.constants import EXPR_RESULT_FILE
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import continued_file, label, read_rows
 from callbacks.verbosity import is_verbose
-from grpo_trainable.stages import IDLE_SIDES, STAGES
+from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 
 def stage_fractions(result: Mapping[str, Any]) -> dict[str, float]:

@@ -24,10 +24,10 @@ from callbacks import summaries
 from callbacks.rollouts import EVALUATIONS
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_files, mixed_tasks, names_of, trial_directory
-from grpo_trainable.atomic import append
-from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.metrics import KL_TO, RATIO_EDGES
-from grpo_trainable.stages import IDLE_SIDES, STAGES
+from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.storage.atomic import append
+from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
+from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 EXAMPLES = 4  # held-out prompts shown as text
 BINS = 30  # bins of a histogram, even from its least to its greatest value

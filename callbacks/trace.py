@@ -15,9 +15,9 @@ from callbacks.trial_files import (
     label,
     trial_directory,
 )
-from grpo_trainable.atomic import append, replacing
-from grpo_trainable.details import RoundDetails
-from grpo_trainable.stages import OTHER_THREADS, TRACE_NAMES
+from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.storage.atomic import append, replacing
+from grpo_trainable.telemetry.stages import OTHER_THREADS, TRACE_NAMES
 
 FILE = "trace.json"
 OPEN, END = b"[\n", b"]\n"

@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from grpo_trainable.atomic import replacing
 from grpo_trainable.config import GRPOConfig, mix_of
-from grpo_trainable.metrics import names_with
-from grpo_trainable.storage import Place, StoredPath
-from grpo_trainable.trial_storage import place
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.storage.object_store import Place, StoredPath
+from grpo_trainable.storage.trial_storage import place
+from grpo_trainable.telemetry.metrics import names_with
 
 PART = re.compile(r"part-(\d{8})\.parquet")
 # From the trial's directory. A deeper one is a copy that somebody has put aside.

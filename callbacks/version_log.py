@@ -18,8 +18,8 @@ from callbacks.trial_files import (
     write_part,
 )
 from callbacks.verbosity import is_verbose
-from grpo_trainable.details import RoundDetails
-from grpo_trainable.versions import VersionChange
+from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.protocol.versions import VersionChange
 
 SCHEMA = pa.schema(
     {

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from grpo_trainable.wording import did_you_mean
+from grpo_trainable.text import did_you_mean
 
 T = TypeVar("T")
 

@@ -11,12 +11,12 @@ from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
-from grpo_trainable.checkpointing import DamagedCheckpoint, refuse_foreign_files
+from grpo_trainable.cluster.shipping import lay_down
 from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.details import DETAILS
-from grpo_trainable.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
-from grpo_trainable.shipping import lay_down
-from grpo_trainable.storage import reason
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
+from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
+from grpo_trainable.storage.object_store import reason
 
 if TYPE_CHECKING:
     from grpo_trainable.trial import TrainedRound

@@ -17,29 +17,34 @@ from typing import Any
 
 from ray.train._internal.storage import StorageContext
 
-from grpo_trainable.calls import Actor, ActorFailed
-from grpo_trainable.checkpointing import begun, finish_checkpoint, read_state, verified_digests
+from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
+from grpo_trainable.cluster.trial_actors import TrialActors
 from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
-from grpo_trainable.details import (
+from grpo_trainable.engines.selection import chosen_engine
+from grpo_trainable.models.directory import policy_tokenizer
+from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
+from grpo_trainable.protocol.calls import Actor, ActorFailed
+from grpo_trainable.protocol.messages import LearnerState
+from grpo_trainable.protocol.round_records import (
     Columns,
     RoundDetails,
     first_use_lags,
     response_columns,
     rollout_columns,
 )
-from grpo_trainable.engines.choice import chosen_engine
-from grpo_trainable.inputs import input_digests, refuse_changed_inputs
-from grpo_trainable.messages import LearnerState
-from grpo_trainable.metrics import ActorSpan, names_with, rllib_metrics
-from grpo_trainable.models.directory import policy_tokenizer
-from grpo_trainable.noise import DISTURBED_ABOVE, Meter
-from grpo_trainable.pipeline import Evaluation, Pipeline, RoundReport
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.remote import RayRuntime, driver_pid
+from grpo_trainable.storage.checkpointing import (
+    begun,
+    finish_checkpoint,
+    read_state,
+    verified_digests,
+)
+from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.tasks.custom import with_task_settings
-from grpo_trainable.timers import Span, WallClock, now
-from grpo_trainable.trial_actors import TrialActors
-from grpo_trainable.trial_storage import TrialStorage
+from grpo_trainable.tasks.input_files import input_digests, refuse_changed_inputs
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE, Meter
+from grpo_trainable.telemetry.metrics import ActorSpan, names_with, rllib_metrics
+from grpo_trainable.telemetry.timers import Span, WallClock, now
 
 logger = logging.getLogger(__name__)
 

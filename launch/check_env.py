@@ -21,7 +21,7 @@ from grpo_trainable.command_line import FAILED, OK, Parser, UsageError, number
 from grpo_trainable.config import GRPOConfig, parse_assignment, set_dotted, shown
 
 if TYPE_CHECKING:
-    from grpo_trainable.environment_check import EnvironmentCheck, Report, Specification
+    from grpo_trainable.tools.environment_check import EnvironmentCheck, Report, Specification
 
 DESCRIPTION = """\
 Play a few episodes of the environment ENV, as env.name takes it, in processes of their own, and say
@@ -114,11 +114,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _plan(args: argparse.Namespace) -> tuple[EnvironmentCheck, list[Specification]]:
-    from grpo_trainable.environment_check import EnvironmentCheck, Specification
     from grpo_trainable.models.directory import policy_tokenizer
-    from grpo_trainable.prompts import Prompts, build_task
-    from grpo_trainable.stops import stop_strings
     from grpo_trainable.tasks import TASKS
+    from grpo_trainable.tasks.prompts import Prompts, build_task
+    from grpo_trainable.tasks.stop_rules import stop_strings
+    from grpo_trainable.tools.environment_check import EnvironmentCheck, Specification
 
     task = args.task or (args.env if args.env in TASKS else None)
     if task is None and not args.spec:

@@ -24,10 +24,10 @@ from grpo_trainable.config.conditions import CONTROL
 
 if TYPE_CHECKING:
     from grpo_trainable.config import GRPOConfig
-    from grpo_trainable.evaluation.checkpoint import TrainedPolicy
-    from grpo_trainable.evaluation.evaluator import Evaluator
-    from grpo_trainable.evaluation.generation import Generation
-    from grpo_trainable.storage import Place
+    from grpo_trainable.storage.object_store import Place
+    from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
+    from grpo_trainable.tools.evaluation.evaluator import Evaluator
+    from grpo_trainable.tools.evaluation.generation import Generation
     from reports.evaluations.record import EvaluationRecord
 
 DESCRIPTION = """\
@@ -182,9 +182,9 @@ def _main(argv: list[str]) -> int:
 @contextmanager
 def _one_line_mistakes() -> Iterator[None]:
     """What the library says of a mistake of the user's, before anything is sampled."""
-    from grpo_trainable.checkpointing import CheckpointError
-    from grpo_trainable.engines.base import EngineError
-    from grpo_trainable.inputs import InputChanged
+    from grpo_trainable.engines.engine import EngineError
+    from grpo_trainable.storage.checkpointing import CheckpointError
+    from grpo_trainable.tasks.input_files import InputChanged
 
     try:
         yield
@@ -203,9 +203,9 @@ class _Plan:
 
 
 def _plan(args: argparse.Namespace) -> _Plan:
-    from grpo_trainable.evaluation.checkpoint import read_trained_policy
-    from grpo_trainable.evaluation.evaluator import with_all_prompts
-    from grpo_trainable.evaluation.settings import evaluation_config
+    from grpo_trainable.tools.evaluation.checkpoint import read_trained_policy
+    from grpo_trainable.tools.evaluation.evaluator import with_all_prompts
+    from grpo_trainable.tools.evaluation.settings import evaluation_config
     from reports.evaluations.files import read_evaluation
 
     trained = None
@@ -254,10 +254,10 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     """Builds what samples and scores, and makes the directory that the result goes to."""
     import torch
 
-    from grpo_trainable.actors.process import keep_freed_memory
-    from grpo_trainable.evaluation.evaluator import Evaluator
-    from grpo_trainable.evaluation.machine import sampling_device, sampling_threads
-    from grpo_trainable.evaluation.policy import load_evaluated_policy
+    from grpo_trainable.telemetry.actor_process import keep_freed_memory
+    from grpo_trainable.tools.evaluation.evaluator import Evaluator
+    from grpo_trainable.tools.evaluation.machine import sampling_device, sampling_threads
+    from grpo_trainable.tools.evaluation.policy import load_evaluated_policy
     from reports.evaluations.files import prepare_directory
 
     keep_freed_memory()
@@ -286,7 +286,7 @@ def _refuse_other_prompts(evaluator: Evaluator, against: EvaluationRecord) -> No
 
 def _evaluate(plan: _Plan, evaluator: Evaluator, argv: Sequence[str]) -> int:
     """Samples, writes and prints; FAILED where the engine or too many rewards failed."""
-    from grpo_trainable.engines.base import EngineError
+    from grpo_trainable.engines.engine import EngineError
     from reports.evaluations.files import DATA, PAGE, write_evaluation
     from reports.evaluations.pairs import differences
     from reports.evaluations.record import EvaluationRecord

@@ -16,11 +16,11 @@ import torch
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError
-from grpo_trainable.exporting import Exported, ExportError, export
+from grpo_trainable.tools.export import Exported, ExportError, export
 from tuning.directories import directory_named
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage import Place
+    from grpo_trainable.storage.object_store import Place
 
 DESCRIPTION = """\
 Write the policy of a checkpoint to the directory OUT as transformers and vLLM load it:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from grpo_trainable import command_line
 from grpo_trainable.command_line import Parser, UsageError, number
-from grpo_trainable.prompt_sets.endpoint import Endpoint, EndpointError, EndpointWriter
-from grpo_trainable.prompt_sets.keyword import MOST_ATTEMPTS, Item, items
-from grpo_trainable.prompt_sets.making import EVAL, TRAIN, Made, PromptSet, Writer
 from grpo_trainable.tasks.keyword import NOUNS_FILE, read_keywords
+from grpo_trainable.tools.prompt_sets.endpoint import Endpoint, EndpointError, EndpointWriter
+from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item, items
+from grpo_trainable.tools.prompt_sets.making import EVAL, TRAIN, Made, PromptSet, Writer
 
 DESCRIPTION = """\
 Have a language model write prompts that ask for a story with given keywords, for the keyword task.
@@ -180,8 +180,8 @@ def _writer(args: argparse.Namespace) -> Writer:
             max_tokens=args.max_tokens,
             workers=args.workers,
         )
-    from grpo_trainable.engines.base import EngineError
-    from grpo_trainable.prompt_sets.local import LocalWriter
+    from grpo_trainable.engines.engine import EngineError
+    from grpo_trainable.tools.prompt_sets.local import LocalWriter
 
     try:
         return LocalWriter(

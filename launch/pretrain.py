@@ -36,20 +36,20 @@ from typing import Any
 import torch
 
 from grpo_trainable import command_line
-from grpo_trainable.actors.process import keep_freed_memory
 from grpo_trainable.command_line import Parser, UsageError, number
 from grpo_trainable.models.model_config import PRESETS
-from grpo_trainable.pretraining.corpus import Corpus
-from grpo_trainable.pretraining.file_corpus import HELD_OUT_SHARE
-from grpo_trainable.pretraining.pretrain import make_corpus, pretrain
-from grpo_trainable.pretraining.recipe import (
+from grpo_trainable.telemetry.actor_process import keep_freed_memory
+from grpo_trainable.tools.pretraining.corpus import Corpus
+from grpo_trainable.tools.pretraining.file_corpus import HELD_OUT_SHARE
+from grpo_trainable.tools.pretraining.pretrain import make_corpus, pretrain
+from grpo_trainable.tools.pretraining.recipe import (
     RECIPES,
     ArithmeticRecipe,
     GamesRecipe,
     Recipe,
     StoryRecipe,
 )
-from grpo_trainable.pretraining.training import DECAY_SHARE
+from grpo_trainable.tools.pretraining.training import DECAY_SHARE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from grpo_trainable import command_line
 from grpo_trainable.command_line import FAILED, INTERRUPTED, OK, Parser, UsageError, number
 from grpo_trainable.config import schedule
 from grpo_trainable.config.describe import settings
-from grpo_trainable.wording import plural
+from grpo_trainable.text import plural
 from search_spaces import SPACES
 from search_spaces.presets import PRESETS
 from tuning.checks import Missing

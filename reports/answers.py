@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.figures import early_reward, figure
-from reports.parts import TrialFiles
+from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.summary import MARK, Comparison, show
 from search_spaces.columns import SHARES, Column

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.parts import is_whole, read_parts
+from reports.parquet_reader import is_whole, read_parts
 from reports.records import TrialRecord
 
 REPEATED_WORDS = 4  # length of the n-grams that a response may repeat

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from grpo_trainable.wording import written
+from grpo_trainable.text import written
 from reports.canvas import FONT, HEIGHT, Plot, Theme, axes_of, colour, legend, marker, panels
-from reports.parts import TrialFiles
+from reports.parquet_reader import TrialFiles
 from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 

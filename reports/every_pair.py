@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_trainable.wording import written
-from reports.parts import TrialFiles
+from grpo_trainable.text import written
+from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import Comparison, relative_to
 from reports.verdicts import Quantity, quantities

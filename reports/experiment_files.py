@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grpo_trainable.atomic import replacing
+from grpo_trainable.storage.atomic import replacing
 
 MAX_BYTES = 256 << 20  # one file at most: the rows of 40,000 rounds, or a round's responses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 
-from reports.parts import TrialFiles
+from reports.parquet_reader import TrialFiles
 from reports.records import TrialRecord
 from reports.summary import median
 from search_spaces.columns import Column

@@ -5,7 +5,7 @@ Two runs of one program differ by more than the noise of their rounds: the machi
 a speed-up is estimated once a seed, from runs that stood near each other in time, and the interval
 is Student's over the logarithms of the seeds' ratios, whose spread includes the noise of rounds. A
 percentile bootstrap over seeds and rounds covers far less than it says with three to five seeds;
-`tests/unit/test_intervals.py` simulates both. With one seed the interval covers the noise of the
+`tests/unit/reports/test_intervals.py` simulates both. With one seed the interval covers the noise of the
 rounds alone, which follow each other, and says nothing about other runs.
 """
 
@@ -18,7 +18,7 @@ from functools import cache
 
 import numpy as np
 
-from grpo_trainable.wording import plural
+from grpo_trainable.text import plural
 
 LEVEL, POWER = 0.95, 0.80
 NORMAL_POWER = 0.8416  # the standard normal's quantile at POWER

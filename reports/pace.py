@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.noise import DISTURBED_ABOVE
-from grpo_trainable.wording import plural
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
+from grpo_trainable.text import plural
 from reports.intervals import LEAST_ROUNDS
 
 

@@ -15,14 +15,14 @@ from urllib.parse import quote
 
 from grpo_trainable.command_line import command
 from grpo_trainable.config import resources
-from grpo_trainable.wording import plural
+from grpo_trainable.text import plural
 from reports import changes
 from reports.answers import Answer
 from reports.document import document, figure
 from reports.every_pair import HEADER as PAIRS
 from reports.every_pair import ArmPair
 from reports.markup import escaped, html_list, html_table, moment, shortened
-from reports.parts import TrialFiles
+from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.settings import settings_section
 from reports.summary import Comparison, ends

@@ -17,7 +17,7 @@ from reports.charts import (
     lines,
 )
 from reports.contrasts import Contrast
-from reports.parts import StepPoint, TrialFiles
+from reports.parquet_reader import StepPoint, TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
 from reports.series import Arms, Series, frontier, lag_shares, metric, stage_seconds
 from reports.summary import MARK, Comparison

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.last_policy import PolicyNotSaved
+from grpo_trainable.storage.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
 from search_spaces.question import Question
 

@@ -15,7 +15,7 @@ from reports.answers import answer
 from reports.every_pair import every_pair
 from reports.experiment import ExperimentError, read_experiment
 from reports.page import render_page
-from reports.parts import read_files
+from reports.parquet_reader import read_files
 from reports.records import ExperimentRecord
 from reports.report_data import report_data
 from reports.summary import Comparison, compare

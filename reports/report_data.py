@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_trainable.config import resources
-from grpo_trainable.noise import DISTURBED_ABOVE
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
 from reports.answers import Answer
 from reports.changes import LENGTH, Change
 from reports.contrasts import Contrast, doubts

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from grpo_trainable.config import schedule
-from grpo_trainable.stages import IDLE_SIDES, STAGES
+from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 from reports.records import TrialRecord
 
 # Evaluation comes last, since it is no part of the wall-clock that trials are compared by.

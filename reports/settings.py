@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_trainable.config import defaults_with, flatten, shown
-from grpo_trainable.wording import plural
+from grpo_trainable.text import plural
 from reports.markup import escaped, html_table
 from reports.own_files import SHORT, are_noted, own_files
 from reports.records import ExperimentRecord, TrialRecord

@@ -12,7 +12,7 @@ from reports.experiment import REPORT_FILES
 from reports.report import ReportError
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage import Place, StoredPath
+    from grpo_trainable.storage.object_store import Place, StoredPath
 
 # A report reads neither checkpoints nor what Tune keeps.
 NOT_READ = re.compile(r"(.*/)?checkpoint_\d+/.*|.*\.pkl|(report\.html|report\.json|plots/.*)")
@@ -30,7 +30,7 @@ def at_hand(place: Place) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place
         return
-    from grpo_trainable.storage import fetched
+    from grpo_trainable.storage.object_store import fetched
 
     with ExitStack() as stack:
         with _naming(place):
@@ -49,7 +49,7 @@ def at_hand(place: Place) -> Iterator[Path]:
 @contextmanager
 def _naming(place: StoredPath) -> Iterator[None]:
     """Surrounds what is asked of the store."""
-    from grpo_trainable.storage import reason
+    from grpo_trainable.storage.object_store import reason
 
     try:
         yield

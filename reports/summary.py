@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from grpo_trainable.command_line import align
 from grpo_trainable.config import resources
-from grpo_trainable.metrics import without_signal
-from grpo_trainable.wording import plural, written
+from grpo_trainable.telemetry.metrics import without_signal
+from grpo_trainable.text import plural, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from grpo_trainable.wording import plural, written
+from grpo_trainable.text import plural, written
 from reports.contrasts import Contrast, reward_difference
 from reports.intervals import LEAST_ROUNDS, LEVEL, MOST_SEEDS, identical
-from reports.parts import TrialFiles
+from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
 from reports.summary import UNEQUAL, Comparison
 

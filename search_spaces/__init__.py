@@ -1,7 +1,6 @@
 """Questions asked as grids: each module defines the arms between which its question decides."""
 
 from search_spaces.async_vs_sync import ASYNC_VS_SYNC
-from search_spaces.base import SearchSpace
 from search_spaces.baselines import BASELINES
 from search_spaces.columns import Column
 from search_spaces.gradient_steps import GRADIENT_STEPS
@@ -11,6 +10,7 @@ from search_spaces.length_norm import LENGTH_NORM
 from search_spaces.losses import LOSSES
 from search_spaces.objectives_by_lag import OBJECTIVES_BY_LAG
 from search_spaces.replay import REPLAY
+from search_spaces.search_space import SearchSpace
 from search_spaces.std_norm import STD_NORM
 from search_spaces.transport import TRANSPORT
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STALENESS
+from search_spaces.search_space import SearchSpace
 
 ROUNDS = 96  # rounds of the arms with one rollout batch a round
 EVAL_EVERY = 16

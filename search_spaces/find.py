@@ -9,11 +9,11 @@ from types import ModuleType
 
 from grpo_trainable.config import ConfigError, make_absolute, shown
 from grpo_trainable.plugins import PluginError, is_reference, load_instance, load_module, source_of
-from grpo_trainable.wording import did_you_mean
+from grpo_trainable.text import did_you_mean
 from search_spaces import SPACES
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DERIVED
 from search_spaces.presets import PRESETS
+from search_spaces.search_space import SearchSpace
 
 
 def find_space(text: str) -> SearchSpace:
@@ -81,7 +81,10 @@ def _only_space(text: str, module: ModuleType) -> SearchSpace:
 
 def _checked(text: str, found: SearchSpace) -> SearchSpace:
     """The space with absolute paths, if it asks for columns that there are."""
-    from grpo_trainable.metrics import BY_TASK, NAMES  # imports numpy: not for a space of ours
+    from grpo_trainable.telemetry.metrics import (  # imports numpy: not for a space of ours
+        BY_TASK,
+        NAMES,
+    )
 
     known = {*NAMES, *DERIVED}
     for column in found.columns:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.async_vs_sync import fresh
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STEPS
+from search_spaces.search_space import SearchSpace
 
 KS = (2, 4, 8)
 

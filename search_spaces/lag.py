@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from search_spaces.async_vs_sync import fresh
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, OFF_POLICY, SPEED, STALENESS
+from search_spaces.search_space import SearchSpace
 
 LAGS = (0, 1, 2, 4, 8)
 CAP = 2.0

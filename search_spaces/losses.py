@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.async_vs_sync import fresh
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, LEARNING, OFF_POLICY, SPEED
+from search_spaces.search_space import SearchSpace
 
 # Four gradient steps on parts of the batch: on the first step of a round every ratio is 1, and the
 # losses hardly differ.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from search_spaces.algorithms import ALGORITHMS
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, IMPORTANCE, LEARNING, OFF_POLICY, STALENESS
 from search_spaces.lag import WORKLOAD
+from search_spaces.search_space import SearchSpace
 
 LAGS = (0, 4, 8)
 # The presets' objectives alone: all arms sample and train alike.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, SPEED
+from search_spaces.search_space import SearchSpace
 
 
 @dataclass(frozen=True, kw_only=True)

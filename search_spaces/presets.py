@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo_trainable.config import ConfigError
-from grpo_trainable.wording import did_you_mean
+from grpo_trainable.text import did_you_mean
 from search_spaces import SPACES
 from search_spaces.algorithms import ALGORITHMS
 from search_spaces.preset import Preset

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from search_spaces.async_vs_sync import fresh
-from search_spaces.base import SearchSpace
 from search_spaces.columns import DRIFT, LEARNING, SIGNAL, SPEED
+from search_spaces.search_space import SearchSpace
 
 ADVANTAGES = {
     "group_std": "group_std",

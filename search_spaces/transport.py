@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.transports import TRANSPORTS
+from grpo_trainable.config.transport_catalog import TRANSPORTS
 from search_spaces.async_vs_sync import fresh
-from search_spaces.base import SearchSpace
 from search_spaces.columns import SPEED, STALENESS, SYNC
+from search_spaces.search_space import SearchSpace
 
 # The arms are asynchronous, where most of a sync overlaps with the work of both sides.
 WORKLOAD = {"placement": "disaggregated", "lag": 1, **fresh(1)}

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.transports import transport_named
+from grpo_trainable.config.transport_catalog import transport_named
 from tuning.mutations import pbt_bounds
 from tuning.notes import about_prompts
 
@@ -76,12 +76,12 @@ def check_transport(trial: GRPOConfig) -> Sequence[str]:
 def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     """Reads what a trial will read: model, tokenizer, task files and reward function. Returns what
     is to be known about its prompts, and a note where not every one was looked at."""
-    from grpo_trainable.actors.env_processes import check_environment
-    from grpo_trainable.actors.scorer import check_reward, reward_apart
-    from grpo_trainable.engines.choice import chosen_engine
+    from grpo_trainable.engines.selection import chosen_engine
+    from grpo_trainable.generator.env_processes import check_environment
+    from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
-    from grpo_trainable.models.hf_directory import NotOnTheHub
-    from grpo_trainable.prompts import Prompts, build_task
+    from grpo_trainable.models.hf.directory import NotOnTheHub
+    from grpo_trainable.tasks.prompts import Prompts, build_task
 
     key = "model.path" if trial.model.env is None else "model.env"
     try:
@@ -122,7 +122,7 @@ def _teachers_context(trial: GRPOConfig) -> int | None:
     """The tokens of the teacher's context, as `check_teacher` says; that imports torch."""
     if trial.teacher is None:
         return None
-    from grpo_trainable.actors.teacher import check_teacher
+    from grpo_trainable.learner.teacher import check_teacher
 
     return check_teacher(trial)
 
@@ -133,7 +133,7 @@ def check_code(trial: GRPOConfig) -> Sequence[str]:
     Raises:
         PluginError: one of them cannot be used.
     """
-    from grpo_trainable.actors.user_code import check_user_code
+    from grpo_trainable.learner.user_code import check_user_code
 
     check_user_code(trial)
     return ()

@@ -16,10 +16,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from grpo_trainable.cluster.shipping import ShippingError, contents, lacking_on, ship
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.digests import package_digest
-from grpo_trainable.shipping import ShippingError, contents, lacking_on, ship
-from grpo_trainable.storage import Place, StoredPath, refusal
+from grpo_trainable.storage.digests import package_digest
+from grpo_trainable.storage.object_store import Place, StoredPath, refusal
 
 ANSWER_S = 5.0  # time limit for a connection to the address
 LOOK_S = 60.0  # time limit for all nodes, each of which starts a process
@@ -139,7 +139,7 @@ def _look_from(node_id: str, refuses: Callable[[], str | None]) -> Any:
         if importlib.util.find_spec("grpo_trainable") is None:
             return None, None
         try:
-            from grpo_trainable.digests import package_digest
+            from grpo_trainable.storage.digests import package_digest
         except ImportError:
             return "of before there were digests", None
         if (digest := package_digest()) != here:

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_trainable.atomic import replacing
+from grpo_trainable.storage.atomic import replacing
 from reports import EXPERIMENT_FILE
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage import Place
+    from grpo_trainable.storage.object_store import Place
 
 # Files that a resume reads. Ours is JSON; those of Tune hold pickle, its JSON files as well.
 STATE_FILES = (EXPERIMENT_FILE, "*state-*.json", "*.pkl")
@@ -29,7 +29,7 @@ def directory_named(text: str) -> Place:
         ValueError: it is another URI, or one with credentials; the message is one line.
     """
     if text.startswith("s3:"):
-        from grpo_trainable.storage import stored_path  # pyarrow, which takes its time
+        from grpo_trainable.storage.object_store import stored_path  # pyarrow, which takes its time
 
         return stored_path(text)
     return local_directory(text)
@@ -83,9 +83,9 @@ def _state(directory: Path) -> Iterator[Path]:
 def refusal(directory: Place) -> str | None:
     """Why no experiment can be kept in `directory`, in a line; None where one can."""
     if not isinstance(directory, Path):
-        from grpo_trainable import storage
+        from grpo_trainable.storage import object_store
 
-        return storage.refusal(directory)
+        return object_store.refusal(directory)
     nearest = next(path for path in (directory, *directory.parents) if os.path.exists(path))
     writable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
     return None if writable else "cannot write there"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_trainable.checkpointing import UnreadableCheckpoint, newest_round
-from grpo_trainable.wording import plural
+from grpo_trainable.storage.checkpointing import UnreadableCheckpoint, newest_round
+from grpo_trainable.text import plural
 from reports.records import TrialRecord
 
 

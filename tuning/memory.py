@@ -13,8 +13,8 @@ from grpo_trainable.config import GRPOConfig, ModelSettings, resources
 from tuning.checks import Missing
 
 if TYPE_CHECKING:
-    from grpo_trainable.memory import Estimate
-    from grpo_trainable.models.dimensions import Dimensions
+    from tuning.memory_estimate import Estimate
+    from tuning.model_dimensions import Dimensions
 
 # The limits of a container, of both versions of cgroups.
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -42,7 +42,7 @@ def need_of(trial: GRPOConfig) -> Need:
     Raises:
         UsageError: the policy cannot be used, in one line.
     """
-    from grpo_trainable.memory import estimate
+    from tuning.memory_estimate import estimate
 
     policy = _dimensions("model.path", trial.model)
     teacher = _dimensions("loss.teacher", trial.teacher)
@@ -52,7 +52,7 @@ def need_of(trial: GRPOConfig) -> Need:
 
 
 def _dimensions(key: str, model: ModelSettings | None) -> Dimensions | None:
-    from grpo_trainable.memory import policy_dimensions
+    from tuning.memory_estimate import policy_dimensions
 
     try:
         return None if model is None else policy_dimensions(model)
@@ -68,7 +68,7 @@ def compare(needs: Sequence[Need], together: int, available: int, where: str) ->
     Raises:
         DoesNotFit: they take more than that, in one line.
     """
-    from grpo_trainable.memory import size
+    from tuning.memory_estimate import size
 
     known = [(need.trial, need.estimate) for need in needs if need.estimate is not None]
     if len(known) < len(needs):
@@ -90,7 +90,7 @@ def check_gpu_memory(needs: Sequence[Need]) -> None:
     Raises:
         DoesNotFit: they hold more, in one line.
     """
-    from grpo_trainable.memory import size
+    from tuning.memory_estimate import size
 
     for need in needs:
         if need.estimate is None or not need.estimate.gpu_bytes:

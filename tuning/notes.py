@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from grpo_trainable.config import GRPOConfig, shown
-from grpo_trainable.tasks.base import Task, eval_size, notes_of, train_size
+from grpo_trainable.tasks.task import Task, eval_size, notes_of, train_size
 
 if TYPE_CHECKING:
-    from grpo_trainable.prompts import Prompts
     from grpo_trainable.tasks.mix import MixTask
+    from grpo_trainable.tasks.prompts import Prompts
 
 NUMBERS = "prompts"  # how a line begins that is only about their numbers
 OPEN_REASONING = "<think>"  # ends a prompt with which the response goes on

@@ -27,15 +27,15 @@ from grpo_trainable.config import (
     set_dotted,
     shown,
 )
-from grpo_trainable.digests import digest_of
 from grpo_trainable.plugins import PluginError, is_reference, source_of
+from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
-from search_spaces.base import SearchSpace, in_blocks
 from search_spaces.find import absolute, directory_of, find_space, source_file
 from search_spaces.preset import Preset
 from search_spaces.presets import find_preset
+from search_spaces.search_space import SearchSpace, in_blocks
 from tuning.checks import Missing, check_population, checks_of
 from tuning.directories import (
     directory_named,
@@ -49,7 +49,7 @@ from tuning.memory import check_gpu_memory, compare, machine_bytes, need_of, unl
 from tuning.nodes import Nodes, at_once, check_resources, this_machine, usable_cpus
 
 if TYPE_CHECKING:
-    from grpo_trainable.storage import Place
+    from grpo_trainable.storage.object_store import Place
 
 # What results may depend on; their versions are kept with the experiment.
 PACKAGES = ("torch", "ray", "numpy", "pyarrow", "tokenizers", "safetensors")
@@ -258,7 +258,7 @@ class Plan:
     def _compare_task(self, key: str, task: str) -> None:
         """The file of a user's task, which `key` names, is what it was when the experiment
         started."""
-        from grpo_trainable.inputs import InputChanged, refuse_changed
+        from grpo_trainable.tasks.input_files import InputChanged, refuse_changed
 
         source, before = source_of(task), self.stored.get("inputs", {})
         if source is None:
@@ -439,7 +439,7 @@ class Plan:
 
     def _compare_inputs(self, before: Mapping[str, str]) -> None:
         """What the trials read is what it was when they started."""
-        from grpo_trainable.inputs import InputChanged, input_digests
+        from grpo_trainable.tasks.input_files import InputChanged, input_digests
 
         try:
             for trial in self._readers():
@@ -449,7 +449,7 @@ class Plan:
 
     def _read_inputs(self) -> None:
         """Notes what the trials read, as it is now, and what of it is the user's own."""
-        from grpo_trainable.inputs import Input, add_inputs
+        from grpo_trainable.tasks.input_files import Input, add_inputs
 
         read: dict[str, Input] = {}
         for trial in self._readers():
@@ -477,7 +477,7 @@ class Plan:
 
     def _readers(self) -> Iterable[GRPOConfig]:
         """A trial for each set of input files."""
-        from grpo_trainable.inputs import users_objects
+        from grpo_trainable.tasks.input_files import users_objects
 
         return {
             (trial.model, trial.task, *users_objects(trial).values()): trial
@@ -511,7 +511,7 @@ class Plan:
 def _told(error: Exception) -> str:
     """What went wrong with a file, in one line."""
     if isinstance(error, OSError):
-        from grpo_trainable.storage import reason
+        from grpo_trainable.storage.object_store import reason
 
         return reason(error)
     return " ".join(str(error).split())

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_trainable.command_line import align
 from grpo_trainable.config import GRPOConfig, defaults_with, flatten
-from grpo_trainable.wording import plural
+from grpo_trainable.text import plural
 
 LABELS = ("arm", "seed")  # always in the table
 WIDTH = 100
@@ -46,9 +46,9 @@ def in_short(trials: Sequence[GRPOConfig]) -> str:
 def example_lines(trial: GRPOConfig) -> Iterator[str]:
     """Yields the first training prompt of a trial as its model reads it, behind a bar, and its true
     answer. The trial's inputs were checked."""
-    from grpo_trainable.control import spaces_of
+    from grpo_trainable.control.spaces import spaces_of
     from grpo_trainable.models.directory import policy_tokenizer
-    from grpo_trainable.prompts import Prompts, build_task
+    from grpo_trainable.tasks.prompts import Prompts, build_task
 
     prompts = Prompts(trial, build_task(trial), policy_tokenizer(trial.model))
     text, _, truth = prompts.told("train", 0)

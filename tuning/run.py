@@ -20,10 +20,10 @@ from ray.tune.experiment import Trial
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
 from callbacks.verbosity import set_verbose
+from grpo_trainable.cluster.openmp import WAITING
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import schedule, set_dotted
-from grpo_trainable.storage import Place
-from grpo_trainable.threads import WAITING
+from grpo_trainable.storage.object_store import Place
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space

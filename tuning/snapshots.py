@@ -18,9 +18,9 @@ from pyarrow.fs import FileSystem
 from ray.train._internal import storage
 from ray.tune.execution.tune_controller import TuneController
 
-from grpo_trainable.atomic import replacing
-from grpo_trainable.storage import Place, StoredPath, reason
-from grpo_trainable.trial_storage import place
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.storage.object_store import Place, StoredPath, reason
+from grpo_trainable.storage.trial_storage import place
 
 
 def keep_whole() -> None:

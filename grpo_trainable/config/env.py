@@ -9,8 +9,8 @@ from typing import ClassVar
 from grpo_trainable.config.built_in_tasks import GAMES
 from grpo_trainable.config.conditions import OF_TEXT, Condition, Config, Conflict, one_of
 from grpo_trainable.config.defaults import by_task
+from grpo_trainable.config.engine_catalog import engine_record
 from grpo_trainable.config.values import Settings, choice_or_reference, flag, integer, number
-from grpo_trainable.engines import engine_record
 
 _PLAYED = Condition(
     keys=("env.name",), needs="an env.name other than off", holds=lambda name: name != "off"

@@ -18,6 +18,7 @@ from grpo_trainable.config.conditions import (
     positive,
 )
 from grpo_trainable.config.defaults import by_task, when_read, where_none
+from grpo_trainable.config.engine_catalog import engine_record
 from grpo_trainable.config.foreign_names import trl, verl
 from grpo_trainable.config.values import (
     Settings,
@@ -28,7 +29,6 @@ from grpo_trainable.config.values import (
     pair,
     path_or_hub_id,
 )
-from grpo_trainable.engines import engine_record
 from grpo_trainable.plugins import is_reference
 
 CLIP = 0.2

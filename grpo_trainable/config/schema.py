@@ -22,6 +22,7 @@ from grpo_trainable.config.conditions import (
     at_least,
     one_of,
 )
+from grpo_trainable.config.engine_catalog import ENGINES, engine_record
 from grpo_trainable.config.env import EnvSettings
 from grpo_trainable.config.foreign_names import (
     IN_ROUNDS,
@@ -39,6 +40,7 @@ from grpo_trainable.config.optim import OptimSettings
 from grpo_trainable.config.resources import ResourceSettings
 from grpo_trainable.config.rollout import PoolSettings, RolloutSettings
 from grpo_trainable.config.task import TaskSettings
+from grpo_trainable.config.transport_catalog import TRANSPORTS
 from grpo_trainable.config.values import (
     Check,
     Settings,
@@ -48,8 +50,6 @@ from grpo_trainable.config.values import (
     integer,
     text,
 )
-from grpo_trainable.engines import ENGINES, engine_record
-from grpo_trainable.transports import TRANSPORTS
 
 
 def _is_label(label: str) -> bool:

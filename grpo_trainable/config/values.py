@@ -26,7 +26,7 @@ from grpo_trainable.config.defaults import DefaultBy, Moment
 from grpo_trainable.config.foreign_names import ForeignName
 from grpo_trainable.config.mix import mix_of, mix_text
 from grpo_trainable.plugins import is_reference
-from grpo_trainable.wording import did_you_mean
+from grpo_trainable.text import did_you_mean
 
 
 class ConfigError(ValueError):

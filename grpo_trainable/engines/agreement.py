@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from grpo_trainable.engines.base import Engine
+from grpo_trainable.engines.engine import Engine
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
-from grpo_trainable.rollout import Request, SamplingLimits, collate
+from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
 # Nats by which log-probs may differ in the mean over tokens, by the precision of the body. Rounding
 # makes 1e-5 and 0.01; weights that have not arrived make more than 1.

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_trainable.engines.base import Engine, EngineError
+from grpo_trainable.engines.engine import Engine, EngineError
 from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
 # Fields of a group with one entry a token, (G, R), and with one entry a response, (G,).
 PER_TOKEN = {

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from grpo_trainable.engines.base import Action, Observation, Partner
+from grpo_trainable.engines.engine import Action, Observation, Partner
 from grpo_trainable.engines.rows import COMPACT_BELOW, draws_of
 from grpo_trainable.models.sampling import draw_tokens
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.rollout import Request, RolloutGroup, extents
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
 
 class EpisodeRows:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.rollout import Interruption
+from grpo_trainable.protocol.rollout import Interruption
 
 
 class Interruptions:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.models.parameters import adopt_parameters
 from grpo_trainable.models.policy import NamedWeights
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class LoadedWeights:

@@ -16,7 +16,7 @@ from grpo_trainable.engines.rows import Rows
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits
 
 
 @dataclass(frozen=True, kw_only=True)

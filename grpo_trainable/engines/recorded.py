@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_trainable.rollout import Request, RolloutGroup
+from grpo_trainable.protocol.rollout import Request, RolloutGroup
 
 
 @dataclass(kw_only=True)

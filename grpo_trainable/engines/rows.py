@@ -17,7 +17,7 @@ from torch import Tensor
 from grpo_trainable.engines.interruptions import Interruptions
 from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.rollout import Request, RolloutGroup, extents
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
 # Rows that have ended are dropped from the batch once a smaller share than this still runs. Copying
 # the cache costs about as much as two tokens.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.engines.agreement import TOKENS, probes, refuse_disagreement
-from grpo_trainable.engines.base import EngineSetup, Partner
+from grpo_trainable.engines.engine import EngineSetup, Partner
 from grpo_trainable.engines.episode_cache import EpisodeCache
 from grpo_trainable.engines.episode_rows import EpisodeRows
 from grpo_trainable.engines.local import Decoder, LocalEngine, PromptBatch, common_limits
@@ -19,7 +19,7 @@ from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits
 
 
 class TorchEngine(LocalEngine):

@@ -3,7 +3,7 @@
 Only the standard library is imported, so that a process that plays starts soon.
 """
 
-from grpo_trainable.environments.base import Environment, JSONValue, Turn, as_text, as_turn
+from grpo_trainable.environments.environment import Environment, JSONValue, Turn, as_text, as_turn
 
 # `env.name` -> what it is made by.
 ENVIRONMENTS = {

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_trainable.environments.base import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn
 
 CALL = "calc "
 MOST_CHARACTERS = 40  # length of an expression

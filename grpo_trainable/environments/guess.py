@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from grpo_trainable.environments.base import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn
 
 PROMPT = "Guess 0-9\n"
 LARGER, SMALLER = "larger\n", "smaller\n"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from grpo_trainable.environments.base import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn
 from grpo_trainable.environments.sandbox import run_python, run_uncontained
 
 CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from grpo_trainable.control import spaces_of
-from grpo_trainable.models import hf_directory
-from grpo_trainable.models.control_tokenizer import control_tokenizer
-from grpo_trainable.models.hf_directory import is_hugging_face, local_directory
-from grpo_trainable.models.lora_targets import refuse_unknown_targets
+from grpo_trainable.control.spaces import spaces_of
+from grpo_trainable.control.tokenizer import control_tokenizer
+from grpo_trainable.models.hf import directory as hf_directory
+from grpo_trainable.models.hf.directory import is_hugging_face, local_directory
+from grpo_trainable.models.hf.lora_targets import refuse_unknown_targets
 from grpo_trainable.models.model_config import (
     PRESETS,
     ModelConfig,

@@ -11,10 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from grpo_trainable.control import spaces_of
-from grpo_trainable.models import hf_directory
-from grpo_trainable.models.control_policy import ControlPolicy
-from grpo_trainable.models.control_tokenizer import control_tokenizer
+from grpo_trainable.control.policy import ControlPolicy
+from grpo_trainable.control.spaces import spaces_of
+from grpo_trainable.control.tokenizer import control_tokenizer
 from grpo_trainable.models.directory import (
     WEIGHTS,
     policy_directory,
@@ -22,7 +21,8 @@ from grpo_trainable.models.directory import (
     read_tokenizer,
     refuse_settings_of_hugging_face,
 )
-from grpo_trainable.models.hf_directory import is_hugging_face
+from grpo_trainable.models.hf import directory as hf_directory
+from grpo_trainable.models.hf.directory import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.policy import NamedWeights, Policy
@@ -31,8 +31,8 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 
 if TYPE_CHECKING:
-    from grpo_trainable.models.hf import HFPolicy
-    from grpo_trainable.models.lora import LoraPolicy
+    from grpo_trainable.models.hf.lora import LoraPolicy
+    from grpo_trainable.models.hf.policy import HFPolicy
 
 # ---- Of ours -----------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, To
 
 def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
     hf_directory.refuse_missing_library(str(directory), "transformers")
-    from grpo_trainable.models.hf import load_hf_policy
+    from grpo_trainable.models.hf.policy import load_hf_policy
 
     return load_hf_policy(directory, dtype=model.dtype, head_fp32=model.head_fp32)
 
@@ -184,8 +184,8 @@ def _load_hf(model: PolicySettings, directory: Path) -> HFPolicy:
 def _adapted(model: PolicySettings, seed: int, *, apart: bool) -> tuple[LoraPolicy, Tokenizer]:
     policy, tokenizer = build_policy(model, seed)
     hf_directory.refuse_missing_library(str(model.path), "peft")
-    from grpo_trainable.models.hf import HFPolicy
-    from grpo_trainable.models.lora import LoraPolicy
+    from grpo_trainable.models.hf.lora import LoraPolicy
+    from grpo_trainable.models.hf.policy import HFPolicy
 
     assert isinstance(policy, HFPolicy), "others have no adapters"
     assert model.lora_rank is not None

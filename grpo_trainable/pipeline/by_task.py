@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.pipeline.rollout_metrics import rollout_metrics
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.mix import mixture_of
 
 # `task/<label>/<name>` -> the metric of the whole round that it is for one task.

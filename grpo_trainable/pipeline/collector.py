@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.draws import Draws
 from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
 from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.pools import DifficultyPools
+from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
-from grpo_trainable.replay_buffer import ReplayBuffer
-from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.versions import StalenessGate
-from grpo_trainable.wording import plural
+from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.protocol.versions import StalenessGate
+from grpo_trainable.text import plural
 
 # Ends the key of a draw from the replay buffer: numpy fills shorter keys up with zeros, so that no
 # other draw has it.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo_trainable.pipeline.ledger import FilledBatch
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup
 
 
 class Draws:

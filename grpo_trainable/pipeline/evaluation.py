@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.messages import Scored
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
-from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.wording import plural
+from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.text import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from grpo_trainable.calls import Actor, ActorFailed, ActorLost
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.messages import Deposited, Loaded, Published, Sampled, Scored
 from grpo_trainable.pipeline.open_calls import OpenCalls
 from grpo_trainable.pipeline.report import Recorder
-from grpo_trainable.rollout import Request
-from grpo_trainable.versions import StalenessGate, Sync
+from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost
+from grpo_trainable.protocol.messages import Deposited, Loaded, Published, Sampled, Scored
+from grpo_trainable.protocol.rollout import Request
+from grpo_trainable.protocol.versions import StalenessGate, Sync
 
 # Chunks at one generator at a time, until they are scored: while one runs another waits or is
 # scored, so that the generator does not stand still. A third would only be sampled with older

@@ -13,10 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Runtime
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.messages import Deposited, Loaded, Sampled, Scored, Updated
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import (
@@ -36,8 +33,10 @@ from grpo_trainable.pipeline.fleet import (
     Score,
     Spawn,
 )
+from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.pipeline.ledger import Chunk
 from grpo_trainable.pipeline.open_calls import OpenCalls
+from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import (
     Counts,
     Recorder,
@@ -49,11 +48,12 @@ from grpo_trainable.pipeline.report import (
 from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
 from grpo_trainable.pipeline.sampled_work import is_same_work, sampled_work
 from grpo_trainable.pipeline.standstill import Standstill
-from grpo_trainable.replay_buffer import ReplayBuffer
-from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.timers import now
-from grpo_trainable.versions import StalenessGate
-from grpo_trainable.wording import plural
+from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Runtime
+from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored, Updated
+from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.protocol.versions import StalenessGate
+from grpo_trainable.telemetry.timers import now
+from grpo_trainable.text import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from grpo_trainable.calls import Actor, ActorFailed, ActorLost, Call, Runtime, no_answer
-from grpo_trainable.liveness import Watch
+from grpo_trainable.pipeline.liveness import Watch
+from grpo_trainable.protocol.calls import Actor, ActorFailed, ActorLost, Call, Runtime, no_answer
 
 Record = TypeVar("Record")
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_trainable.calls import OutOfBand
-from grpo_trainable.messages import GradientStep, Loaded, Updated
-from grpo_trainable.metrics import ActorSpan, stage_seconds
 from grpo_trainable.pipeline.evaluation import Evaluation, HeldOut
-from grpo_trainable.rollout import RolloutGroup
-from grpo_trainable.timers import Span, covered_seconds
-from grpo_trainable.versions import Sync, VersionChange
+from grpo_trainable.protocol.calls import OutOfBand
+from grpo_trainable.protocol.messages import GradientStep, Loaded, Updated
+from grpo_trainable.protocol.rollout import RolloutGroup
+from grpo_trainable.protocol.versions import Sync, VersionChange
+from grpo_trainable.telemetry.metrics import ActorSpan, stage_seconds
+from grpo_trainable.telemetry.timers import Span, covered_seconds
 
 
 @dataclass(kw_only=True)

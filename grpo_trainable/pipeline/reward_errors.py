@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.protocol.calls import ActorFailed
 
 # Failed rewards are judged as a share of the responses to at least so many prompts: a few failures
 # among few responses say nothing of the rate.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_trainable.rollout import RolloutGroup, extents
+from grpo_trainable.protocol.rollout import RolloutGroup, extents
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import without_signal
-from grpo_trainable.wording import plural
+from grpo_trainable.telemetry.metrics import without_signal
+from grpo_trainable.text import plural
 
 PATIENCE = 4  # rounds in a row without signal, after which it is told
 

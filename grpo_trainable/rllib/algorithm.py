@@ -26,10 +26,10 @@ from ray.tune import Checkpoint, PlacementGroupFactory
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
-from grpo_trainable.checkpointing import CheckpointError
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, resources, shown
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
+from grpo_trainable.storage.checkpointing import CheckpointError
 from grpo_trainable.trial import TrainedRound, Trial, resolved
 
 NAME = "GRPO-RLlib"

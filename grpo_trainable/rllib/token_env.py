@@ -12,15 +12,15 @@ import gymnasium  # pyright: ignore[reportMissingImports]
 import numpy as np
 import torch
 
-from grpo_trainable.actors.scorer import Scorer, make_scorer
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten
+from grpo_trainable.generator.scorer import Scorer, make_scorer
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
-from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.protocol.rollout import SamplingLimits
 from grpo_trainable.rllib.module import NO_TOKEN, token_spaces
-from grpo_trainable.rollout import SamplingLimits
 from grpo_trainable.tasks import RewardError
+from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.trial import resolved
 
 # Settings of a trial that are read here, or by the module that acts.

@@ -13,7 +13,7 @@ from grpo_trainable.config import GRPOConfig
 from grpo_trainable.simulation.runtime import Durations
 from grpo_trainable.simulation.traces import UPDATE, calls_of, deposits_of
 from grpo_trainable.simulation.trial import simulate, wall_clock_a_round
-from grpo_trainable.stages import OTHER_THREADS
+from grpo_trainable.telemetry.stages import OTHER_THREADS
 
 
 @dataclass(frozen=True, kw_only=True)

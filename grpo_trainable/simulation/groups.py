@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup
 
 
 def one_token_group(

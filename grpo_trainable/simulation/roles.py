@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from grpo_trainable.config import GRPOConfig, schedule
-from grpo_trainable.messages import (
+from grpo_trainable.protocol.messages import (
     Deposited,
     Drift,
     GradientStep,
@@ -22,10 +22,10 @@ from grpo_trainable.messages import (
     Scored,
     Updated,
 )
-from grpo_trainable.rollout import Request, RolloutGroup, SamplingLimits
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits
 from grpo_trainable.simulation.groups import group_of
-from grpo_trainable.stages import IDLE
-from grpo_trainable.timers import Span
+from grpo_trainable.telemetry.stages import IDLE
+from grpo_trainable.telemetry.timers import Span
 
 
 class VirtualRequests:

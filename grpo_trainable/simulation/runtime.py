@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_trainable.calls import ActorFailed, ActorLost
+from grpo_trainable.protocol.calls import ActorFailed, ActorLost
 
 MAX_WAITS = 20_000  # a pipeline that waits more often is taken to wait for ever
 TICK = 1 / 64  # the unit of durations in tests: sums of it are exact in floating point

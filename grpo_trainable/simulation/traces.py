@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_trainable.stages import IDLE, TRACE_NAMES
+from grpo_trainable.telemetry.stages import IDLE, TRACE_NAMES
 
 SAMPLING, EVALUATION, UPDATE, SYNC = "rollout", "eval", "optimize", "sync"
 VINE = "vine"  # a part of a call of the first kind, told apart from it

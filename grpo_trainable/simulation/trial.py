@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig, resources
-from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.metrics import stage_seconds
 from grpo_trainable.pipeline import Pipeline, RoundReport
+from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.simulation.roles import (
     GeneratorCall,
     TrainingCall,
@@ -31,6 +30,7 @@ from grpo_trainable.simulation.runtime import (
     VirtualRuntime,
     constant_durations,
 )
+from grpo_trainable.telemetry.metrics import stage_seconds
 
 # A `task.reward` whose responses are scored by calls of their own, as a user's are.
 SCORED_APART = "virtual:scored_apart"

@@ -1,17 +1,6 @@
 """Tasks: text in, score out. `TASKS` holds the built-in ones. Imports no torch."""
 
-from grpo_trainable.tasks.base import (
-    Example,
-    JSONValue,
-    RewardError,
-    Score,
-    ScoreRequest,
-    Task,
-    as_score,
-    eval_size,
-    train_size,
-)
-from grpo_trainable.tasks.control import ControlTask
+from grpo_trainable.control.task import ControlTask
 from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
     KeywordTask,
@@ -27,6 +16,17 @@ from grpo_trainable.tasks.math_reward import (
 )
 from grpo_trainable.tasks.messages import Message, Prompt, as_messages, as_text
 from grpo_trainable.tasks.reasoning_gym import ReasoningGymReward, ReasoningGymTask
+from grpo_trainable.tasks.task import (
+    Example,
+    JSONValue,
+    RewardError,
+    Score,
+    ScoreRequest,
+    Task,
+    as_score,
+    eval_size,
+    train_size,
+)
 
 TASKS = {
     "keyword": KeywordTask,

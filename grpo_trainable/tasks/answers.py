@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo_trainable.config import TaskSettings
-from grpo_trainable.tasks.base import Score
+from grpo_trainable.tasks.task import Score
 from grpo_trainable.tasks.templates import asks_for_tags, template_text
 from grpo_trainable.tasks.votes import Spell, canonical
 

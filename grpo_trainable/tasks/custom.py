@@ -27,8 +27,8 @@ from grpo_trainable.config import (
     unknown_key,
 )
 from grpo_trainable.plugins import PluginError, load, one_line
-from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
 from grpo_trainable.tasks.messages import mistake_in_prompt
+from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 
 COMMON = checks_of(CommonTaskSettings, "task.")
 

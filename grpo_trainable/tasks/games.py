@@ -9,8 +9,8 @@ from grpo_trainable.config import TaskSettings
 from grpo_trainable.environments import Environment
 from grpo_trainable.environments.calculator import Calculator
 from grpo_trainable.environments.guess import Guess
-from grpo_trainable.tasks.base import Example, JSONValue, Score, as_score
 from grpo_trainable.tasks.order import permutation
+from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 
 
 class _Game:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import TaskSettings
-from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.messages import is_text, mistake_in_prompt
 from grpo_trainable.tasks.order import permutation
 from grpo_trainable.tasks.prompt_files import hash_fraction, numbered_lines, split_files
+from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 NOUNS_FILE = Path(__file__).parents[1] / "assets" / "nouns.txt"
 HELD_OUT_WORDS = 0.25  # share of a keyword file

@@ -8,10 +8,10 @@ from typing import Any
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import answer_form, boxed_answer, form_note
-from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.messages import as_text, is_text
 from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split_files
+from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
 # The problems that ship: calculations in words, whose answers are whole numbers.

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks.answers import BOXED, TAGS, AnswerForm, answer_form
-from grpo_trainable.tasks.base import JSONValue, Score
 from grpo_trainable.tasks.equality import Decide, decide_exactly, equal
 from grpo_trainable.tasks.quantities import without_unit
+from grpo_trainable.tasks.task import JSONValue, Score
 from grpo_trainable.tasks.votes import Spell
 
 Truth: TypeAlias = str | int | float | Sequence[str | int | float]

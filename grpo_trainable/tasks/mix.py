@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from grpo_trainable.config import GRPOConfig, weights_of
-from grpo_trainable.tasks.base import Example, Task
 from grpo_trainable.tasks.mixture import Mixture
+from grpo_trainable.tasks.task import Example, Task
 
 
 def mixture_of(config: GRPOConfig) -> Mixture | None:

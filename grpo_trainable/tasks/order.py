@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from grpo_trainable.tasks.base import Example
+from grpo_trainable.tasks.task import Example
 
 
 @lru_cache(maxsize=4)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from grpo_trainable.tasks.base import Example
 from grpo_trainable.tasks.messages import Prompt, as_text
 from grpo_trainable.tasks.order import Rows
+from grpo_trainable.tasks.task import Example
 
 logger = logging.getLogger(__name__)
 

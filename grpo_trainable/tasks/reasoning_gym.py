@@ -14,10 +14,10 @@ from typing import Any
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.plugins import one_line
 from grpo_trainable.tasks.answers import answer_form, form_note
-from grpo_trainable.tasks.base import Example, JSONValue, Score
 from grpo_trainable.tasks.messages import as_text
 from grpo_trainable.tasks.order import permutation
 from grpo_trainable.tasks.prompt_files import is_held_out
+from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
 # A data set makes its problem number n of its seed plus n, so those of two seeds share problems.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import ray
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.transports.chunks import StoredParts
 from grpo_trainable.transports.object_store import (
     ObjectStoreReceiver,
     ObjectStoreSender,
     StoredWeights,
 )
-from grpo_trainable.transports.parts import StoredParts
 from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.weight_transfer import WeightReceiver, WeightSender
+from grpo_trainable.transports.chunks import StoredParts
 from grpo_trainable.transports.object_store import (
     ObjectStoreReceiver,
     ObjectStoreSender,
     StoredWeights,
 )
-from grpo_trainable.transports.parts import StoredParts
-from grpo_trainable.weight_transfer import WeightReceiver, WeightSender
 
 
 @dataclass(frozen=True, slots=True)

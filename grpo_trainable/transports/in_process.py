@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from grpo_trainable.checksums import copy_with_checksum
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.checksums import copy_with_checksum
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 
 class InProcess:

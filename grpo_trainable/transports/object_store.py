@@ -12,11 +12,18 @@ import torch
 from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
-from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
-from grpo_trainable.transports.base import TransportError, read_only_is_fine
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.transports.chunks import (
+    Assembly,
+    StoredParts,
+    TimeLeft,
+    cut,
+    in_turn,
+    parts_for,
+)
 from grpo_trainable.transports.packing import Packed, layout_for
-from grpo_trainable.transports.parts import Assembly, StoredParts, TimeLeft, cut, in_turn, parts_for
+from grpo_trainable.transports.transport import TransportError, read_only_is_fine
 
 
 def get_in_time(

@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_trainable.checksums import copy_with_checksum
 from grpo_trainable.models.parameters import ALIGNMENT
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.checksums import copy_with_checksum
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 _one_at_a_time = Lock()  # two threads fetch: new weights may arrive while a batch is sampled
 S = TypeVar("S", bound="Slot")

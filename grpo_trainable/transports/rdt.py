@@ -24,11 +24,11 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 from ray.util.collective.const import get_store_name
 from torch import Tensor
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
-from grpo_trainable.transports.base import TransportError
-from grpo_trainable.transports.interface import let_gloo_use
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.transports.network_interface import let_gloo_use
 from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
+from grpo_trainable.transports.transport import TransportError
 
 FREED_DEADLINE_S = 60.0  # how long Ray may take to let go of a snapshot that nobody needs
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
-from grpo_trainable.transports.base import TransportError, read_only_is_fine
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
+from grpo_trainable.transports.transport import TransportError, read_only_is_fine
 
 HEADER = struct.Struct("=16sq")  # the token of the slot, and the publication in it or WRITING
 HEADER_BYTES = 4096

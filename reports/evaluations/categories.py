@@ -12,8 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from grpo_trainable.evaluation.generation import CATEGORIES, Generation
 from grpo_trainable.tasks import JSONValue
+from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 from reports.evaluations.record import EvaluationRecord
 from reports.markup import MAX_TEXT, escaped, html_table, shortened, visible
 

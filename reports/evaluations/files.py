@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grpo_trainable.atomic import replacing
-from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports import experiment_files
 from reports.evaluations.categories import categories_page
 from reports.evaluations.data import FORMAT, evaluation_data

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.attempts import ks, majority_at, pass_at
 from reports.evaluations.record import EvaluationRecord
 from reports.intervals import Estimate, alike, over_prompts, share_over_prompts

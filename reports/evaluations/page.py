@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.config import GRPOConfig, flatten, shown
-from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports.document import document, figure
 from reports.evaluations.categories import MEANINGS, categories_section, shown_truth
 from reports.evaluations.measures import Measure, measures

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from grpo_trainable.evaluation.generation import CATEGORIES, Generation
+from grpo_trainable.tools.evaluation.generation import CATEGORIES, Generation
 
 
 @dataclass(frozen=True, kw_only=True)

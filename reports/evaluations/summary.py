@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from grpo_trainable.config import shown
-from grpo_trainable.wording import plural, written
+from grpo_trainable.text import plural, written
 from reports.evaluations.categories import HEADER as CATEGORIES
 from reports.evaluations.categories import table_rows
 from reports.evaluations.measures import Figure, Measure, measures

@@ -12,7 +12,7 @@ import ray
 import torch
 from weight_lines import Line
 
-from grpo_trainable.transports import TRANSPORTS
+from grpo_trainable.config.transport_catalog import TRANSPORTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,7 +56,7 @@ def test_weights_of_a_gpu_arrive_on_a_gpu_whole_and_leave_nothing(name: str) -> 
 
 def test_a_gpu_changes_no_bit_of_what_travels() -> None:
     """The checksum of the same weights, taken on the CPU, on the GPU, and on the way between."""
-    from grpo_trainable.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
+    from grpo_trainable.protocol.checksums import PIECE_BYTES, copy_with_checksum, storage_checksum
 
     tensors = {
         "by_row": torch.randn(250, 400),

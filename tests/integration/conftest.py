@@ -15,9 +15,9 @@ import ray
 import torch
 from ray import tune
 
-from grpo_trainable.calls import await_call
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.metrics import NAMES, TIMED
+from grpo_trainable.protocol.calls import await_call
+from grpo_trainable.telemetry.metrics import NAMES, TIMED
 from grpo_trainable.trainable import DetailedGRPO, GRPOTrainable
 from grpo_trainable.trial import BUILT_INTO_ACTORS
 

@@ -23,12 +23,12 @@ from conftest import (
 )
 from ray import tune
 
-from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
-from grpo_trainable.details import DETAILS
-from grpo_trainable.metrics import FRACTIONS, NAMES, SOMETIMES
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.checkpointing import CheckpointError, read_checkpoint
+from grpo_trainable.storage.trial_storage import TrialStorage
+from grpo_trainable.telemetry.metrics import FRACTIONS, NAMES, SOMETIMES
 from grpo_trainable.trainable import GRPOTrainable
 from grpo_trainable.trial import Trial
-from grpo_trainable.trial_storage import TrialStorage
 
 INTERRUPTION = " That is all."
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from conftest import wait_for
 
-from grpo_trainable.actors.generator import Generator
-from grpo_trainable.calls import Actor
+from grpo_trainable.cluster.ray_actors import RayActor, RayRuntime
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.liveness import Watch
+from grpo_trainable.generator.generator import Generator
 from grpo_trainable.models.directory import read_tokenizer
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.remote import RayActor, RayRuntime
+from grpo_trainable.pipeline.liveness import Watch
+from grpo_trainable.protocol.calls import Actor
+from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
 DEADLINE_S = 3.0

@@ -10,8 +10,8 @@ import torch
 from conftest import untimed
 from test_real_actors import check_log_probs, run
 
-from grpo_trainable.checkpointing import read_checkpoint
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.storage.checkpointing import read_checkpoint
 
 SPEEDS = {"rollout": 60.0, "optimize": 20.0, "sync": 1.0}
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_trainable.actors.env_processes import check_environment
-from grpo_trainable.actors.episodes import EpisodePlayer
-from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.worker_process import MARK
 from grpo_trainable.config import EnvSettings, GRPOConfig
-from grpo_trainable.messages import Scored
+from grpo_trainable.generator.env_processes import check_environment
+from grpo_trainable.generator.episodes import EpisodePlayer
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.generator.worker_process import MARK
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
 # What an episode's specification is decides what goes wrong in it.

@@ -12,7 +12,7 @@ import pytest
 from browser import browse, needs_browser
 from evaluations import generation, record, unscored
 
-from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.page import render_page
 
 pytestmark = needs_browser

@@ -15,7 +15,7 @@ from conftest import assert_no_actor_left, rows, trial_config
 from ray import tune
 
 from callbacks import grpo_callbacks
-from grpo_trainable.checkpointing import TrialState, checkpoint_round, write_checkpoint
+from grpo_trainable.storage.checkpointing import TrialState, checkpoint_round, write_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
 from reports.summary import compare, table

@@ -11,7 +11,7 @@ from commands import SMALL, overlap, parts, run, spans, trial_directories, tune
 from conftest import rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_trainable.metrics import NAMES, SOMETIMES
+from grpo_trainable.telemetry.metrics import NAMES, SOMETIMES
 from launch import evaluate
 from reports.evaluations.files import read_evaluation
 

@@ -11,7 +11,7 @@ import pytest
 from commands import SMALL, trial_directories, tune, tune_command
 from conftest import checkpoints, rows, wait_for
 
-from grpo_trainable.checkpointing import checkpoint_round
+from grpo_trainable.storage.checkpointing import checkpoint_round
 
 NAME = "full"
 

@@ -16,7 +16,7 @@ from commands import SMALL, parts, spans, trial_directories, tune, tune_command
 from conftest import rows, wait_for
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from grpo_trainable.checkpointing import checkpoint_round
+from grpo_trainable.storage.checkpointing import checkpoint_round
 from reports.experiment import read_experiment
 
 ROUNDS = 28

@@ -12,12 +12,12 @@ from policies import Mailbox, sharpened, write_quick_policy
 from rank_threads import a_round, config_with
 from torch import Tensor, multiprocessing
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.actors.process_group import ProcessGroup, Rendezvous
-from grpo_trainable.actors.ranks import ALONE, Ranks, Replicas
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.messages import LearnerState
-from grpo_trainable.rollout import PolicyWeights
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.learner.process_group import ProcessGroup, Rendezvous
+from grpo_trainable.learner.ranks import ALONE, Ranks, Replicas
+from grpo_trainable.protocol.messages import LearnerState
+from grpo_trainable.protocol.rollout import PolicyWeights
 
 SIZES = (4, 2)  # the same processes make one group after the other
 DEADLINE_S = 60.0
@@ -76,7 +76,7 @@ def held_bytes(learner: Learner) -> int:
 
 def rank_process(rank: int, places: dict[Any, tuple[str, int]], path: str, out: str) -> None:
     torch.set_num_threads(1)
-    from grpo_trainable.actors.shards import Shards
+    from grpo_trainable.learner.shards import Shards
 
     for size in SIZES:
         if rank >= size:

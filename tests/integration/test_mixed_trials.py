@@ -9,9 +9,9 @@ import pyarrow as pa
 from conftest import trial_config, untimed, written_by_the_page
 
 from callbacks.rollouts import ROLLOUTS
-from grpo_trainable.checkpointing import read_checkpoint
-from grpo_trainable.details import DETAILS
-from grpo_trainable.metrics import names_with
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.checkpointing import read_checkpoint
+from grpo_trainable.telemetry.metrics import names_with
 
 LABELS = ("keyword", "Letters")
 

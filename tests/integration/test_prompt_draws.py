@@ -7,7 +7,7 @@ from typing import Any
 
 from conftest import trial_config, untimed
 
-from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.storage.checkpointing import read_checkpoint
 
 RESAMPLED = {"zero_advantage": "resample", "group_size": 2, "oversample": 16.0, "redraws": 32}
 TWO_GENERATORS = {"num_generators": 2, "generator_cpus": 0.95}

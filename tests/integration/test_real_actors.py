@@ -13,19 +13,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from policies import write_quick_policy
 
-from grpo_trainable.actors.generator import Generator
-from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
-from grpo_trainable.learner_group import LearnerGroup
-from grpo_trainable.messages import Deposited, Scored
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.pipeline import Pipeline
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import LiveWeights, Request, RolloutGroup, collate
+from grpo_trainable.pipeline.learner_group import LearnerGroup
+from grpo_trainable.protocol.messages import Deposited, Scored
+from grpo_trainable.protocol.rollout import LiveWeights, Request, RolloutGroup, collate
 from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime, long_tailed_durations
+from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 MAX_NEW_TOKENS = 6

@@ -28,7 +28,7 @@ from grpo_trainable.config import schedule
 from launch import report
 from reports import canvas, series
 from reports.experiment import read_experiment
-from reports.parts import read_files
+from reports.parquet_reader import read_files
 from reports.report import write_report
 from reports.summary import compare
 

@@ -16,8 +16,6 @@ import psutil
 import pytest
 from conftest import wait_for
 
-from grpo_trainable.actors import env_processes
-from grpo_trainable.actors.env_processes import check_environment
 from grpo_trainable.config import EnvSettings, GRPOConfig
 from grpo_trainable.environments import sandbox
 from grpo_trainable.environments.python_tool import PythonTool
@@ -28,6 +26,8 @@ from grpo_trainable.environments.sandbox import (
     run_python,
     run_uncontained,
 )
+from grpo_trainable.generator import env_processes
+from grpo_trainable.generator.env_processes import check_environment
 from launch import check_env, tune
 from tuning.checks import check_inputs, checks_of
 

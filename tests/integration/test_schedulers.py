@@ -12,7 +12,7 @@ from ray import cloudpickle, tune
 from ray.tune.schedulers import ASHAScheduler
 
 from callbacks import grpo_callbacks
-from grpo_trainable.checkpointing import checkpoint_round, read_checkpoint
+from grpo_trainable.storage.checkpointing import checkpoint_round, read_checkpoint
 from grpo_trainable.trainable import DetailedGRPO
 from tuning.schedulers import PBT
 

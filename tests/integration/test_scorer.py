@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo_trainable.actors.progress import steps_done
-from grpo_trainable.actors.scorer import ProcessScorer, check_reward
+from grpo_trainable.generator.scorer import ProcessScorer, check_reward
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
+from grpo_trainable.telemetry.progress import steps_done
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -186,7 +186,7 @@ def test_a_reward_that_always_hangs_is_not_asked_for_ever(spec):
 
 def test_every_response_is_a_step_of_progress_whatever_came_of_it(spec, monkeypatch):
     # However long a process is waited for, that is no step here.
-    monkeypatch.setattr("grpo_trainable.actors.worker_process.WAIT_S", 60.0)
+    monkeypatch.setattr("grpo_trainable.generator.worker_process.WAIT_S", 60.0)
     with contextlib.closing(ProcessScorer(spec, deadline_s=1.0)) as scorer:
         before = steps_done()
         scorer.score(requests("x", "raise", "hang", "die", "x"))
@@ -280,7 +280,7 @@ def test_no_worker_outlives_a_parent_that_was_killed(spec, response):
     call = "" if response is None else f"scorer.score([ScoreRequest({response!r}, 'ab')])"
     program = f"""
         import time
-        from grpo_trainable.actors.scorer import ProcessScorer
+        from grpo_trainable.generator.scorer import ProcessScorer
         from grpo_trainable.tasks import ScoreRequest
         scorer = ProcessScorer({spec!r}, deadline_s=60)
         print(*[worker._process.pid for worker in scorer._processes], flush=True)

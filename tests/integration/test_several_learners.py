@@ -11,8 +11,8 @@ import ray
 import torch
 from conftest import actor_processes, trial_config
 
-from grpo_trainable.calls import ActorLost
-from grpo_trainable.checkpointing import MANIFEST, read_checkpoint
+from grpo_trainable.protocol.calls import ActorLost
+from grpo_trainable.storage.checkpointing import MANIFEST, read_checkpoint
 
 TWO = {"num_learners": 2, "learner_strategy": "fsdp2", "learner_cpus": 0.45}
 FOUR = {"num_learners": 4, "learner_cpus": 0.4, "elastic": True}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from conftest import assert_no_actor_left, kill, trial_config
 
-from grpo_trainable.calls import ActorFailed
-from grpo_trainable.checkpointing import OF_LEARNERS, part_file, read_checkpoint
-from grpo_trainable.remote import RayActor
+from grpo_trainable.cluster.ray_actors import RayActor
+from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.storage.checkpointing import OF_LEARNERS, part_file, read_checkpoint
 
 
 def test_dead_generator_costs_an_asynchronous_run_no_prompt(begun: Any) -> None:

@@ -21,13 +21,13 @@ from ray import tune
 from ray.train._internal.session import _TrainingResult
 from ray.train._internal.storage import StorageContext
 
-from grpo_trainable.calls import ActorFailed
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.details import DETAILS, RoundDetails
-from grpo_trainable.inputs import InputChanged, digests_of_all
+from grpo_trainable.protocol.calls import ActorFailed
+from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.storage.trial_storage import TrialStorage
+from grpo_trainable.tasks.input_files import InputChanged, digests_of_all
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
-from grpo_trainable.trial_storage import TrialStorage
 
 
 def test_a_trial_whose_noted_checkpoint_was_removed_goes_on_from_its_newest(

@@ -14,9 +14,9 @@ import ray
 from conftest import actor_processes, assert_no_actor_left, checkpoints, fit, rows, trial_config
 from ray import cloudpickle, tune
 
-from grpo_trainable.calls import ActorFailed, await_call
-from grpo_trainable.checkpointing import read_checkpoint
 from grpo_trainable.models.directory import SHIPPED_POLICY
+from grpo_trainable.protocol.calls import ActorFailed, await_call
+from grpo_trainable.storage.checkpointing import read_checkpoint
 from grpo_trainable.tasks.keyword import NOUNS_FILE
 from grpo_trainable.trainable import GRPOTrainable
 

@@ -22,22 +22,22 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from weight_lines import Line, Reader, Restless
 
-from grpo_trainable.calls import ActorFailed, ActorLost, await_call
-from grpo_trainable.checksums import storage_checksum
+from grpo_trainable.cluster.ray_actors import RayActor, RayRuntime
+from grpo_trainable.cluster.transport_choice import make_receiver, make_sender
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config.transport_catalog import TRANSPORTS
 from grpo_trainable.models.store import build_policy
-from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import LiveWeights
-from grpo_trainable.transports import TRANSPORTS
-from grpo_trainable.transports.base import TransportError
-from grpo_trainable.transports.choice import make_receiver, make_sender
+from grpo_trainable.protocol.calls import ActorFailed, ActorLost, await_call
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import LiveWeights
+from grpo_trainable.transports.chunks import StoredParts
 from grpo_trainable.transports.object_store import (
     ObjectStoreReceiver,
     ObjectStoreSender,
     StoredWeights,
 )
-from grpo_trainable.transports.parts import StoredParts
 from grpo_trainable.transports.shm import ShmReceiver, ShmSender
+from grpo_trainable.transports.transport import TransportError
 
 # cuda_ipc and nccl need GPUs: tests/gpu.
 ALL = ("object_store", "shm", "gloo", "nixl")

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 import torch
 
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup
 
 # Responses of a comparison that may go on differently. Rounding moves the border between two tokens
 # by a millionth or so: a first one is rare in thousands of tokens, and a second one no accident.

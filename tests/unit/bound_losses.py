@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from grpo_trainable import algo
-from grpo_trainable.actors.user_functions import configured_loss
 from grpo_trainable.algo import SELECTIONS
 from grpo_trainable.config import LossSettings
+from grpo_trainable.learner.user_functions import configured_loss
 
 Loss = Callable[..., tuple[Tensor, Tensor]]
 

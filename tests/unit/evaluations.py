@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.evaluation.generation import Generation
+from grpo_trainable.tools.evaluation.generation import Generation
 from reports.evaluations.record import EvaluationRecord
 
 

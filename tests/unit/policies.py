@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 
 def sharpened(config: ModelConfig, seed: int = 0) -> TransformerLM:

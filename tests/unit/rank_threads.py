@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.actors.ranks import Replicas
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.learner.ranks import Replicas
+from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.transports.in_process import InProcess
 
 Answer = TypeVar("Answer")

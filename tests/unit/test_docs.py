@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_trainable.config import CHECKS
-from grpo_trainable.engines import ENGINES
+from grpo_trainable.config.engine_catalog import ENGINES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ALGORITHMS = (DOCS / "algorithms.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_trainable.wording import did_you_mean, plural, written
+from grpo_trainable.text import did_you_mean, plural, written
 
 
 def test_one_is_singular_and_none_is_not():

@@ -12,13 +12,13 @@ from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
-from grpo_trainable.checkpointing import TrialState, read_checkpoint, write_checkpoint
-from grpo_trainable.details import RoundDetails
-from grpo_trainable.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
-from grpo_trainable.storage import Place
-from grpo_trainable.timers import Span
-from grpo_trainable.trial_storage import TrialStorage, place
-from grpo_trainable.versions import VersionChange
+from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.protocol.versions import VersionChange
+from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.storage.object_store import Place
+from grpo_trainable.storage.trial_storage import TrialStorage, place
+from grpo_trainable.telemetry.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan
+from grpo_trainable.telemetry.timers import Span
 
 
 class FakeTrial:

@@ -15,19 +15,19 @@ import psutil
 import torch
 from ray import cloudpickle
 
-from grpo_trainable.calls import OutOfBand, await_call
-from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.config import GRPOConfig
-from grpo_trainable.remote import RayActor, RayRuntime
-from grpo_trainable.rollout import LiveWeights
-from grpo_trainable.transports.choice import (
+from grpo_trainable.cluster.ray_actors import RayActor, RayRuntime
+from grpo_trainable.cluster.transport_choice import (
     check_here,
     choose_transport,
     make_receiver,
     make_sender,
 )
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.protocol.calls import OutOfBand, await_call
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import LiveWeights
+from grpo_trainable.protocol.weight_transfer import WeightSender
 from grpo_trainable.transports.rdt import Group
-from grpo_trainable.weight_transfer import WeightSender
 
 # The actors' processes know the product, not its tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

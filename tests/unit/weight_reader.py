@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo_trainable.checksums import storage_checksum
-from grpo_trainable.transports.base import TransportError
+from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.transports.shm import ShmReceiver
+from grpo_trainable.transports.transport import TransportError
 
 
 def fetch_in_turn(handles: Any, answers: Any) -> None:

@@ -15,19 +15,25 @@ from hf_models import FAMILIES, tokenizer
 from policies import Mailbox
 from torch import Tensor
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines import vllm_build, vllm_transfer
-from grpo_trainable.engines.base import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups
+from grpo_trainable.engines.engine import EngineError, EngineSetup, build_engine
+from grpo_trainable.engines.vllm import build, transfer
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits, collate
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import (
+    PolicyWeights,
+    Request,
+    RolloutGroup,
+    SamplingLimits,
+    collate,
+)
+from grpo_trainable.tasks.prompts import Prompts, build_task
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
 transformers = pytest.importorskip("transformers")
@@ -263,7 +269,7 @@ def test_after_each_of_fifty_syncs_vllm_holds_the_tensors_that_were_sent(model_p
         }
         sampler.load(snapshot_of(tensors, version))
         digest = storage_checksum(held_weights(sampler.llm))
-        assert digest == storage_checksum(as_fused(vllm_transfer.untied(tensors)))
+        assert digest == storage_checksum(as_fused(transfer.untied(tensors)))
         seen.add(digest)
         if version % 10 == 0:
             group = generated(sampler, requests(prompts=PROMPTS[:1]))[0]
@@ -288,7 +294,7 @@ def test_weights_in_lower_precision_arrive(model_path):
     sampler = engine_of(model_path())
     sampler.load(snapshot_of(half, version=2))
     wide = {name: tensor.float() for name, tensor in half.items()}
-    expected = storage_checksum(as_fused(vllm_transfer.untied(wide)))
+    expected = storage_checksum(as_fused(transfer.untied(wide)))
     assert storage_checksum(held_weights(sampler.llm)) == expected
 
 
@@ -308,15 +314,15 @@ def test_weights_that_do_not_fill_the_model_are_refused(model_path):
 
 def test_a_head_that_no_weights_reach_is_noticed(model_path, monkeypatch):
     # What vLLM does by itself with a tied head: it keeps the packed copy of its first weights.
-    monkeypatch.setattr(vllm_build, "_overrides", lambda config: {})
-    monkeypatch.setattr(vllm_transfer, "untied", dict)
+    monkeypatch.setattr(build, "_overrides", lambda config: {})
+    monkeypatch.setattr(transfer, "untied", dict)
     with pytest.raises(EngineError, match=r"version 0 have no value for lm_head\.weight of vLLM's"):
         engine_of(model_path("qwen2", True))
 
     def load(model: Any, weights: PolicyWeights, renamed: Any) -> None:
         model.load_weights(iter(weights.tensors.items()))
 
-    monkeypatch.setattr(vllm_transfer, "load_snapshot", load)
+    monkeypatch.setattr(transfer, "load_snapshot", load)
     with pytest.raises(EngineError, match=r"log-probs differ from the learner's by \d\.\d+ nats"):
         engine_of(model_path("qwen2", True))
 

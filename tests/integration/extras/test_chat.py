@@ -13,11 +13,11 @@ import tokenizers
 from hf_models import write_json_files
 
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute
-from grpo_trainable.inputs import input_files
-from grpo_trainable.models.chat import ChatTemplate, chat_template
 from grpo_trainable.models.directory import read_tokenizer
-from grpo_trainable.prompts import Prompts
+from grpo_trainable.models.hf.chat import ChatTemplate, chat_template
 from grpo_trainable.tasks import Example, as_messages
+from grpo_trainable.tasks.input_files import input_files
+from grpo_trainable.tasks.prompts import Prompts
 
 transformers = pytest.importorskip("transformers")
 

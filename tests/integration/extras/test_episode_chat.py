@@ -9,17 +9,17 @@ import torch
 
 pytest.importorskip("transformers")
 
-from grpo_trainable.actors.episodes import EpisodePlayer
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines.base import Action
+from grpo_trainable.engines.engine import Action
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import save_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import RolloutGroup, collate
+from grpo_trainable.protocol.rollout import RolloutGroup, collate
+from grpo_trainable.tasks.prompts import Prompts, build_task
 
 GROUPS, GROUP_SIZE, AT_ONCE, TURNS = 125, 8, 25, 3
 

@@ -15,17 +15,17 @@ from hf_models import write_hf_model
 from policies import write_quick_policy
 from torch import Tensor
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.checkpointing import TrialState, write_checkpoint
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines.base import EngineSetup, build_engine
-from grpo_trainable.exporting import ExportError, export
-from grpo_trainable.inputs import input_digests
+from grpo_trainable.engines.engine import EngineSetup, build_engine
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import SHIPPED_POLICY, read_tokenizer
 from grpo_trainable.models.store import build_policy, load_policy
-from grpo_trainable.prompts import Prompts, build_task
-from grpo_trainable.rollout import RolloutGroup
+from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.simulation.groups import one_token_group
+from grpo_trainable.storage.checkpointing import TrialState, write_checkpoint
+from grpo_trainable.tasks.input_files import input_digests
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.tools.export import ExportError, export
 from grpo_trainable.transports.in_process import InProcess
 from launch import export as command
 

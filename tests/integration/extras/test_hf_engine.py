@@ -13,18 +13,24 @@ from hf_models import FAMILIES, tokenizer, write_hf_model
 from policies import Mailbox
 from torch import Tensor
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines import rows
-from grpo_trainable.engines.base import EngineSetup, build_engine
 from grpo_trainable.engines.checks import check_groups
+from grpo_trainable.engines.engine import EngineSetup, build_engine
 from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
-from grpo_trainable.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits, collate
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import (
+    PolicyWeights,
+    Request,
+    RolloutGroup,
+    SamplingLimits,
+    collate,
+)
 
 transformers = pytest.importorskip("transformers")
 

@@ -12,9 +12,9 @@ from policies import Mailbox
 from rank_threads import a_round, config_with, learner_of, together
 from torch import Tensor, multiprocessing
 
-from grpo_trainable.actors.learner import Learner
-from grpo_trainable.actors.process_group import ProcessGroup, Rendezvous
-from grpo_trainable.actors.ranks import ALONE, Ranks
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.learner.process_group import ProcessGroup, Rendezvous
+from grpo_trainable.learner.ranks import ALONE, Ranks
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -43,7 +43,7 @@ def trained(path: str, model: dict[str, Any], ranks: Ranks) -> tuple[Tensor, Any
 
 def rank_process(rank: int, place: tuple[str, int], paths: list[str], out: str) -> None:
     torch.set_num_threads(1)
-    from grpo_trainable.actors.shards import Shards
+    from grpo_trainable.learner.shards import Shards
 
     group = ProcessGroup(torch.device("cpu"), DEADLINE_S)
     group.join(rank, 2, place)

@@ -14,14 +14,14 @@ from policies import Mailbox
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grpo_trainable.actors.learner import Learner
 from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.models.store import build_adapted_policy, build_policy, build_trained_policy
-from grpo_trainable.rollout import RolloutGroup, TrainBatch, by_group, collate
+from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, by_group, collate
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")

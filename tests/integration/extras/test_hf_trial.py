@@ -11,7 +11,7 @@ import torch
 from conftest import trial_config, untimed
 from hf_models import write_hf_model
 
-from grpo_trainable.checkpointing import read_checkpoint
+from grpo_trainable.storage.checkpointing import read_checkpoint
 
 pytest.importorskip("transformers")
 

@@ -17,8 +17,8 @@ from conftest import assert_no_actor_left, untimed
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from ray import cloudpickle, tune
 
-from grpo_trainable.checkpointing import CheckpointError, read_checkpoint
 from grpo_trainable.config import ConfigError, GRPOConfig, resources
+from grpo_trainable.storage.checkpointing import CheckpointError, read_checkpoint
 
 pytest.importorskip("gymnasium", reason="needs the extra rllib")
 

@@ -22,7 +22,7 @@ from trials import FakeTrial
 
 from callbacks.mirror import Mirror
 from callbacks.trial_files import parts_after
-from grpo_trainable.checkpointing import (
+from grpo_trainable.storage.checkpointing import (
     MANIFEST,
     CheckpointError,
     TrialState,
@@ -37,8 +37,8 @@ from grpo_trainable.checkpointing import (
     unverified_round,
     write_checkpoint,
 )
-from grpo_trainable.storage import StoredPath, fetched, refusal, stored_path
-from grpo_trainable.trial_storage import TrialStorage, checkpoint_at
+from grpo_trainable.storage.object_store import StoredPath, fetched, refusal, stored_path
+from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at
 from reports.report import ReportError, write_report
 from reports.stored import at_hand
 

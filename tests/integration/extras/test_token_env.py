@@ -14,13 +14,13 @@ pytest.importorskip("gymnasium", reason="needs the extra rllib")
 from gymnasium.utils.env_checker import check_env
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from grpo_trainable.checksums import storage_checksum
 from grpo_trainable.config import ConfigError, GRPOConfig
-from grpo_trainable.engines.base import EngineSetup, build_engine
+from grpo_trainable.engines.engine import EngineSetup, build_engine
 from grpo_trainable.models.store import build_policy
-from grpo_trainable.prompts import Prompts, build_task
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import PolicyWeights, RolloutGroup
 from grpo_trainable.rllib import LanguageModel, TokenEnv, language_model_spec
-from grpo_trainable.rollout import PolicyWeights, RolloutGroup
+from grpo_trainable.tasks.prompts import Prompts, build_task
 
 TASKS: dict[str, dict[str, Any]] = {
     "keyword": {"seed": 3, "rollout": {"max_new_tokens": 24, "stop": [" and"]}},

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from grpo_trainable.actors.scorer import ProcessScorer, make_scorer
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.prompts import build_task
+from grpo_trainable.generator.scorer import ProcessScorer, make_scorer
 from grpo_trainable.tasks import RewardError, Score, ScoreRequest
 from grpo_trainable.tasks.math_reward import verified_equal
+from grpo_trainable.tasks.prompts import build_task
 
 RIGHT, WRONG = Score(1.0, 1.0, 1.0), Score(0.0, 1.0, 0.0)
 REFUSED = Score(0.0, 1.0, 0.0, verified=False)
@@ -175,7 +175,7 @@ def workers(scorer) -> set[int]:
 
 
 def verdicts(scorer: Any, requests: list[ScoreRequest]) -> list[Any]:
-    """The scores without what the responses answer, which tests/unit/test_math_task.py looks at."""
+    """The scores without what the responses answer, which tests/unit/tasks/test_math_task.py looks at."""
     scores = scorer.score(requests)
     return [replace(s, answer=None) if isinstance(s, Score) else s for s in scores]
 

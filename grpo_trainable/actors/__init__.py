@@ -1,1 +1,0 @@
-"""Plain classes that do the work; Ray turns them into actors elsewhere."""

@@ -1,0 +1,1 @@
+"""Ray, applied once: actors, their bundles, and files on every machine."""

@@ -1,0 +1,85 @@
+"""Generator and learner in one actor, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.protocol.messages import (
+    LearnerState,
+    Loaded,
+    Published,
+    Sampled,
+    Scored,
+    Updated,
+)
+from grpo_trainable.protocol.rollout import Request, RolloutGroup
+from grpo_trainable.protocol.weight_transfer import LocalTransport
+from grpo_trainable.storage.checkpointing import LearnerFiles
+from grpo_trainable.telemetry.timers import StageClock
+
+
+class Colocated:
+    """Has the methods of both roles. The generator keeps its own copy of the weights.
+
+    Each role computes with the threads that its CPUs buy: `resources.generator_cpus` while
+    sampling, where the shipped policy gains nothing from a second, `resources.worker_cpus` while
+    training.
+    """
+
+    CONCURRENT = ("progress", "score")
+
+    def __init__(self, config: GRPOConfig, transport: LocalTransport) -> None:
+        clock = StageClock()
+        self._generator = Generator(config, transport, clock)
+        self._learner = Learner(config, transport, clock)
+
+    def reset(self, config: GRPOConfig) -> None:
+        self._generator.reset(config)
+        self._learner.reset(config)
+
+    def warm_up(self, requests: Sequence[Request], prompt_tokens: int) -> None:
+        self._generator.warm_up(requests)
+        self._learner.warm_up(prompt_tokens)
+
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
+        return self._generator.generate(requests)
+
+    def score(self, sampled: Sampled) -> Scored:
+        return self._generator.score(sampled)
+
+    def load(self, handle: Any) -> Loaded:
+        return self._generator.load(handle)
+
+    def update(self, rollout_batches: Sequence[Sequence[RolloutGroup]]) -> Updated:
+        return self._learner.update(rollout_batches)
+
+    def publish(self, needed_from: int = 0) -> Published:
+        return self._learner.publish(needed_from)
+
+    def state(self) -> LearnerState:
+        return self._learner.state()
+
+    def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        return self._learner.write(directory, seen_by)
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        return self._learner.next_message()
+
+    def read_state(
+        self, directory: str, digests: Mapping[str, str], counters: dict[str, Any]
+    ) -> bool:
+        return self._learner.read_state(directory, digests, counters)
+
+    def load_state(self, state: LearnerState) -> None:
+        self._learner.load_state(state)
+
+    def progress(self) -> int:
+        return self._generator.progress()  # counts the steps of the whole process
+
+    def close(self) -> None:
+        self._generator.close()
+        self._learner.close()

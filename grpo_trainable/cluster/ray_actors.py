@@ -1,0 +1,151 @@
+"""Ray, applied once: plain classes become actors, method calls become calls that can be awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import ray.util
+from ray._private import state
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from grpo_trainable.protocol.calls import ActorFailed, ActorLost, DeliveryFailed, OutOfBand
+from grpo_trainable.telemetry.timers import now
+
+ANY_BUNDLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RayCall:
+    actor: RayActor
+    stage: str
+    ref: Any
+
+
+class RayActor:
+    """An actor in the placement group of the Trainable that starts it.
+
+    Each method that its class names in `CONCURRENT` runs in a thread of its own, while the other
+    calls are worked through in order. `bundle` is its bundle of the placement group; ANY_BUNDLE
+    leaves the choice to Ray. With `direct` its tensors may travel past the object store.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        name: str,
+        *args: Any,
+        num_cpus: float,
+        num_gpus: float,
+        bundle: int = ANY_BUNDLE,
+        direct: bool = False,
+    ) -> None:
+        self._name = name
+        self._concurrent: Sequence[str] = getattr(cls, "CONCURRENT", ())
+        # Explicit resources, or Ray looks for a whole CPU that the placement group does not have.
+        options: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "max_restarts": 0}
+        if self._concurrent:
+            options["concurrency_groups"] = dict.fromkeys(self._concurrent, 1)
+        if direct:
+            options["enable_tensor_transport"] = True
+        group = ray.util.get_current_placement_group()
+        if group is not None:
+            # Helper actors that Ray starts, as for `nccl`, have no room in the trial's own group.
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                group,
+                placement_group_bundle_index=bundle,
+                placement_group_capture_child_tasks=False,
+            )
+        self.handle = ray.remote(**options)(cls).remote(*args)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def submit(self, stage: str, method: str, *args: Any) -> RayCall:
+        bound = getattr(self.handle, method)
+        if method in self._concurrent:
+            bound = bound.options(concurrency_group=method)
+        parts: list[Any] = []
+        for arg in args:
+            out_of_band = isinstance(arg, OutOfBand)
+            parts += (arg.described, arg.ref, arg.sent_at) if out_of_band else (arg,)
+        return RayCall(self, stage, bound.remote(*parts))
+
+    def submit_function(self, stage: str, function: Callable[..., Any], *args: Any) -> RayCall:
+        """Runs a function in the actor's process, in order with its calls."""
+        call = self.handle.__ray_call__.remote(lambda actor, *rest: function(*rest), *args)
+        return RayCall(self, stage, call)
+
+    def tensors(self, transport: str, method: str, *args: Any) -> Any:
+        """A reference to the tensors that a method returns; they travel when it is passed on."""
+        return getattr(self.handle, method).options(tensor_transport=transport).remote(*args)
+
+    def kill(self) -> None:
+        ray.kill(self.handle)  # pyright: ignore[reportArgumentType]
+
+
+def driver_pid() -> int | None:
+    """The id of the process that started this job; None when it runs on another machine."""
+    job = ray.get_runtime_context().get_job_id()
+    for entry in state.jobs():
+        here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
+        if entry["JobID"] == job and here:
+            return entry["DriverPid"]
+    return None
+
+
+class RayRuntime:
+    """Waits for calls of `RayActor`s, and turns Ray's errors into ours."""
+
+    def __init__(self, fetch_s: float | None = None) -> None:
+        """`fetch_s`: how long an answer that is there may take to get here from another machine;
+        None: as long as it likes."""
+        self._fetch_s = fetch_s
+
+    def now(self) -> float:
+        return now()
+
+    def wait(self, calls: Sequence[RayCall], timeout_s: float) -> list[RayCall]:
+        by_ref = {call.ref: call for call in calls}
+        done, _ = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s, fetch_local=True)
+        if done and len(by_ref) > 1:
+            # One answer is there; others may be as well by now.
+            done, _ = ray.wait(list(by_ref), num_returns=len(by_ref), timeout=0, fetch_local=True)
+        return [by_ref[ref] for ref in done]
+
+    def share(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def result(self, call: RayCall) -> Any:
+        try:
+            return ray.get(call.ref, timeout=self._fetch_s)
+        except RayActorError as error:
+            # The last line is the reason; where the actor never started, a traceback precedes it.
+            reason = str(error).strip().splitlines()[-1]
+            raise ActorLost(
+                f"{call.stage}: {call.actor.name} died ({_one_line(reason)})"
+            ) from error
+        except RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            failure = ActorLost if isinstance(cause, DeliveryFailed) else ActorFailed
+            raise failure(
+                f"{call.stage}: {call.actor.name} failed with {type(cause).__name__}: "
+                f"{_one_line(str(cause))}"
+            ) from error
+        except GetTimeoutError as error:
+            raise ActorLost(
+                f"{call.stage}: the answer of {call.actor.name} could not be fetched within "
+                f"resources.deadline_s={self._fetch_s:g} s"
+            ) from error
+        except RayError as error:  # the machine that holds the answer may be gone
+            raise ActorLost(
+                f"{call.stage}: the answer of {call.actor.name} is lost ({_one_line(str(error))})"
+            ) from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,120 @@
+"""Brings a user's files to the machines of a cluster: word lists, prompts, rewards, policies.
+
+A setting names a file by its path, which the actors of a trial read wherever they run. So each
+machine gets the file at that path, where it has none. One that is there must be the same: nothing
+is ever overwritten, and what all machines share is not sent at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.storage.digests import digest_of
+
+SHIP_S = 600.0  # time limit for all machines together
+
+
+class ShippingError(RuntimeError):
+    """A machine cannot have a file; in one line that names both."""
+
+
+# ---- On one machine ----------------------------------------------------------------------------
+
+
+def lacking(files: Mapping[str, str]) -> list[str]:
+    """Those of `files`, path -> SHA-256, that this machine lacks.
+
+    Raises:
+        ShippingError: it has another file at a path.
+    """
+    here = [path for path in files if Path(path).exists()]
+    for path in here:
+        try:
+            digest = digest_of("file", path)
+        except ValueError as error:
+            raise ShippingError(str(error)) from None
+        if digest != files[path]:
+            raise ShippingError(f"has another file at {path}; remove it there, or make it the same")
+    return [path for path in files if path not in here]
+
+
+def contents(paths: Iterable[str], files: Mapping[str, str]) -> dict[str, bytes]:
+    """Path -> content, of files that this machine has.
+
+    Raises:
+        ShippingError: one is not what it was when its SHA-256 in `files` was taken.
+    """
+    found = {path: Path(path).read_bytes() for path in paths}
+    for path, content in found.items():
+        if hashlib.sha256(content).hexdigest() != files[path]:
+            raise ShippingError(f"{path} has changed while the experiment was started")
+    return found
+
+
+def lay_down(files: Mapping[str, bytes]) -> None:
+    """Writes the files, path -> content, that this machine lacks.
+
+    Raises:
+        ShippingError: it has another file at a path, or cannot have one there.
+    """
+    digests = {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    for path in lacking(digests):
+        try:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as file:
+                file.write(files[path])
+        except OSError as error:
+            raise ShippingError(f"cannot have {path} ({error.strerror})") from None
+
+
+# ---- On the machines of a cluster --------------------------------------------------------------
+
+
+def lacking_on(files: Mapping[str, str], nodes: Iterable[str]) -> set[str]:
+    """Those of `files`, path -> SHA-256, that any of these machines lacks, given by Ray's ids.
+
+    Raises:
+        ShippingError: a machine does not answer, or has another file at a path.
+    """
+    return {path for paths in _on_each(nodes, lacking, dict(files)) for path in paths}
+
+
+def ship(files: Any, nodes: Iterable[str]) -> None:
+    """Lays files down on machines, by Ray's ids. `files`: a reference to path -> content.
+
+    Raises:
+        ShippingError: a machine does not answer, or cannot have a file.
+    """
+    _on_each(nodes, lay_down, files)
+
+
+def _on_each(nodes: Iterable[str], function: Callable[[Any], Any], argument: Any) -> list[Any]:
+    """What a function answers on each machine."""
+    names = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    end = monotonic() + SHIP_S
+    asked = {node: _at(node, function).remote(argument) for node in nodes}
+    answers = []
+    for node, ref in asked.items():
+        try:
+            answers.append(ray.get(ref, timeout=max(0.0, end - monotonic())))
+        except (RayError, ShippingError) as error:
+            cause = getattr(error, "cause", error)
+            told = " ".join(str(cause).split())[:300]
+            wrong = told if isinstance(cause, ShippingError) else f"takes no files ({told})"
+            raise ShippingError(f"node {names.get(node, node)} of the cluster {wrong}") from error
+    return answers
+
+
+def _at(node: str, function: Callable[..., Any]) -> Any:
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    return ray.remote(**options)(function)

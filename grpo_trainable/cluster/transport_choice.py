@@ -1,0 +1,143 @@
+"""Which transport a trial uses, and whether that one can work where its actors are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config.transport_catalog import TRANSPORTS, Transport, transport_named
+from grpo_trainable.plugins import load
+from grpo_trainable.protocol.weight_transfer import WeightReceiver, WeightSender
+from grpo_trainable.transports.frozen import FrozenApartReceiver, FrozenApartSender
+from grpo_trainable.transports.transport import TransportError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """What the process of an actor found before training."""
+
+    gpus: tuple[str, ...]  # those that Ray gave it, where all actors must share one
+    seconds: float  # how long setting up took
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The transport of a trial."""
+
+    key: str  # a name in TRANSPORTS or a reference to a user's record; never `auto`
+    transport: Transport
+    why: str
+    far_machines: int = 0  # machines that fetch weights, other than the publishing learner's
+
+
+def choose_transport(config: GRPOConfig, nodes: Sequence[str]) -> Choice:
+    """The transport that the config names, or the one that suits best where it says `auto`.
+
+    `nodes`: those of the learner that publishes and of the generators, in this order.
+
+    Raises:
+        TransportError: the transport that the config names cannot work between them.
+        PluginError: the user's record cannot be loaded.
+    """
+    if config.placement == "colocated":
+        return _built_in("in_process", "generator and learner are one process")
+    home, far = nodes[0], set(nodes) - {nodes[0]}
+    chosen = _suiting(home, far, nodes[1:]) if config.transport == "auto" else _named(config, far)
+    return replace(chosen, far_machines=len(far))
+
+
+def _suiting(home: str, far: set[str], generators: Sequence[str]) -> Choice:
+    """The transport for a learner at `home` and generators there or on the machines `far`."""
+    missing = TRANSPORTS["shm"].missing()
+    if missing is not None:
+        return _built_in("object_store", missing)
+    if not far:
+        return _built_in("shm", "all actors are on one machine")
+    if home not in generators:
+        return _built_in("object_store", "no generator is on the learner's machine")
+    return _built_in("by_machine", "shm on the learner's machine, object_store on others")
+
+
+def _built_in(name: str, why: str) -> Choice:
+    return Choice(key=name, transport=TRANSPORTS[name], why=why)
+
+
+def _named(config: GRPOConfig, far: set[str]) -> Choice:
+    key = config.transport
+    transport = transport_named(key)
+    refused = transport.refuses_actors(**config.resources.actors)
+    if refused is not None:
+        raise TransportError(f"transport={key}: {refused}")
+    if transport.one_machine and far:
+        raise TransportError(
+            f"transport={key}: the trial's actors are on {1 + len(far)} machines, which share no "
+            "memory; use transport=object_store, or auto"
+        )
+    return Choice(
+        key=key, transport=transport, why="; ".join(filter(None, ("asked for", transport.cost)))
+    )
+
+
+def check_here(key: str) -> Preflight:
+    """Whether the transport can work in the process of an actor, which is asked before training.
+
+    Raises:
+        TransportError: it cannot.
+    """
+    began = time.perf_counter()
+    transport = transport_named(key)
+    missing = transport.missing()
+    if missing is not None:
+        raise TransportError(f"transport={key}: {missing}")
+    if transport.start is not None:
+        _made(transport.start)()
+    gpus = ray.get_gpu_ids() if transport.gpus == "shared" else ()
+    return Preflight(gpus=tuple(map(str, gpus)), seconds=time.perf_counter() - began)
+
+
+def check_together(transport: Transport, found: Sequence[Preflight]) -> None:
+    """Compares what the actors of a trial found.
+
+    Raises:
+        TransportError: the transport cannot work between them.
+    """
+    gpus = sorted({gpu for each in found for gpu in each.gpus})
+    if transport.gpus == "shared" and len(gpus) > 1:
+        raise TransportError(
+            f"transport={transport.name}: the trial's actors must share one GPU, and Ray gave them "
+            f"{', '.join(gpus)}; use transport=shm"
+        )
+
+
+def make_sender(key: str, far_machines: int = 0) -> WeightSender:
+    """The learner's end, which sends what is trained; frozen tensors travel once, apart from it.
+    `far_machines`: how many machines fetch, without the learner's."""
+    transport = transport_named(key)
+    told = (far_machines,) if transport.in_parts else ()
+    return FrozenApartSender(_made(transport.sender)(*told), far_machines)
+
+
+def make_receiver(
+    key: str, deadline_s: float, device: str = "cpu", first: float = 0.0
+) -> WeightReceiver:
+    """A generator's end. `device`: where its weights are to stand, "cpu" or "cuda". `first`: with
+    which of the parts of a snapshot it begins, as a share of all in [0, 1)."""
+    transport = transport_named(key)
+    told = (first,) if transport.in_parts else ()
+    trained = _made(transport.receiver)(deadline_s, device, *told)
+    return FrozenApartReceiver(trained, transport.name, deadline_s, first)
+
+
+def make_both_ends(key: str) -> Any:
+    """Sender and receiver of a colocated worker, in one object."""
+    return _made(transport_named(key).sender)()
+
+
+def _made(by: str | Callable[..., Any]) -> Callable[..., Any]:
+    """What a record names, imported where it is named by `module:name`."""
+    return load("transport", by) if isinstance(by, str) else by

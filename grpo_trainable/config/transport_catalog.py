@@ -1,0 +1,211 @@
+"""How weights travel from the learner to the generators: one record for each transport.
+
+Only the standard library is imported here, so that the config and the launcher can ask the records.
+What a record names by `module:name` is imported in the processes that use it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from grpo_trainable.plugins import PluginError, load_instance
+
+Sidedness = Literal["in_process", "pull", "two_sided"]
+GPUs = Literal["any", "none", "shared", "own"]
+
+INSTALL_NIXL = "pip install --no-deps nixl nixl-cu12"
+
+
+def _nothing() -> str | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """Everything that is known about one way for weights to travel.
+
+    `grpo_trainable.protocol.weight_transfer` has the interfaces of its two ends. Both are made in the
+    process that uses them, by a callable or by `module:name` of one: the sender without arguments,
+    the receiver with `deadline_s`, the seconds within which weights must arrive, and `device`,
+    "cpu" or "cuda", where its generator computes.
+    """
+
+    name: str  # rows, traces and errors call it so
+    sender: str | Callable[[], Any]
+    receiver: str | Callable[[float, str], Any]
+    # in_process: one object is both ends, in a colocated worker. pull: the receiver fetches what
+    # the sender has laid out. two_sided: learner and generators are one collective group of Ray,
+    # which sends when the driver says so and does not survive the loss of an actor.
+    sidedness: Sidedness = "pull"
+    # any: weights may be on GPUs or not. none: they must be in main memory. shared: all actors
+    # share one GPU. own: each actor has a GPU of its own.
+    gpus: GPUs = "any"
+    one_machine: bool = False  # all actors must be on one machine
+    # Snapshots go to other machines in parts: its sender takes the number of machines that fetch,
+    # without its own, and its receiver, as a third argument, with which part it begins.
+    in_parts: bool = False
+    tensor_transport: bool = False  # Ray must know of it when it starts an actor
+    start: str | Callable[[], None] | None = None  # called in each actor's process before training
+    missing_library: Callable[[], str | None] = _nothing  # what this process lacks, None if nothing
+    cost: str = ""  # what a user should know before choosing it
+
+    def __post_init__(self) -> None:
+        for name, valid in (("sidedness", get_args(Sidedness)), ("gpus", get_args(GPUs))):
+            value = getattr(self, name)
+            if value not in valid:
+                raise ValueError(
+                    f"transport {self.name}: {name}={value}: must be one of {', '.join(valid)}"
+                )
+
+    @property
+    def two_sided(self) -> bool:
+        return self.sidedness == "two_sided"
+
+    def missing(self) -> str | None:
+        """What this process lacks, and how to get it; None when nothing is missing."""
+        if self.gpus in ("shared", "own") and not _gpus_seen():
+            return "torch sees no CUDA device"
+        return self.missing_library()
+
+    def missing_on_machine(self) -> str | None:
+        """What this machine lacks, asked in a process that sees all of its GPUs."""
+        missing = self.missing()
+        if missing is None and self.gpus == "own" and _gpus_seen() < 2:
+            return "needs a GPU for each actor, and there is one"
+        return missing
+
+    def refuses_actors(
+        self,
+        *,
+        generator_gpus: float,
+        learner_gpus: float,
+        num_generators: int,
+        num_learners: int,
+    ) -> str | None:
+        """Why the actors of a trial and their GPUs do not suit; None when they do."""
+        if num_learners > 1 and (self.two_sided or self.gpus == "shared"):
+            return f"works with one learner, got resources.num_learners={num_learners}; use auto"
+        both = (generator_gpus, learner_gpus)
+        if self.gpus == "none" and max(both) > 0:
+            return "moves what lies in main memory; on GPUs use nccl, or auto"
+        if self.gpus in ("shared", "own") and min(both) == 0:
+            return (
+                "needs resources.generator_gpus > 0 and resources.learner_gpus > 0, "
+                f"got {generator_gpus:g} and {learner_gpus:g}"
+            )
+        asked = generator_gpus * num_generators + learner_gpus
+        if self.gpus == "shared" and asked > 1:
+            return f"all actors must share one GPU, and they ask for {asked:g}"
+        if self.gpus == "own" and min(both) < 1:
+            return (
+                "every actor needs a GPU of its own, got "
+                f"resources.generator_gpus={generator_gpus:g} and "
+                f"resources.learner_gpus={learner_gpus:g}"
+            )
+        return None
+
+
+def _gpus_seen() -> int:
+    import torch  # takes seconds, and most transports need no GPU
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _no_memfd() -> str | None:
+    return None if hasattr(os, "memfd_create") else "this system has no memfd_create (Linux has)"
+
+
+def _no_library(name: str, install: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
+        if importlib.util.find_spec(name) is not None:
+            return None
+        return f"the library {name} is not installed: {install}"
+
+    return missing
+
+
+TRANSPORTS: dict[str, Transport] = {
+    transport.name: transport
+    for transport in (
+        Transport(
+            name="in_process",
+            sender="grpo_trainable.transports.in_process:InProcess",
+            receiver="grpo_trainable.transports.in_process:InProcess",
+            sidedness="in_process",
+        ),
+        Transport(
+            name="object_store",
+            sender="grpo_trainable.transports.object_store:ObjectStoreSender",
+            receiver="grpo_trainable.transports.object_store:ObjectStoreReceiver",
+            in_parts=True,
+        ),
+        Transport(
+            name="shm",
+            sender="grpo_trainable.transports.shm:ShmSender",
+            receiver="grpo_trainable.transports.shm:ShmReceiver",
+            one_machine=True,
+            missing_library=_no_memfd,
+        ),
+        Transport(
+            name="by_machine",
+            sender="grpo_trainable.transports.by_machine:ByMachineSender",
+            receiver="grpo_trainable.transports.by_machine:ByMachineReceiver",
+            in_parts=True,
+            missing_library=_no_memfd,
+        ),
+        Transport(
+            name="nixl",
+            sender="grpo_trainable.transports.rdt:NixlSender",
+            receiver="grpo_trainable.transports.rdt:NixlReceiver",
+            tensor_transport=True,
+            start="grpo_trainable.transports.rdt:start_nixl",
+            missing_library=_no_library("nixl", INSTALL_NIXL),
+            cost="its agents poll: nearly a CPU core in each process, beside those reserved",
+        ),
+        Transport(
+            name="gloo",
+            sender="grpo_trainable.transports.rdt:GlooSender",
+            receiver="grpo_trainable.transports.rdt:GlooReceiver",
+            sidedness="two_sided",
+            gpus="none",
+            tensor_transport=True,
+        ),
+        Transport(
+            name="nccl",
+            sender="grpo_trainable.transports.rdt:NcclSender",
+            receiver="grpo_trainable.transports.rdt:NcclReceiver",
+            sidedness="two_sided",
+            gpus="own",
+            tensor_transport=True,
+            missing_library=_no_library("cupy", "pip install cupy-cuda12x"),
+        ),
+        Transport(
+            name="cuda_ipc",
+            sender="grpo_trainable.transports.rdt:CudaIpcSender",
+            receiver="grpo_trainable.transports.rdt:CudaIpcReceiver",
+            gpus="shared",
+            one_machine=True,
+            tensor_transport=True,
+        ),
+    )
+}
+
+
+def transport_named(key: str) -> Transport:
+    """The record of a transport: one of TRANSPORTS, or a user's, by `file.py:NAME`.
+
+    Raises:
+        PluginError: the user's record cannot be loaded, is no `Transport`, or does not pull.
+    """
+    if key in TRANSPORTS:
+        return TRANSPORTS[key]
+    found = load_instance("transport", key, Transport)
+    if found.sidedness != "pull":
+        raise PluginError(
+            f"transport={key}: sidedness={found.sidedness} is for built-in transports; use pull"
+        )
+    return found

@@ -1,0 +1,207 @@
+"""The engine `control`: a small network acts in environments of Gymnasium, side by side.
+
+The environments live in the process of their generator, all in one thread, to which what renders
+belongs. One that fails spoils its own group; one that hangs is found as a hung generator is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.control.policy import ControlPolicy
+from grpo_trainable.control.spaces import episode_seed, make_environment
+from grpo_trainable.engines.engine import EngineSetup
+from grpo_trainable.engines.loaded_weights import LoadedWeights
+from grpo_trainable.engines.local import common_limits
+from grpo_trainable.engines.recorded import RecordedRow, as_group
+from grpo_trainable.models.sampling import uniforms
+from grpo_trainable.models.store import build_control_policy
+from grpo_trainable.plugins import one_line
+from grpo_trainable.protocol.rollout import Request, RolloutGroup
+from grpo_trainable.tasks import RewardError, Score, as_score
+
+Scores = list[Score | RewardError]
+
+
+@dataclass(kw_only=True)
+class _Episode(RecordedRow):
+    """A response while its environment goes on; the lists have an entry for each action."""
+
+    env: Any
+    uniforms: np.ndarray  # (most actions, numbers of an action)
+    observation: np.ndarray  # what it sees next
+    observations: list[np.ndarray] = field(default_factory=list)
+    actions: list[Tensor] = field(default_factory=list)  # (A,) each, where they are numbers
+    rewards: list[float] = field(default_factory=list)
+    over: bool = False
+    error: str | None = None  # why it could not go on
+
+    def begin(self, seed: int) -> None:
+        """Sees what its environment shows first."""
+        try:
+            self.observation = self._seen(self.env.reset(seed=seed)[0])
+        except Exception as error:  # a user's environment may raise anything
+            self.error = f"reset: {one_line(error)}"
+
+    def act(self, action: Any) -> None:
+        """Has the environment take the action, and takes note of what that earns."""
+        self.observations.append(self.observation)
+        reward = 0.0
+        try:
+            if self.error is None:
+                observation, reward, ended, cut, _ = self.env.step(action)
+                self.observation, self.finished = self._seen(observation), bool(ended or cut)
+        except Exception as error:
+            self.error = f"step {len(self.observations)}: {one_line(error)}"
+        self.rewards.append(float(reward))
+        self.over = self.finished or self.error is not None
+
+    def _seen(self, observation: Any) -> np.ndarray:
+        seen = np.asarray(observation)
+        if seen.shape != self.observation.shape:
+            raise ValueError(
+                f"an observation of shape {seen.shape}, where its space says "
+                f"{self.observation.shape}"
+            )
+        # An environment may write the next one into the same memory.
+        return np.array(seen, dtype=self.observation.dtype)
+
+    def score(self) -> Score | RewardError:
+        """What the episode has earned."""
+        if self.error is not None:
+            return RewardError(f"environment: {self.error}")
+        try:
+            return as_score(sum(self.rewards))
+        except ValueError as error:
+            return RewardError(f"environment: {error}")
+
+
+class ControlEngine(LoadedWeights):
+    """Samples episodes of actions, whose draws are keyed as those of tokens are.
+
+    A list of requests gives the same bits in any process on a machine, with as many threads, as far
+    as the environment does.
+    """
+
+    def __init__(
+        self, policy: ControlPolicy, env: str, *, seed: int, pad_id: int, device: torch.device
+    ) -> None:
+        """`env`: the name of the environment, as `make_environment` takes it."""
+        super().__init__(policy)
+        self._policy, self._env, self._seed = policy, env, seed
+        self._pad_id, self._device = pad_id, device
+        self._envs: list[Any] = []  # used again by later calls
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments")
+        image = policy.spaces.is_image and policy.spaces.scale != 1.0
+        self._nothing = np.zeros(policy.spaces.observation, np.uint8 if image else np.float32)
+
+    def generate(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> list[RolloutGroup]:
+        """A group of episodes for each request, without its rewards."""
+        return self.earn(requests, between_tokens)[0]
+
+    @torch.no_grad()
+    def earn(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> tuple[list[RolloutGroup], list[Scores]]:
+        """A group for each request, with what each action earned, and a score for each episode."""
+        limits = common_limits(requests)
+        episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
+        for step in range(limits.max_new_tokens):
+            acting = [episode for episode in episodes if not episode.over]
+            if not acting:
+                break
+            between_tokens()
+            self._act(acting, step, limits.temperature)
+        groups, scores = [], []
+        for request in requests:
+            own, episodes = episodes[: request.group_size], episodes[request.group_size :]
+            groups.append(self._group(request, own))
+            scores.append([episode.score() for episode in own])
+        return groups, scores
+
+    def _act(self, acting: Sequence[_Episode], step: int, temperature: float) -> None:
+        seen = torch.from_numpy(np.stack([episode.observation for episode in acting]))
+        uniform = torch.from_numpy(np.stack([episode.uniforms[step] for episode in acting]))
+        actions, log_probs = self._policy.act(
+            seen.to(self._device), uniform.to(self._device), temperature
+        )
+        given = self._policy.in_environment(actions.cpu()).numpy()
+        tokens = [0] * len(acting) if actions.ndim > 1 else actions.tolist()
+        told = zip(acting, tokens, log_probs.tolist(), actions.cpu(), strict=True)
+        for episode, token, log_prob, action in told:
+            episode.add(token, log_prob, self._version, self._round)
+            if actions.ndim > 1:
+                episode.actions.append(action)
+        self._thread.submit(_act_all, acting, given).result()
+
+    def _begun(self, requests: Sequence[Request], most: int) -> list[_Episode]:
+        numbers = self._policy.spaces.action_numbers or 1
+        while len(self._envs) < sum(request.group_size for request in requests):
+            self._envs.append(make_environment(self._env))
+        envs, begun = iter(self._envs), []
+        for request in requests:
+            seed = episode_seed(request.stream, request.example)
+            for response in range(request.group_size):
+                key = self._seed, request.stream, request.prompt_index, response
+                episode = _Episode(
+                    env=next(envs),
+                    uniforms=uniforms(*key, most * numbers).reshape(most, numbers),
+                    observation=self._nothing,
+                )
+                episode.begin(seed)
+                begun.append(episode)
+        return begun
+
+    def _group(self, request: Request, episodes: Sequence[_Episode]) -> RolloutGroup:
+        group = as_group(request, episodes, self._pad_id)
+        mask = group.response_mask
+        observations = torch.zeros(*mask.shape, *self._nothing.shape, dtype=_type(self._nothing))
+        observations[mask] = torch.from_numpy(
+            np.stack([o for e in episodes for o in e.observations])
+        )
+        earned = torch.full(mask.shape, torch.nan)
+        earned[mask] = torch.tensor([reward for episode in episodes for reward in episode.rewards])
+        actions = None
+        if self._policy.spaces.choices is None:
+            actions = torch.zeros(*mask.shape, self._policy.spaces.action_numbers)
+            actions[mask] = torch.stack([a for episode in episodes for a in episode.actions])
+        return replace(group, observations=observations, actions=actions, turn_rewards=earned)
+
+    def close(self) -> None:
+        """Closes the environments; one that renders holds a context of its own."""
+        for env in self._envs:
+            self._thread.submit(env.close).result()
+        self._envs = []
+        self._thread.shutdown()
+
+
+def _act_all(episodes: Sequence[_Episode], actions: np.ndarray) -> None:
+    for episode, action in zip(episodes, actions, strict=True):
+        episode.act(action)
+
+
+def _type(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(array).dtype
+
+
+def build_control_engine(setup: EngineSetup) -> ControlEngine:
+    """The engine of a trial whose policy acts in `model.env`."""
+    config = setup.config
+    policy, _ = build_control_policy(config.model, config.seed)
+    assert config.model.env is not None, "only such policies have this engine"
+    return ControlEngine(
+        policy.to(setup.device),
+        config.model.env,
+        seed=config.seed,
+        pad_id=setup.tokenizer.pad_id,
+        device=setup.device,
+    )

@@ -1,0 +1,143 @@
+"""A small network that acts in an environment of Gymnasium, and the law of its actions.
+
+T steps, A numbers of a continuous action, D width of the hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from grpo_trainable.control.spaces import CONVOLUTIONS, Spaces, convolved
+from grpo_trainable.models.policy import NamedWeights
+
+WIDTH = 64  # of the two layers that see numbers
+IMAGE_WIDTH = 128  # of the layer behind the convolutions
+LOG_STD = -0.5  # of a continuous action at the start
+LOG_STD_RANGE = (-5.0, 2.0)
+
+
+class ControlPolicy(NamedWeights):
+    """Two layers of tanh for numbers, or three convolutions for an image; then one matrix.
+
+    A discrete action has the law softmax(logits / temperature). A continuous one is tanh(z), spread
+    over the bounds of its space, with z normal: its mean comes from the network, its standard
+    deviation times the temperature is a parameter for each number. Temperature 0 takes the most
+    likely action, or the mean of z, with its log-prob at temperature 1.
+    """
+
+    scale: Tensor  # what observations are divided by
+
+    def __init__(self, spaces: Spaces, seed: int) -> None:
+        super().__init__()
+        self.spaces = spaces
+        self.body = _convolutions(spaces) if spaces.is_image else _layers(spaces.observation[0])
+        width = IMAGE_WIDTH if spaces.is_image else WIDTH
+        self.head = nn.Linear(width, spaces.choices or spaces.action_numbers)
+        self.log_std = None
+        if spaces.choices is None:
+            self.log_std = nn.Parameter(torch.full((spaces.action_numbers,), LOG_STD))
+        self.register_buffer("scale", torch.tensor(spaces.scale), persistent=False)
+        self._draw(torch.Generator().manual_seed(seed))
+
+    def _draw(self, generator: torch.Generator) -> None:
+        """Orthogonal matrices; a head near 0, so that all actions are about as likely at first."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                gain = 0.01 if module is self.head else math.sqrt(2)
+                nn.init.orthogonal_(module.weight, gain, generator=generator)
+                assert module.bias is not None, "every layer has one"
+                nn.init.zeros_(module.bias)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The weights of the last matrix, (choices or A, D)."""
+        return self.head.weight
+
+    def hidden(self, observations: Tensor) -> Tensor:
+        """Hidden states (T, D) of observations (T, …)."""
+        seen = observations.to(self.head.weight.dtype) / self.scale
+        return self.body(seen.movedim(-1, 1) if self.spaces.is_image else seen)
+
+    # ---- The law of actions ------------------------------------------------------------------
+
+    def log_probs(
+        self, hidden_TD: Tensor, actions: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy (T,) in nats of actions that were taken: (T,) int64, or z (T, A).
+
+        Those of continuous actions are densities of tanh(z), whose entropy is estimated by the
+        action taken. The entropy carries no gradient.
+        """
+        law = self.head(hidden_TD)
+        if self.log_std is None:
+            return _of_choices(law, actions, temperature)
+        return _of_numbers(law, self._std(temperature), actions)
+
+    def act(
+        self, observations: Tensor, uniform: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Actions, (T,) or z (T, A), drawn from `uniform` in [0, 1), (T, 1) or (T, A), by inverse
+        CDF; and their log-probs (T,)."""
+        hidden = self.hidden(observations)
+        law, drawn = self.head(hidden), temperature or 1.0
+        if self.log_std is None:
+            if temperature == 0:
+                actions = law.argmax(dim=1)
+            else:
+                reached = (law / drawn).softmax(dim=1).cumsum(dim=1)
+                actions = torch.searchsorted(reached, uniform * reached[:, -1:], right=True)[:, 0]
+                actions = actions.clamp(max=law.shape[1] - 1)
+            return actions, _of_choices(law, actions, drawn)[0]
+        std = self._std(drawn)
+        z = law if temperature == 0 else law + std * _normal(uniform)
+        return z, _of_numbers(law, std, z)[0]
+
+    def _std(self, temperature: float) -> Tensor:
+        assert self.log_std is not None, "only continuous actions have one"
+        return self.log_std.clamp(*LOG_STD_RANGE).exp() * temperature
+
+    def in_environment(self, actions: Tensor) -> Tensor:
+        """What the environment is given for actions: their names (T,), or numbers (T, A) within
+        the bounds of its space."""
+        if self.spaces.choices is not None:
+            return actions + self.spaces.first
+        low, high = torch.tensor(self.spaces.low), torch.tensor(self.spaces.high)
+        return low + (actions.tanh() + 1) / 2 * (high - low)
+
+
+def _layers(numbers: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(numbers, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+
+def _convolutions(spaces: Spaces) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    channels = spaces.observation[2]
+    for out, size in CONVOLUTIONS:
+        layers += [nn.Conv2d(channels, out, size, stride=2), nn.ReLU()]
+        channels = out
+    inner = nn.Linear(math.prod(convolved(spaces.observation)), IMAGE_WIDTH)
+    return nn.Sequential(*layers, nn.Flatten(), inner, nn.ReLU())
+
+
+def _of_choices(logits: Tensor, actions: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_probs = (logits / temperature).log_softmax(dim=1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=1)
+    return log_probs.gather(1, actions[:, None])[:, 0], entropy.detach()
+
+
+def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """log p(tanh z) = Σ log N(z; mean, std) - log(1 - tanh² z), as in Soft Actor-Critic (arXiv
+    1801.01290, appendix C)."""
+    squeezed = 2 * (math.log(2) - z - F.softplus(-2 * z))  # log(1 - tanh² z)
+    of_normal = -0.5 * ((z - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
+    entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e) + squeezed).sum(dim=1)
+    return (of_normal - squeezed).sum(dim=1), entropy.detach()
+
+
+def _normal(uniform: Tensor) -> Tensor:
+    """Standard normal numbers by inverse CDF; a draw is the middle of the 2^-24 it stands for."""
+    return torch.special.ndtri(uniform.double() + 2.0**-25).float()

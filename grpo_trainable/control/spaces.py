@@ -1,0 +1,151 @@
+"""Environments of Gymnasium (https://gymnasium.farama.org) in which a small network acts.
+
+What it sees and does is numbers, not text: `model.env` names the environment, and each episode is a
+response whose tokens are its actions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.plugins import is_reference, load
+
+HELD_OUT = 1 << 30  # the first held-out seed; training takes those from 0 on
+INSTALL = "pip install -e '.[control]'"
+# What a policy sees an image with: (channels, size) of each layer, with stride 2.
+CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
+UNBOUNDED = 1e3  # a number of an observation that may be larger has no scale of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """What a control policy sees, and what it does."""
+
+    observation: tuple[int, ...]  # (numbers,), or (height, width, channels) of an image
+    scale: tuple[float, ...] | float  # what observations are divided by: each number's, or all
+    choices: int | None  # discrete actions; None where actions are numbers
+    first: int = 0  # the environment's name of the first discrete action
+    low: tuple[float, ...] = ()  # of each number of a continuous action
+    high: tuple[float, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.observation) == 3
+
+    @property
+    def seen(self) -> str:
+        """What the policy sees, in words."""
+        if self.is_image:
+            return f"images of {' × '.join(map(str, self.observation))}"
+        return f"{self.observation[0]} numbers"
+
+    @property
+    def done(self) -> str:
+        """What the policy does, in words."""
+        if self.choices is not None:
+            return f"one of {self.choices} actions"
+        bounds = (f"{a:g} to {b:g}" for a, b in zip(self.low, self.high, strict=True))
+        return f"actions of numbers from {', '.join(bounds)}"
+
+    @property
+    def action_numbers(self) -> int:
+        """Numbers of a continuous action; 0 where actions are discrete."""
+        return len(self.low)
+
+
+def episode_seed(stream: str, example: int) -> int:
+    """The seed from which the episodes of an example begin: the same for all responses to it."""
+    return HELD_OUT + example if stream == "eval" else example
+
+
+def make_environment(name: str) -> Any:
+    """The environment that `gymnasium.make(name)` makes, or what the user's `file.py:name` returns.
+
+    Raises:
+        ValueError: Gymnasium is missing, or there is no such environment; in one line that begins
+            with the name.
+    """
+    try:
+        import gymnasium
+    except ImportError:
+        raise ValueError(f"{name}: the library gymnasium is not installed: {INSTALL}") from None
+    make = load("model.env", name) if is_reference(name) else functools.partial(_known, name)
+    try:
+        made = make()
+    except Exception as error:  # a user's code, or a library that renders, may raise anything
+        raise ValueError(f"{name}: cannot be made: {' '.join(str(error).split())}") from error
+    if not isinstance(made, gymnasium.Env):
+        raise ValueError(f"{name}: is a {type(made).__name__}, not an environment of Gymnasium")
+    return made
+
+
+def _known(name: str) -> Any:
+    import gymnasium
+
+    # The checker of every step takes longer than the steps of a small environment.
+    return gymnasium.make(name, disable_env_checker=True)
+
+
+@functools.lru_cache(maxsize=8)
+def spaces_of(name: str) -> Spaces:
+    """The spaces of the environment that `make_environment` makes.
+
+    Raises:
+        ValueError: as `make_environment`, or a space is of a kind that no policy here has.
+    """
+    env = make_environment(name)
+    try:
+        shape, scale = _observations(name, env.observation_space)
+        return Spaces(observation=shape, scale=scale, **_actions(name, env.action_space))
+    finally:
+        env.close()
+
+
+def _observations(name: str, space: Any) -> tuple[tuple[int, ...], tuple[float, ...] | float]:
+    from gymnasium.spaces import Box
+
+    if not isinstance(space, Box) or len(space.shape) not in (1, 3):
+        raise ValueError(
+            f"{name}: observations are {space}; they must be a Box of numbers, (n,), or an image, "
+            "(height, width, channels)"
+        )
+    if len(space.shape) == 3:
+        if min(convolved(space.shape)[:2]) < 1:
+            raise ValueError(
+                f"{name}: images of {space.shape[0]} x {space.shape[1]} are too small for the "
+                "convolutions of the policy; valid: 18 x 18 and more"
+            )
+        return space.shape, 255.0 if space.dtype.kind == "u" else 1.0
+    largest = [
+        max(abs(float(a)), abs(float(b))) for a, b in zip(space.low, space.high, strict=True)
+    ]
+    return space.shape, tuple(size if 0 < size < UNBOUNDED else 1.0 for size in largest)
+
+
+def convolved(image: tuple[int, ...]) -> tuple[int, int, int]:
+    """(height, width, channels) of an image behind `CONVOLUTIONS`."""
+    height, width, channels = image
+    for out, size in CONVOLUTIONS:
+        height, width, channels = (height - size) // 2 + 1, (width - size) // 2 + 1, out
+    return height, width, channels
+
+
+def _actions(name: str, space: Any) -> dict[str, Any]:
+    from gymnasium.spaces import Box, Discrete
+
+    if isinstance(space, Discrete):
+        return {"choices": int(space.n), "first": int(space.start)}
+    if isinstance(space, Box) and len(space.shape) == 1 and _bounded(space.low, space.high):
+        low, high = (tuple(float(v) for v in bound) for bound in (space.low, space.high))
+        return {"choices": None, "low": low, "high": high}
+    raise ValueError(
+        f"{name}: actions are {space}; they must be discrete, or a bounded Box of numbers, (n,)"
+    )
+
+
+def _bounded(low: Iterable[float], high: Iterable[float]) -> bool:
+    return all(math.isfinite(value) for bound in (low, high) for value in bound)

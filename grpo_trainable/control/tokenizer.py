@@ -1,0 +1,23 @@
+"""Names for what a control policy does, so that its episodes have tokens as a text has."""
+
+from __future__ import annotations
+
+import tokenizers
+from tokenizers import models
+
+from grpo_trainable.control.spaces import Spaces
+from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
+
+PROMPT = "begin"  # stands for any prompt
+NUMBERS = "act"  # stands for any action of numbers
+
+
+def control_tokenizer(spaces: Spaces) -> Tokenizer:
+    """A word for each discrete action, token i for choice i; one for all actions of numbers. A
+    prompt is a single token, whatever its text."""
+    choices = range(spaces.first, spaces.first + spaces.choices) if spaces.choices else ()
+    words = [*map(str, choices)] or [NUMBERS]
+    vocabulary = {word: index for index, word in enumerate([*words, PROMPT])}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=PROMPT))
+    backend.add_special_tokens([END_OF_TEXT, PAD])
+    return Tokenizer.of_ours(backend)

@@ -1,0 +1,166 @@
+"""The engine of Hugging Face models: their own forward pass and cache, our loop and draws.
+
+`generate()` of transformers takes neither draws nor weights between two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.engines.engine import EngineSetup
+from grpo_trainable.engines.hf.cache import preallocated_cache
+from grpo_trainable.engines.local import LocalEngine, PromptBatch
+from grpo_trainable.models.hf.directory import one_line
+from grpo_trainable.models.hf.policy import HFPolicy
+from grpo_trainable.models.store import build_adapted_policy, build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.protocol.rollout import PolicyWeights
+
+
+class HFEngine(LocalEngine):
+    """Samples with an `HFPolicy` of its own."""
+
+    def __init__(
+        self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
+    ) -> None:
+        """`recompute`: as for `LocalEngine`.
+
+        Raises:
+            ValueError: the model cannot be sampled token by token, in one line.
+        """
+        super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
+        self.policy = policy
+        self._head: Tensor | None = None  # the head in the precision in which it is multiplied
+        self._refuse_other_caches()
+
+    def load(self, weights: PolicyWeights) -> None:
+        super().load(weights)
+        self._head = None
+
+    def _decoder(self, batch: PromptBatch) -> HFDecoder:
+        return HFDecoder(self.policy, self._logits, batch, self._tokenizer.pad_id)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """(A, V) float32 of hidden states (A, D)."""
+        if self._head is None:
+            # Once, since widening the head of a bfloat16 model costs about as much as a token.
+            _, self._head = self.policy.head_operands(hidden)
+        return (hidden.to(self._head.dtype) @ self._head.t()).float()
+
+    @torch.no_grad()
+    def _refuse_other_caches(self) -> None:
+        """Compares logits that were computed on a cache, with padding, with those of a whole pass.
+
+        Raises:
+            ValueError: they are not the same, or cannot be had, in one line.
+        """
+        ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
+        prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)
+        rows = torch.arange(2, device=self.device)
+        probe = PromptBatch(prompts=prompts, fan_out=rows, max_new_tokens=1)
+        try:
+            decoder = self._decoder(probe)
+            on_cache = torch.stack((decoder.enter(range(2)), decoder.next(last.expand(2))), dim=1)
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise ValueError(f"{self._name} has another cache ({one_line(error)})") from error
+        for prompt, logits in zip(prompts, on_cache, strict=True):
+            whole = torch.cat((prompt.to(self.device), last))
+            expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
+            # Relative to the largest: what a body in this precision may round to.
+            allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
+            if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
+                raise ValueError(
+                    f"{self._name} computes something else with a cache and padding than in one "
+                    "pass, so what it samples would not be what the learner scores"
+                )
+
+    @property
+    def _name(self) -> str:
+        return type(self.policy.model).__name__
+
+
+def build_hf_engine(setup: EngineSetup) -> HFEngine:
+    """The engine of a trial, with the model that its config names."""
+    config = setup.config
+    build = build_adapted_policy if config.adapters_apart else build_policy
+    policy, _ = build(config.model, config.seed)
+    if not isinstance(policy, HFPolicy):
+        raise ValueError("it samples Hugging Face models, and model.path names none")
+    return HFEngine(
+        policy.to(setup.device),
+        setup.tokenizer,
+        seed=config.seed,
+        recompute=config.weight_update == "interrupt_recompute",
+    )
+
+
+class HFDecoder:
+    """Computes logits on a cache of transformers.
+
+    Prompts are padded on the left to P columns, so that a row has no gap: some architectures let a
+    token see a window of columns only.
+    """
+
+    def __init__(
+        self,
+        policy: HFPolicy,
+        logits: Callable[[Tensor], Tensor],
+        batch: PromptBatch,
+        pad_id: int,
+    ) -> None:
+        """`logits`: (A, V) of the policy's hidden states (A, D)."""
+        self._policy = policy
+        self._logits = logits
+        device = batch.fan_out.device
+        prompts, columns = len(batch.prompts), batch.longest + batch.max_new_tokens
+        ids = torch.full((prompts, batch.longest), pad_id)
+        seen = torch.ones(prompts, columns, dtype=torch.int64)
+        for row, prompt in enumerate(batch.prompts):
+            ids[row, batch.longest - len(prompt) :] = prompt
+            seen[row, : batch.longest - len(prompt)] = 0
+        self._prompt_ids = ids.to(device)  # (prompts, P)
+        self._seen = seen.to(device)  # (prompts, P + R), 0 where a column is padding
+        self._padding = (seen == 0).sum(dim=1).to(device)  # (prompts,) columns
+        self._is_padded = bool((seen == 0).any())
+        self._fan_out = batch.fan_out  # (A,)
+
+    def enter(self, rows: range) -> Tensor:
+        assert len(rows) == len(self._fan_out), "all rows enter at once"
+        return self._logits(self._prefill())[self._fan_out]
+
+    def next(self, tokens: Tensor) -> Tensor:
+        return self._logits(self._run(tokens[:, None], self._fan_out))
+
+    def keep(self, rows: Tensor) -> None:
+        self._fan_out = self._fan_out[rows]
+        self._cache.batch_select_indices(rows)
+
+    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
+        self._prefill()
+        if sampled.shape[1]:
+            self._run(sampled, self._fan_out)
+
+    def _prefill(self) -> Tensor:
+        """Hidden states (prompts, D) of the last columns, and a new cache of the rows."""
+        self._cache = preallocated_cache(self._policy.model.config, self._seen.shape[1])
+        hidden = self._run(self._prompt_ids, torch.arange(len(self._prompt_ids)))
+        self._cache.batch_select_indices(self._fan_out)
+        return hidden
+
+    def _run(self, tokens: Tensor, prompts: Tensor) -> Tensor:
+        """Hidden states (A, D) of the last of `tokens` (A, T), which follow what the cache holds;
+        `prompts` (A,) says which prompt each row has."""
+        begin = self._cache.get_seq_length()
+        end = begin + tokens.shape[1]
+        columns = torch.arange(begin, end, device=tokens.device)
+        output = self._policy.body(
+            input_ids=tokens,
+            attention_mask=self._seen[prompts, :end] if self._is_padded else None,
+            position_ids=(columns - self._padding[prompts, None]).clamp_(min=0),
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]

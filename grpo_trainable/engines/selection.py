@@ -1,0 +1,83 @@
+"""Which engine samples a trial's responses: the one it names, or what suits its policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.config.engine_catalog import (
+    BY_POLICY,
+    ENGINES,
+    POLICY_KINDS,
+    EngineRecord,
+    PolicyKind,
+    engine_record,
+)
+from grpo_trainable.models.hf.directory import is_hugging_face, local_directory
+from grpo_trainable.models.shape import PolicySettings
+
+
+def chosen_engine(config: GRPOConfig) -> EngineRecord:
+    """The record of a trial's engine; `auto` is settled by what `model.path` names.
+
+    Raises:
+        ValueError: the engine does not sample such a policy or lacks a library, or the policy
+            cannot be had from the hub; in one line.
+    """
+    kind = policy_kind(config.model)
+    record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
+    if kind not in record.samples:
+        others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
+        valid = ", ".join(("auto", *others))
+        raise ValueError(
+            f"engine={config.engine}: samples {_named(record)}, and {_start(config)} is "
+            f"{POLICY_KINDS[kind]}; valid: {valid}"
+        )
+    if config.env.plays and not record.plays:
+        raise ValueError(
+            f"env.name={config.env.name}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, cannot extend a response by what an "
+            "environment says; use a policy of this package with engine=torch"
+        )
+    if config.rollout.slots is not None and not record.queues:
+        raise ValueError(
+            f"rollout.slots={config.rollout.slots}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, cannot let a response take the place of "
+            "another; use a policy of this package with engine=torch"
+        )
+    narrows = config.model.sampler_dtype != "float32"
+    if narrows and not record.narrows:
+        raise ValueError(
+            f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples "
+            f"model.path={config.model.path or 'none'}, has the precision of model.dtype; use a "
+            "policy of this package with engine=torch"
+        )
+    if config.rollout.overlong == "interrupt" and not record.interrupts:
+        raise ValueError(
+            f"rollout.overlong=interrupt: {record.name} cannot feed a text to a response; use "
+            "engine=torch or hf"
+        )
+    missing = record.missing()
+    if missing is not None:
+        raise ValueError(f"engine={config.engine}: {missing}")
+    return replace(record, log_prob_error=None, compared=True) if narrows else record
+
+
+def policy_kind(model: PolicySettings) -> PolicyKind:
+    """What a trial starts from; a path may be a directory or a hub id, none is the shipped
+    policy."""
+    path = model.path
+    if model.env is not None:
+        return "control"
+    if path is None or not is_hugging_face(local_directory(path)):
+        return "ours"
+    return "hugging_face"
+
+
+def _start(config: GRPOConfig) -> str:
+    model = config.model
+    return f"model.path={model.path or 'none'}" if model.env is None else f"model.env={model.env}"
+
+
+def _named(record: EngineRecord) -> str:
+    return " or ".join(POLICY_KINDS[kind] for kind in record.samples)

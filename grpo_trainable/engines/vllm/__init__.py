@@ -1,0 +1,1 @@
+"""The engine vLLM (extra `vllm`)."""

@@ -1,0 +1,129 @@
+"""How the engine vLLM is built for a trial, and compared with the policy that it samples."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig, resources, schedule, threads
+from grpo_trainable.engines.agreement import probes, refuse_disagreement
+from grpo_trainable.engines.engine import EngineSetup
+from grpo_trainable.engines.vllm.engine import VLLMEngine
+from grpo_trainable.engines.vllm.process import CacheShape, import_vllm, start_llm
+from grpo_trainable.engines.vllm.transfer import BACKEND, register_backend
+from grpo_trainable.models.directory import policy_directory
+from grpo_trainable.models.hf.llama import llama_config, llama_tensors
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import PolicyWeights
+from grpo_trainable.tasks.prompts import Prompts, build_task
+
+MAX_PROMPTS = 1 << 16  # prompts of training whose lengths are looked at, which takes some seconds
+
+
+def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
+    """The engine of a trial, which has been compared with the policy that its config names.
+
+    Raises:
+        ValueError: vLLM cannot be imported or does not know the model, or computes something else;
+            in one line.
+    """
+    config, tokenizer = setup.config, setup.tokenizer
+    import_vllm(threads(resources.generator_cpus(config)))
+    register_backend()
+    policy, _ = build_policy(config.model, config.seed)
+    prompts = Prompts(config, build_task(config), tokenizer)
+    longest, rows = _longest(config, prompts), schedule.most_rows(config)
+    with tempfile.TemporaryDirectory() as written:
+        llm = start_llm(
+            _directory(config, policy, tokenizer, Path(written)),
+            backend=BACKEND,
+            dtype=config.model.dtype,
+            longest=longest,
+            rows=rows,
+            cache=_cache_shape(policy),
+            overrides=_overrides(config),
+        )
+    engine = VLLMEngine(
+        llm,
+        tokenizer,
+        renamed=llama_tensors if isinstance(policy, TransformerLM) else _as_they_are,
+        vocab_size=policy.vocab_size,
+        longest=longest,
+        rows=rows,
+        seed=config.seed,
+        recompute=config.weight_update == "interrupt_recompute",
+    )
+    engine.load(_snapshot(policy))
+    limits = prompts.request("train", 0).limits
+    requests = probes(limits, policy.vocab_size, longest)
+    refuse_disagreement(engine, policy, requests, tokenizer.pad_id)
+    return engine
+
+
+def _snapshot(policy: Policy) -> PolicyWeights:
+    """The policy's own tensors, which stay as they are, as its learner would publish them."""
+    tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
+    return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
+
+
+def _longest(config: GRPOConfig, prompts: Prompts) -> int:
+    """Tokens of the longest prompt and its longest response."""
+    asked = {
+        "train": min(prompts.train_count, MAX_PROMPTS),
+        "eval": config.eval.prompts,
+    }
+    lengths = (
+        len(prompts.request(stream, index).prompt_ids)
+        for stream, first in asked.items()
+        for index in range(first)
+    )
+    return max(lengths) + config.rollout.max_new_tokens
+
+
+def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
+    """Where config.json of the model lies; that of a policy of ours is written, as a Llama's."""
+    if not isinstance(policy, TransformerLM):
+        return str(policy_directory(config.model))
+    content = llama_config(policy.config, tokenizer, torch.float32)
+    (written / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    return str(written)
+
+
+def _overrides(config: GRPOConfig) -> dict[str, Any]:
+    """What of config.json vLLM is to see otherwise."""
+    model = config.model
+    untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `vllm_transfer.untied`
+    wide = model.dtype == "bfloat16" and model.head_fp32
+    return untie | ({"head_dtype": "float32"} if wide else {})
+
+
+def _cache_shape(policy: Policy) -> CacheShape:
+    itemsize = policy.head_weight.dtype.itemsize
+    if isinstance(policy, TransformerLM):
+        c = policy.config
+        return CacheShape(
+            layers=c.num_layers, heads=c.num_heads, head_dim=c.head_dim, itemsize=itemsize
+        )
+    theirs: Any = policy.model
+    c = theirs.config.get_text_config()
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    return CacheShape(
+        layers=c.num_hidden_layers,
+        heads=getattr(c, "num_key_value_heads", None) or c.num_attention_heads,
+        head_dim=head_dim,
+        itemsize=itemsize,
+    )
+
+
+def _as_they_are(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return tensors

@@ -1,0 +1,118 @@
+"""Weights for vLLM: an engine of ours for its weight-transfer API.
+
+It takes a snapshot from any of our transports in the process where vLLM computes, so there is no
+disk and no second group of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from grpo_trainable.protocol.checksums import storage_checksum
+from grpo_trainable.protocol.rollout import PolicyWeights
+
+if TYPE_CHECKING:
+    from vllm import LLM  # pyright: ignore
+
+BACKEND = "grpo_trainable"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+
+
+def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with a head, which is the embedding where they have none.
+
+    vLLM packs the head for its own product, and where it is tied nothing renews the packed copy
+    (vLLM 0.32). So it gets an untied model.
+
+    Raises:
+        ValueError: neither is there, in one line.
+    """
+    if HEAD in tensors:
+        return dict(tensors)
+    if EMBEDDING not in tensors:
+        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which stands for it")
+    return {HEAD: tensors[EMBEDDING], **tensors}
+
+
+def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
+    """Has vLLM compute with a snapshot from its next step on; `renamed` gives the names that the
+    model has in transformers.
+
+    Raises:
+        RuntimeError: it arrived torn, or does not fill the model.
+    """
+    llm.start_weight_update()
+    llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
+    llm.finish_weight_update(weight_version=str(weights.version))
+
+
+def register_backend() -> None:
+    """Makes our engine known to vLLM's factory, once in a process."""
+    from vllm.distributed.weight_transfer.base import (  # pyright: ignore
+        WeightTransferEngine,
+        WeightTransferInitInfo,
+        WeightTransferUpdateInfo,
+    )
+    from vllm.distributed.weight_transfer.factory import (  # pyright: ignore
+        WeightTransferEngineFactory,
+    )
+    from vllm.model_executor.model_loader.reload import (  # pyright: ignore
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    @dataclass
+    class NothingToAgree(WeightTransferInitInfo):
+        """Sender and receiver are one process."""
+
+    @dataclass
+    class Snapshot(WeightTransferUpdateInfo):
+        weights: PolicyWeights
+        renamed: Renaming
+
+    class InProcess(WeightTransferEngine[NothingToAgree, Snapshot]):
+        """Hands the tensors of a snapshot to the model, which packs them anew layer by layer."""
+
+        init_info_cls, update_info_cls = NothingToAgree, Snapshot
+
+        def init_transfer_engine(self, init_info: NothingToAgree) -> None:
+            pass
+
+        def start_weight_update(self) -> None:
+            initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: Snapshot) -> None:
+            load_snapshot(self.model, update_info.weights, update_info.renamed)
+
+        def finish_weight_update(self) -> None:
+            finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            pass
+
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, InProcess)
+
+
+def load_snapshot(model: Any, weights: PolicyWeights, renamed: Renaming) -> None:
+    """Gives a model of vLLM that waits for weights all of them.
+
+    Raises:
+        RuntimeError: the snapshot arrived torn, or leaves a parameter without a value.
+    """
+    source = f"weights version {weights.version}"
+    arrived = storage_checksum(weights.tensors)
+    if arrived != weights.checksum:
+        raise RuntimeError(
+            f"{source} arrived torn: checksum {arrived}, published {weights.checksum}"
+        )
+    loaded = model.load_weights(iter(untied(renamed(weights.tensors)).items()))
+    without = sorted({name for name, _ in model.named_parameters()} - loaded)
+    if without:
+        raise RuntimeError(f"{source} have no value for {without[0]} of vLLM's model")

@@ -1,0 +1,1 @@
+"""The generator: engine, task and scorer. Prompts in, scored groups out."""

@@ -1,0 +1,160 @@
+"""Environments in processes that can be killed: one process plays the episodes of one group."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from grpo_trainable.config import EnvSettings
+from grpo_trainable.environments import ENVIRONMENTS, UNSAFE_PYTHON, JSONValue, Turn
+from grpo_trainable.environments.sandbox import SandboxError, check_containment
+from grpo_trainable.generator.worker_process import WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+CLOSE_DEADLINE_S = 5.0
+
+
+class EpisodeError(Exception):
+    """An environment failed in an episode; the message is one line."""
+
+
+class GroupProcess:
+    """The process of a group, and the thread that talks to it: what is submitted runs in turn."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        self._settings = settings
+        self._process: WorkerProcess | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+
+    def submit(self, job: Callable[[], None]) -> Future[None]:
+        """Runs a job, which may call the methods of an `Episode` here, after those before it."""
+        return self._thread.submit(job)
+
+    def start(self) -> None:
+        """Makes sure that there is a process, another one where it has ended.
+
+        Raises:
+            ValueError: the environment cannot be had, in one line.
+        """
+        if self._process is not None and self._process.is_alive():
+            return
+        if self._process is not None:
+            self._process.kill()
+        self._process = start_environment(self._settings)
+
+    def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        """
+        Raises:
+            TimeoutError: there is no answer in time, and no process any more.
+            EpisodeError: the process has ended, or the environment failed.
+        """
+        if self._process is None or not self._process.is_alive():
+            raise EpisodeError("the process of its group has ended")
+        try:
+            reply = self._process.ask(message, deadline_s)
+        except EOFError as death:
+            raise EpisodeError(f"its process died, {death}") from None
+        except ValueError:
+            raise EpisodeError("its process answered with something else than JSON") from None
+        if "error" in reply:
+            raise EpisodeError(reply["error"])
+        return reply
+
+    def started(self) -> list[int]:
+        """Processes that the environments have started and that are not over, by number."""
+        return [] if self._process is None else self._process.started()
+
+    def close(self) -> None:
+        """Lets the environments close, and ends the process and all that it has started."""
+        closing = self._thread.submit(self._say_goodbye)
+        wait([closing], CLOSE_DEADLINE_S)
+        if self._process is not None and not closing.done():
+            self._process.stop()  # who waits for an answer gets none
+        self._thread.shutdown(cancel_futures=True)
+        if self._process is not None:
+            self._process.kill()
+
+    def _say_goodbye(self) -> None:
+        with contextlib.suppress(EpisodeError, TimeoutError):  # it ends in any case
+            self.ask({"close": True}, CLOSE_DEADLINE_S)
+
+
+class Episode:
+    """One episode at its place in the process of its group; called in that one's thread."""
+
+    def __init__(self, process: GroupProcess, place: int, settings: EnvSettings) -> None:
+        self._process, self._place, self._settings = process, place, settings
+        self._left_s = settings.episode_deadline_s
+
+    def reset(self, spec: JSONValue) -> str:
+        """EpisodeError where the environment fails."""
+        return self._ask({"reset": self._place, "spec": spec})["text"]
+
+    def step(self, action: str) -> Turn:
+        """EpisodeError where the environment fails."""
+        return Turn(**self._ask({"step": self._place, "action": action}))
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        of_step, of_episode = self._settings.step_deadline_s, self._settings.episode_deadline_s
+        start = time.monotonic()
+        try:
+            return self._process.ask(message, min(of_step, max(self._left_s, 0.0)))
+        except TimeoutError:
+            if self._left_s < of_step:
+                raise EpisodeError(f"took over {of_episode:g} s in all") from None
+            raise EpisodeError(f"no answer within {of_step:g} s") from None
+        finally:
+            self._left_s -= time.monotonic() - start
+
+
+def start_environment(settings: EnvSettings) -> WorkerProcess:
+    """A process that plays what `env.name` names, ready.
+
+    Raises:
+        ValueError: it cannot be had, in one line.
+    """
+    worker = WorkerProcess(
+        f"env.name={settings.name}", "grpo_trainable.generator.env_worker", [_reference(settings)]
+    )
+    worker.wait_until_ready()
+    return worker
+
+
+def _reference(settings: EnvSettings) -> str:
+    """Return the class of an environment. ValueError where code that it runs is not contained."""
+    if settings.allow_unsafe:
+        _warn_of_unsafe_code()
+        return UNSAFE_PYTHON
+    if settings.name == "python":
+        try:
+            check_containment()
+        except SandboxError as error:
+            raise ValueError(
+                f"env.name=python: cannot contain code that the policy writes: {error}; install "
+                "bubblewrap 0.8 or later, with user namespaces that ordinary users may create, or "
+                "set env.allow_unsafe=true to run the code with all your rights"
+            ) from None
+    return ENVIRONMENTS.get(settings.name, settings.name)
+
+
+@functools.cache
+def _warn_of_unsafe_code() -> None:
+    """Warn once in a process."""
+    logger.warning(
+        "env.allow_unsafe=true: code that the policy writes can read, change and delete your files "
+        "and end your processes"
+    )
+
+
+def check_environment(settings: EnvSettings) -> None:
+    """ValueError naming the environment and the reason when it cannot be had.
+
+    Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
+    """
+    start_environment(settings).kill()

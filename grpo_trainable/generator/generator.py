@@ -1,0 +1,360 @@
+"""The generator: engine + task + scorer. Prompts in, scored groups out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from grpo_trainable.config import GRPOConfig, resources, threads
+from grpo_trainable.engines.checks import check_load, check_played, checked_groups
+from grpo_trainable.engines.engine import EarningEngine, EngineSetup, PlayingEngine, build_engine
+from grpo_trainable.engines.selection import chosen_engine
+from grpo_trainable.generator.episodes import EpisodePlayer
+from grpo_trainable.generator.scorer import make_scorer
+from grpo_trainable.generator.state_values import Completer, state_values
+from grpo_trainable.learner.log_probs import Reference
+from grpo_trainable.models.directory import policy_shape, policy_tokenizer
+from grpo_trainable.protocol.messages import Completions, Deposited, Loaded, Sampled, Scored
+from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
+from grpo_trainable.protocol.weight_transfer import WeightReceiver
+from grpo_trainable.tasks import RewardError, Score
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
+from grpo_trainable.telemetry.progress import advance, steps_done
+from grpo_trainable.telemetry.timers import Span, StageClock, now
+
+Scores = list[Score | RewardError]  # a group's: one for each response, then for each completion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    """Weights in this process that the engine does not have yet."""
+
+    weights: PolicyWeights
+    bytes: int  # bytes that travelled
+    seconds: float
+
+
+class Generator:
+    """Samples and scores responses with its own copy of the weights."""
+
+    CONCURRENT = ("progress", "deposit", "score")
+
+    def __init__(
+        self, config: GRPOConfig, receiver: WeightReceiver, clock: StageClock | None = None
+    ) -> None:
+        """`clock`: that of the process, when another role lives in it too."""
+        keep_freed_memory()
+        r = config.resources
+        self._context = RoleContext(
+            threads=threads(resources.generator_cpus(config)),
+            gpus=r.worker_gpus if config.placement == "colocated" else r.generator_gpus,
+            clock=clock,
+        )
+        self._receiver = receiver
+        self._build(config)
+
+    def reset(self, config: GRPOConfig) -> None:
+        """Begins anew with a config of the same placement, resources and transport."""
+        self.close()
+        self._context.clock.reset()
+        self._build(config)
+
+    def _build(self, config: GRPOConfig) -> None:
+        self._fetched: dict[str, torch.Tensor] = {}  # the weights that the last fetch brought
+        # Another thread puts weights in; those that were not taken out give way to newer ones.
+        self._mailbox: deque[_Fetched] = deque(maxlen=1)
+        self._loaded: list[Loaded] = []
+        self._engine_name = chosen_engine(config).name
+        self._tokenizer = policy_tokenizer(config.model)
+        self._vocab_size = policy_shape(config.model).vocab_size
+        self.engine = build_engine(
+            EngineSetup(config=config, tokenizer=self._tokenizer, device=self._context.device)
+        )
+        here = config.reference_role == "generator"
+        device = self._context.device
+        self._reference = Reference(config, self._tokenizer, device) if here else None
+        self._completer = None
+        if config.loss.advantage == "vine":
+            self._completer = Completer(config.vine, self._tokenizer.decode, self._complete)
+        task = build_task(config)
+        self._prompts = Prompts(config, task, self._tokenizer)
+        self._player = self._scorer = None
+        if config.env.plays:
+            self._player = EpisodePlayer(config.env, self._prompts, self._tokenizer)
+        elif not isinstance(self.engine, EarningEngine):
+            self._scorer = make_scorer(config, task)
+        self._parts = tuple(config.task.part_weights)  # names of the reward's parts in groups
+
+    def load(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Loaded:
+        """Fetches published weights and gives them to the engine, which verifies them.
+
+        `received`: their tensors, where the transport brings them with the call; they have been
+        travelling since `sent_at`.
+        """
+        with self._context.call("sync", since=sent_at) as waited_s:
+            with self._context.clock("sync"):
+                loaded = self._take(self._fetch(handle, received, waited_s))
+            return replace(loaded, spans=self._context.clock.take())
+
+    def deposit(self, handle: Any, received: Any = None, sent_at: float = math.inf) -> Deposited:
+        """Fetches published weights and puts them in a mailbox, which the sampling loop checks
+        before every token. Runs in a thread of its own, concurrently with any other call."""
+        mailbox = self._mailbox  # `reset` replaces it
+        called = now()
+        start = min(called, sent_at)
+        fetched = self._fetch(handle, received, called - start)
+        mailbox.append(fetched)
+        return Deposited(
+            version=fetched.weights.version,
+            round=fetched.weights.round,
+            bytes=fetched.bytes,
+            spans=[Span("sync", start, now(), concurrent=True)],
+        )
+
+    def _fetch(self, handle: Any, received: Any, waited_s: float) -> _Fetched:
+        start = time.perf_counter()
+        weights = self._receiver.fetch(handle, received)
+        seconds = waited_s + time.perf_counter() - start
+        # A tensor that has been here already did not travel.
+        new = [t for name, t in weights.tensors.items() if t is not self._fetched.get(name)]
+        self._fetched = weights.tensors
+        return _Fetched(weights=weights, bytes=sum(t.nbytes for t in new), seconds=seconds)
+
+    def _take(self, fetched: _Fetched) -> Loaded:
+        """Gives fetched weights to the engine."""
+        weights = fetched.weights
+        start = time.perf_counter()
+        self.engine.load(weights)
+        check_load(self._engine_name, self.engine, weights)
+        self._receiver.release(weights.round)
+        return Loaded(
+            version=weights.version,
+            round=weights.round,
+            transport=self._receiver.name,
+            bytes=fetched.bytes,
+            transfer_s=fetched.seconds,
+            load_s=time.perf_counter() - start,
+            at=now(),
+            spans=[],
+        )
+
+    def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
+        """Samples the requests, all of one stream, and scores them by a built-in reward.
+
+        A user's reward may take its time: it is left to `score`, while the next requests are
+        sampled. Episodes are rewarded while they are played. In an evaluation all of it is the
+        stage `eval`.
+        """
+        stream = requests[0].stream
+        with self._context.call():
+            with self._context.clock("eval" if stream == "eval" else "rollout"):
+                groups, scores = self._sample_or_play(requests)
+            completions = self._completions(requests, groups)
+            if self._reference is not None and stream == "train":
+                with self._context.clock("reference"):
+                    groups = self._reference.annotate(groups)
+            if self._scorer is not None and self._scorer.is_inline:
+                with self._context.clock(_scoring_stage(stream)):
+                    scores = self._scores(stream, groups, completions)
+            loaded, self._loaded = self._loaded, []
+            spans = self._context.clock.take()
+        sampled = Sampled(
+            stream=stream, groups=groups, loaded=loaded, spans=spans, completions=completions
+        )
+        return sampled if scores is None else _scored(sampled, scores, self._parts)
+
+    def score(self, sampled: Sampled) -> Scored:
+        """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
+        The answer to `generate` has already told which weights were loaded."""
+        start = now()
+        with self._context.clock.concurrent():
+            scores = self._scores(sampled.stream, sampled.groups, sampled.completions)
+        spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
+        return _scored(replace(sampled, loaded=[], spans=spans), scores, self._parts)
+
+    def warm_up(self, requests: Sequence[Request]) -> None:
+        """Samples once and drops the responses, so that the first round finds memory and code warm.
+
+        Random draws are keyed by what is asked for, so none is used up. Nothing is scored: a user's
+        reward function may count its calls, or cost something.
+        """
+        with self._context.call():
+            if isinstance(self.engine, EarningEngine):
+                groups, _ = self._earn(self.engine, requests, advance)
+            else:
+                groups = self._sample(requests, advance)
+            if self._reference is not None:
+                self._reference.annotate(groups)
+            self._context.clock.synchronize()
+        self._context.clock.reset()
+
+    def _completions(
+        self, requests: Sequence[Request], groups: Sequence[RolloutGroup]
+    ) -> list[Completions]:
+        """Completions of the states of each group; none where nobody asks for their values."""
+        if self._completer is None or requests[0].stream == "eval":
+            return []
+        with self._context.clock("vine"):
+            return self._completer.completions(groups, requests[0].limits)
+
+    def _complete(self, requests: Sequence[Request]) -> list[RolloutGroup]:
+        """Samples completions with the weights that have sampled the responses."""
+        return self._sample(requests, advance)
+
+    def _sample_or_play(
+        self, requests: Sequence[Request]
+    ) -> tuple[list[RolloutGroup], list[Scores] | None]:
+        """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        if isinstance(self.engine, EarningEngine):
+            return self._earn(self.engine, requests, self.between_tokens)
+        if self._player is None:
+            return self._sample(requests, self.between_tokens), None
+        assert isinstance(self.engine, PlayingEngine), "checked with the config"
+        groups, scores = self._player.play(self.engine, requests, self.between_tokens)
+        check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
+        scores = [[self._with_every_part(score) for score in own] for own in scores]
+        return _of_examples(requests, groups), scores
+
+    def _earn(
+        self,
+        engine: EarningEngine,
+        requests: Sequence[Request],
+        between_tokens: Callable[[], None],
+    ) -> tuple[list[RolloutGroup], list[Scores]]:
+        """Groups of episodes, each with its example, and a score for each episode."""
+        groups, scores = engine.earn(requests, between_tokens)
+        densities = any(group.actions is not None for group in groups)
+        check_played(
+            self._engine_name,
+            self.engine,
+            requests,
+            groups,
+            self._vocab_size,
+            densities=densities,
+        )
+        return _of_examples(requests, groups), scores
+
+    def _sample(
+        self, requests: Sequence[Request], between_tokens: Callable[[], None]
+    ) -> list[RolloutGroup]:
+        groups = checked_groups(
+            self._engine_name,
+            self.engine,
+            requests,
+            between_tokens,
+            self._tokenizer,
+            self._vocab_size,
+        )
+        return _of_examples(requests, groups)
+
+    def between_tokens(self) -> None:
+        """Called before every token: loads weights that have arrived in the mailbox."""
+        advance()
+        if not self._mailbox:
+            return
+        with self._context.clock("sync"):
+            self._loaded.append(self._take(self._mailbox.pop()))
+
+    def progress(self) -> int:
+        """A number that changes with each token and reward."""
+        return steps_done()
+
+    def close(self) -> None:
+        engine = self.engine if isinstance(self.engine, EarningEngine) else None
+        for own in (self._scorer, self._player, engine):
+            if own is not None:
+                own.close()
+        self._receiver.close()
+
+    def _scores(
+        self,
+        stream: str,
+        groups: Sequence[RolloutGroup],
+        completions: Sequence[Completions],
+    ) -> list[Scores]:
+        """A score of every response, and of every completion after them, by group."""
+        texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
+        for of_group, completed in zip(texts, completions, strict=False):
+            of_group += completed.texts
+        requests = [
+            self._prompts.score_request(stream, group.example, text)
+            for group, of_group in zip(groups, texts, strict=True)
+            for text in of_group
+        ]
+        assert self._scorer is not None, "episodes are scored while they are played"
+        answers = map(self._with_every_part, self._scorer.score(requests))
+        return [[next(answers) for _ in of_group] for of_group in texts]
+
+    def _with_every_part(self, score: Score | RewardError) -> Score | RewardError:
+        """The score, if it has the parts that `task.reward_weights` names."""
+        if isinstance(score, RewardError):
+            return score
+        missing = [name for name in self._parts if name not in score.all_parts]
+        if not missing:
+            return score
+        return RewardError(
+            f"task.reward_weights names {missing[0]}, but the reward has the parts "
+            f"{', '.join(score.all_parts)}"
+        )
+
+
+def _of_examples(requests: Sequence[Request], groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """The groups, each with the example that its request names."""
+    return [
+        replace(group, example_index=request.example_index)
+        for request, group in zip(requests, groups, strict=True)
+    ]
+
+
+def _scoring_stage(stream: str) -> str:
+    """The stage in which a stream's responses are scored."""
+    return "eval" if stream == "eval" else "reward"
+
+
+def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -> Scored:
+    """The groups with their rewards, these parts of them and the values of their states, those
+    without a failed score. `scores`: as `Generator._scores` gives them."""
+    scored = Scored(
+        groups=[],
+        format_rewards=[],
+        answer_rewards=[],
+        unscored=[],
+        reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
+        unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
+        completions=sum(len(completed.texts) for completed in sampled.completions),
+        loaded=sampled.loaded,
+        spans=sampled.spans,
+    )
+    completions = sampled.completions or [None] * len(scores)
+    for group, completed, row in zip(sampled.groups, completions, scores, strict=True):
+        valid = [score for score in row if isinstance(score, Score)]
+        if len(valid) < len(row):
+            error = next(score for score in row if isinstance(score, RewardError))
+            scored.unscored.append((group.prompt_index, error.message))
+            continue
+        if completed is not None:
+            beside = [score.reward for score in valid[len(group.response_ids) :]]
+            group = replace(group, state_values=state_values(group, completed, beside))
+        valid = valid[: len(group.response_ids)]
+        told = [(score.reward, score.format_reward, score.answer_reward) for score in valid]
+        rewards, formats, answers = torch.tensor(told, dtype=torch.float32).T.contiguous()
+        group = replace(group, format_rewards=formats, answer_rewards=answers)
+        scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
+        scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
+        scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+    return scored
+
+
+def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:
+    """(G, K) float32; None where nobody asks for a part."""
+    if not names:
+        return None
+    rows = [[score.all_parts[name] for name in names] for score in scores]
+    return torch.tensor(rows, dtype=torch.float32)

@@ -1,0 +1,81 @@
+"""The process that scores what may take long: `python -m … REFERENCE LIFELINE_FD [TASK]`.
+
+REFERENCE names a function `f(response, ground_truth)`. With TASK, which is JSON with `settings` and
+`seed`, it names a task, a built-in one or a class of the user's, whose `reward` is asked.
+
+JSON lines on standard input and output, never pickle. First comes `{"ready": true}`, or
+`{"error": …}` and the end when the function cannot be imported. Then each request, `{"response",
+"ground_truth"}`, gets one reply: `{"reward", "format_reward", "answer_reward"}` or `{"error"}`.
+
+It ends with its parent: idle, by the end of standard input; busy, by SIGIO when the parent's end
+of the LIFELINE_FD pipe closes. The signal needs no cooperation of a function that never returns.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.generator.worker_side import die_with_parent, take_standard_streams
+from grpo_trainable.plugins import load, one_line
+from grpo_trainable.tasks import REWARDS, as_score
+from grpo_trainable.tasks.custom import CustomTask
+
+# Bytes that a built-in reward may have mapped: an answer can be a number that no memory holds.
+MEMORY_BYTES = 2 << 30
+
+
+def reward_function(reference: str, task: str | None) -> Callable[[str, Any], Any]:
+    """What is asked for rewards.
+
+    Raises:
+        ValueError: it cannot be had, in one line.
+    """
+    if task is None:
+        return load("task.reward", reference)
+    made_of = json.loads(task)
+    if reference in REWARDS:
+        return _built_in(reference, made_of["settings"])
+    return CustomTask(reference, made_of["settings"], made_of["seed"]).reward
+
+
+def _built_in(name: str, settings: dict[str, Any]) -> Callable[[str, Any], Any]:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    reward = REWARDS[name](TaskSettings(**settings))
+    reward.warm_up()
+    return reward.reward
+
+
+def main(reference: str, lifeline_fd: int, task: str | None = None) -> None:
+    die_with_parent(lifeline_fd)
+    requests, replies = take_standard_streams()
+
+    def send(reply: dict[str, Any]) -> None:
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+    # The user's code runs here, so nothing it raises may end the conversation without a word.
+    try:
+        function = reward_function(reference, task)
+    except ValueError as error:
+        send({"error": str(error)})
+        return
+    send({"ready": True})
+    for line in requests:
+        request = json.loads(line)
+        try:
+            reply = asdict(as_score(function(request["response"], request["ground_truth"])))
+        except (Exception, SystemExit) as error:
+            reply = {"error": one_line(error)}
+        send(reply)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,133 @@
+"""What the states of a response are worth, by completing it from there (VinePPO, arXiv 2410.01679).
+
+State t of a response is the prompt with its first t tokens. K completions of it are sampled with
+the policy that sampled the response, and their mean reward is its value. State 0 is the prompt,
+which the responses of a group share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import VineSettings
+from grpo_trainable.protocol.messages import Completions
+from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
+
+STREAM = "vine"  # names the random draws of completions
+# A sentence that ends with a token: a mark, perhaps closed, and a space after it; or a line.
+SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
+
+Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
+Decode = Callable[[Sequence[int]], str]
+
+
+class Completer:
+    """Samples completions of the states of groups."""
+
+    def __init__(self, settings: VineSettings, decode: Decode, sample: Sample) -> None:
+        """`sample`: the engine's answer to requests that share their limits."""
+        self._settings = settings
+        self._decode = decode
+        self._sample = sample
+
+    def completions(
+        self, groups: Sequence[RolloutGroup], limits: SamplingLimits
+    ) -> list[Completions]:
+        """K completions of each state of each group, whose responses were sampled with `limits`.
+
+        States with equally many tokens are completed together, so that they share their limits. An
+        engine that runs each distinct prompt once computes the cache of a state once for its K
+        completions.
+        """
+        found = [Completions(states=[], texts=[], samples=self._settings.samples) for _ in groups]
+        for tokens, states in sorted(self._by_tokens(groups).items()):
+            rest = replace(
+                limits,
+                min_new_tokens=max(1, limits.min_new_tokens - tokens),
+                max_new_tokens=limits.max_new_tokens - tokens,
+            )
+            requests = [self._request(groups[i], response, tokens, rest) for i, response in states]
+            for (i, response), sampled in zip(states, self._sample(requests), strict=True):
+                found[i].states.append((response, tokens))
+                found[i].texts.extend(self._texts(groups[i], response, tokens, sampled))
+        return found
+
+    def _by_tokens(self, groups: Sequence[RolloutGroup]) -> dict[int, list[tuple[int, int]]]:
+        """How many tokens -> (which group, which response) of the states that have so many."""
+        states: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for i, group in enumerate(groups):
+            states[0].append((i, 0))
+            for response in range(len(group.response_ids)):
+                for tokens in self._states(_sampled(group, response)):
+                    states[tokens].append((i, response))
+        return states
+
+    def _states(self, ids: list[int]) -> Iterator[int]:
+        """The states of a response with these tokens that are valued beside the prompt, by their
+        tokens, ascending."""
+        step = self._settings.chunk_tokens
+        if self._settings.states == "chunks":
+            yield from range(step, len(ids), step)
+            return
+        last = 0
+        for tokens in range(1, len(ids)):
+            if tokens - last >= step and self._ends_sentence(ids[tokens - 1 : tokens + 1]):
+                yield tokens
+                last = tokens
+
+    def _ends_sentence(self, pair: list[int]) -> bool:
+        """Whether a sentence or line ends between two tokens: 3.14 is one number."""
+        piece, following = self._decode(pair[:1]), self._decode(pair[1:])
+        if "\n" in piece:
+            return True
+        return (
+            bool(SENTENCE.search(piece))
+            and (piece + following)[len(piece.rstrip()) :][:1].isspace()
+        )
+
+    def _request(
+        self, group: RolloutGroup, response: int, tokens: int, limits: SamplingLimits
+    ) -> Request:
+        prefix = _sampled(group, response)[:tokens]
+        return Request(
+            stream=STREAM,
+            prompt_index=group.prompt_index,
+            prompt_ids=(*group.prompt_ids.tolist(), *prefix),
+            group_size=self._settings.samples,
+            limits=limits,
+            state=StateOf(response=response, tokens=tokens),
+        )
+
+    def _texts(
+        self, group: RolloutGroup, response: int, tokens: int, sampled: RolloutGroup
+    ) -> Iterator[str]:
+        """The whole responses that the completions make."""
+        prefix = _sampled(group, response)[:tokens]
+        for row in range(len(sampled.response_ids)):
+            yield self._decode([*prefix, *_sampled(sampled, row)])
+
+
+def state_values(group: RolloutGroup, completions: Completions, rewards: Sequence[float]) -> Tensor:
+    """(G, R) float32: the mean reward of the completions of a state at the token that follows it,
+    NaN elsewhere; `rewards` are those of `completions.texts`."""
+    values = torch.full(group.response_mask.shape, torch.nan)
+    means = torch.tensor(rewards, dtype=torch.float64).view(-1, completions.samples).mean(dim=1)
+    for (response, tokens), mean in zip(completions.states, means.tolist(), strict=True):
+        if tokens == 0:
+            first = group.response_mask.int().argmax(dim=1)
+            values[torch.arange(len(first)), first] = mean  # all responses begin with the prompt
+        else:
+            place = group.response_mask[response].nonzero()[tokens]
+            values[response, place] = mean
+    return values
+
+
+def _sampled(group: RolloutGroup, response: int) -> list[int]:
+    """The token ids of a response."""
+    return group.response_ids[response][group.response_mask[response]].tolist()

@@ -1,0 +1,1 @@
+"""The learner: scored groups in, new weights out."""

@@ -1,0 +1,150 @@
+"""From the groups of a rollout batch to advantages, of its responses or of their tokens.
+
+Shapes: G responses of R tokens in a group, N responses in all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.algo import (
+    Advantage,
+    discounted_returns,
+    explained_variance,
+    gae,
+    group_to_go,
+    masked_row_mean,
+    vine,
+    whitened_tokens,
+)
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner.reward_shaping import shaped_rewards, token_rewards
+from grpo_trainable.learner.user_functions import advantage_function
+from grpo_trainable.protocol.messages import CriticFigures
+from grpo_trainable.protocol.rollout import RolloutGroup
+
+Groups = Sequence[RolloutGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticTargets:
+    """What a critic said of the states of a rollout batch and what it is taught, (G, R) a group."""
+
+    values: list[Tensor]  # state values before the round
+    returns: list[Tensor]  # value + advantage, which values are drawn to
+    earned: list[Tensor]  # the discounted rewards from here on, which no value has a part in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """The advantages of one rollout batch."""
+
+    advantages: list[Tensor]  # one a group: (G,) of its responses, or (G, R) of their tokens
+    critic: CriticTargets | None = None  # None without a critic
+
+    def of_responses(self, groups: Groups) -> Tensor:
+        """(N,); where tokens have their own, the mean over the response."""
+        rows = [
+            advantages if advantages.ndim == 1 else masked_row_mean(advantages, group.response_mask)
+            for group, advantages in zip(groups, self.advantages, strict=True)
+        ]
+        return torch.cat(rows)
+
+
+# (groups of a rollout batch, the weight of the KL in the reward) -> their advantages
+Estimator = Callable[[Groups, float], Estimated]
+Values = Callable[[Groups], list[Tensor]]  # what a critic says of the states, (G, R) a group
+
+
+def advantage_estimator(config: GRPOConfig, values: Values) -> Estimator:
+    """What `loss.advantage` names; `values` is asked where that needs a critic.
+
+    Raises:
+        PluginError: it is a function of the user's that cannot be loaded, or fails its trial.
+    """
+    match config.loss.advantage:
+        case "gae":
+            return partial(_by_critic, config, values)
+        case "vine":
+            return partial(_by_completions, config)
+        case "group_to_go":
+            return partial(_by_step, config)
+    function = advantage_function(config.loss.advantage, config.rollout.group_size)
+    return partial(_by_response, config, function)
+
+
+def _by_response(
+    config: GRPOConfig, function: Advantage, groups: Groups, kl_coefficient: float
+) -> Estimated:
+    rewards = [shaped_rewards(config, group, kl_coefficient) for group in groups]
+    advantages = function(torch.stack(rewards), eps=config.loss.advantage_eps)
+    return Estimated(advantages=list(advantages))
+
+
+def _by_critic(
+    config: GRPOConfig, values_of: Values, groups: Groups, kl_coefficient: float
+) -> Estimated:
+    masks, gamma = [group.response_mask for group in groups], config.loss.gamma
+    rewards = [token_rewards(config, group, kl_coefficient) for group in groups]
+    values = values_of(groups)
+    advantages = [
+        gae(r, v, mask, gamma=gamma, lam=config.loss.gae_lambda)
+        for r, v, mask in zip(rewards, values, masks, strict=True)
+    ]
+    targets = CriticTargets(
+        values=values,
+        returns=[a + v for a, v in zip(advantages, values, strict=True)],
+        earned=[
+            discounted_returns(r, mask, gamma=gamma) for r, mask in zip(rewards, masks, strict=True)
+        ],
+    )
+    return Estimated(advantages=_whitened(config, advantages, masks), critic=targets)
+
+
+def _by_completions(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
+    masks, advantages = [group.response_mask for group in groups], []
+    for group in groups:
+        assert group.state_values is not None, "the generator has valued no states"
+        advantages.append(vine(group.rewards, group.state_values, group.response_mask))
+    return Estimated(advantages=_whitened(config, advantages, masks))
+
+
+def _by_step(config: GRPOConfig, groups: Groups, kl_coefficient: float) -> Estimated:
+    masks, gamma = [group.response_mask for group in groups], config.loss.gamma
+    advantages = [
+        group_to_go(token_rewards(config, group, kl_coefficient), mask, gamma=gamma)
+        for group, mask in zip(groups, masks, strict=True)
+    ]
+    return Estimated(advantages=_whitened(config, advantages, masks))
+
+
+def _whitened(
+    config: GRPOConfig, advantages: list[Tensor], masks: Sequence[Tensor]
+) -> list[Tensor]:
+    if not config.loss.whiten:
+        return advantages
+    return whitened_tokens(advantages, masks, eps=config.loss.advantage_eps)
+
+
+def critic_figures(
+    batches: Sequence[Groups], estimates: Sequence[Estimated]
+) -> CriticFigures | None:
+    """How well the critic knew what a round's responses would earn; None without a critic."""
+    values, returns = [], []
+    for groups, estimated in zip(batches, estimates, strict=True):
+        if estimated.critic is None:
+            return None
+        masks = [group.response_mask for group in groups]
+        values += [v[mask] for v, mask in zip(estimated.critic.values, masks, strict=True)]
+        returns += [v[mask] for v, mask in zip(estimated.critic.earned, masks, strict=True)]
+    said, earned = torch.cat(values), torch.cat(returns)
+    return CriticFigures(
+        value_mean=float(said.mean()),
+        return_mean=float(earned.mean()),
+        explained_variance=explained_variance(said, earned),
+    )

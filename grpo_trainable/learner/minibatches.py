@@ -1,0 +1,124 @@
+"""Which rows of a round's batches a gradient step trains on, and which a microbatch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.control.spaces import Spaces
+from grpo_trainable.learner.dealing import deal
+from grpo_trainable.learner.ranks import ALONE, Ranks
+from grpo_trainable.protocol.rollout import TrainBatch
+from grpo_trainable.telemetry.progress import advance
+
+
+def step_rows(
+    config: GRPOConfig, round_: int, batches: Sequence[TrainBatch]
+) -> Iterator[tuple[int, Tensor]]:
+    """(index of a batch, its rows) for each gradient step of the round, as `k_mode` says.
+
+    `minibatches` shuffles groups and keeps each of them whole; where fewer groups are left than
+    parts were asked for, a part without any is left out.
+    """
+    match config.k_mode:
+        case "fresh_batches":
+            yield from ((b, torch.arange(batch.num_rows)) for b, batch in enumerate(batches))
+        case "same_batch":
+            (batch,) = batches
+            yield from ((0, torch.arange(batch.num_rows)) for _ in range(config.k))
+        case "minibatches":
+            (batch,) = batches
+            yield from ((0, rows) for rows in _minibatches(config, round_, batch.num_rows))
+
+
+def _minibatches(config: GRPOConfig, round_: int, num_rows: int) -> Iterator[Tensor]:
+    groups = torch.arange(num_rows).view(-1, config.rollout.group_size)
+    epochs = config.optim.epochs
+    for epoch in range(epochs):
+        rng = np.random.default_rng((config.seed, round_, epoch))
+        order = torch.from_numpy(rng.permutation(len(groups)))
+        for part in order.tensor_split(config.k // epochs):
+            if len(part):
+                yield groups[part].flatten()
+
+
+def microbatches(batch: TrainBatch, config: GRPOConfig, ranks: Ranks = ALONE) -> Iterator[Tensor]:
+    """The rows of each microbatch: `optim.microbatch` rows, or as many as `optim.microbatch_tokens`
+    hold with their padding. Long rows go with long ones, since padding is wasted work; with
+    `model.packing` the rows of a prompt, which they then share, stay together.
+
+    Of several `ranks` each runs its own microbatches, which together have every row once.
+    """
+    position = torch.arange(batch.response_mask.shape[1], device=batch.response_mask.device)
+    lengths = (batch.response_mask * position).amax(dim=1)
+    order = torch.sort(lengths, stable=True).indices
+    if config.model.packing:
+        order = torch.arange(len(lengths), device=lengths.device)
+    tokens, optim = (lengths + 1).tolist(), config.optim
+    if optim.microbatch_tokens is None:
+        parts = list(order.split(optim.microbatch))
+    else:
+        in_order = [tokens[row] for row in order.tolist()]
+        parts = list(_within(order, in_order, optim.microbatch_tokens))
+    hands = deal(parts, lambda rows: len(rows) * max(tokens[r] for r in rows.tolist()), ranks.size)
+    for rows in hands[ranks.rank]:
+        yield rows
+        advance()
+
+
+def largest_microbatch(
+    config: GRPOConfig, prompt_tokens: int, end_ids: Collection[int]
+) -> TrainBatch:
+    """A made-up microbatch with as many rows as one of this config has, each as long as can be.
+
+    `prompt_tokens` has the longest prompt. A row is of one token, none of `end_ids`, with which no
+    response may begin. Neighbours have different ones, so that packing finds nothing to share.
+    """
+    rollout, optim = config.rollout, config.optim
+    length = prompt_tokens + rollout.max_new_tokens - 1
+    most = optim.microbatch
+    if optim.microbatch_tokens is not None:
+        most = max(1, optim.microbatch_tokens // length)
+    shape = (min(most, rollout.prompts * rollout.group_size), length)
+    one, other = islice((token for token in count() if token not in end_ids), 2)
+    ids = torch.full(shape, one)
+    ids[1::2] = other
+    zeros = torch.zeros(shape)
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask[:, prompt_tokens - 1 :] = True
+    return TrainBatch(
+        input_ids=ids,
+        target_ids=ids,
+        response_mask=mask,
+        behaviour_log_probs=zeros,
+        advantages=zeros,
+    )
+
+
+def with_spaces(batch: TrainBatch, spaces: Spaces) -> TrainBatch:
+    """A made-up batch as the rows of a control policy, which sees nothing and does nothing."""
+    shape, numbers = batch.input_ids.shape, spaces.action_numbers
+    return replace(
+        batch,
+        target_ids=torch.zeros_like(batch.target_ids),
+        observations=torch.zeros(*shape, *spaces.observation),
+        actions=torch.zeros(*shape, numbers) if numbers else None,
+    )
+
+
+def _within(order: Tensor, tokens: Sequence[int], at_most: int) -> Iterator[Tensor]:
+    """`order` in parts; each takes rows as long as its number of rows times its longest stays
+    within `at_most`. `tokens`: those of each row. No part is empty."""
+    start = longest = 0
+    for end, length in enumerate(tokens, start=1):
+        longest = max(longest, length)
+        if end - start > 1 and (end - start) * longest > at_most:
+            yield order[start : end - 1]
+            start, longest = end - 1, length
+    yield order[start:]

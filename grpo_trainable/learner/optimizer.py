@@ -1,0 +1,171 @@
+"""AdamW over the policy, and a critic beside it: learning rates, the norms of the gradients, steps
+that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner.adamw import AdamW, ParameterGroup
+from grpo_trainable.learner.master_weights import MasterWeights
+from grpo_trainable.learner.ranks import ALONE, Ranks
+
+
+class StepTaken(NamedTuple):
+    grad_norm: float  # the policy's, before it was limited
+    lr: float
+    skipped: bool  # loss or gradient was not finite: nothing was changed
+    critic_grad_norm: float  # 0 without a critic
+
+
+class PolicyOptimizer:
+    """Takes gradient steps, and skips those whose loss or gradient is not finite."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        config: GRPOConfig,
+        critic: Mapping[str, Tensor] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """`parameters`: those of the policy that are trained, each once, by name. `critic`: those
+        that a critic has beside them, which have their own learning rate and their own limit of the
+        gradient's norm. `ranks`: whose gradients are shares of the step's."""
+        self._config = config
+        self._ranks = ranks
+        self._masters = MasterWeights({**parameters, **(critic or {})})
+        self._parameters = self._masters.parameters
+        self._policy = [self._parameters[name] for name in parameters]
+        self._critic = [self._parameters[name] for name in critic or ()]
+        self._adamw = _adamw([self._policy, self._critic], config)
+        self.steps = 0  # steps taken: the version of the policy
+        self.skipped = 0
+        self._skipped_in_a_row = 0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the next step, a pure function of the steps taken: a scheduler would
+        be a state to lose."""
+        return self._scheduled(self._config.optim.lr)
+
+    def _scheduled(self, lr: float) -> float:
+        done = self.steps / (self._config.rounds * self._config.k)
+        match self._config.optim.schedule:
+            case "linear":
+                return lr * (1 - min(1.0, done))
+            case "cosine":
+                return lr * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        return lr
+
+    def step(self, loss: float) -> StepTaken:
+        """Uses the gradients in place, and drops them.
+
+        Raises:
+            RuntimeError: more than `optim.max_skipped_steps` steps in a row were not finite.
+        """
+        lr = self.learning_rate
+        rates = (lr, self._scheduled(self._config.critic_lr))
+        for group, rate in zip(self._adamw.groups, rates, strict=True):
+            group.lr = rate
+        self._ranks.sum_gradients([*self._policy, *self._critic])
+        grad_norm, critic_norm = self._limited(self._policy), self._limited(self._critic)
+        skip = not all(map(math.isfinite, (loss, grad_norm, critic_norm)))
+        if skip:
+            self.skipped += 1
+            self._skipped_in_a_row += 1
+        else:
+            self._adamw.step()
+            self._masters.round_off()
+            self.steps += 1
+            self._skipped_in_a_row = 0
+        self._adamw.zero_grad()
+        self._give_up_when_stuck()
+        return StepTaken(grad_norm=grad_norm, lr=lr, skipped=skip, critic_grad_norm=critic_norm)
+
+    def _limited(self, parameters: Sequence[Tensor]) -> float:
+        """Limits the norm of the gradient of these, and returns what it was; 0 for none."""
+        if not parameters:
+            return 0.0
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.optim.grad_clip)
+        return float(self._ranks.whole(norm))
+
+    def drop_gradients(self) -> None:
+        self._adamw.zero_grad()
+
+    def _give_up_when_stuck(self) -> None:
+        allowed = self._config.optim.max_skipped_steps
+        if self._skipped_in_a_row > allowed:
+            raise RuntimeError(
+                f"{self._skipped_in_a_row} gradient steps in a row had a loss or gradient that "
+                f"is not finite (optim.max_skipped_steps={allowed}); "
+                "lower optim.lr or look at the rewards"
+            )
+
+    def warm_up(self) -> None:
+        """Makes gradients in place once pass through the limit of their norm and a step of AdamW,
+        and drops them.
+
+        The step is that of another AdamW, with a single number as its parameter: neither a copy of
+        a large policy nor moments for it are made. Those of the policy are still allocated by its
+        first step.
+        """
+        self._limited(self._policy)
+        self._limited(self._critic)
+        self._adamw.zero_grad()
+        number = torch.nn.Parameter(torch.zeros(1, device=self._policy[0].device))
+        number.grad = torch.ones_like(number)
+        _adamw([[number]], self._config).step()
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """AdamW's live moments and counters, and master weights, by parameter/name."""
+        return self._masters.tensors() | {
+            f"{name}/{key}": value
+            for name, parameter in self._parameters.items()
+            for key, value in self._adamw.state[parameter].items()
+        }
+
+    def counters(self) -> dict[str, Any]:
+        return {
+            "version": self.steps,
+            "skipped_steps": self.skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+        }
+
+    def load_state(self, state: dict[str, Tensor], counters: dict[str, Any]) -> None:
+        """Goes on from `state`, and takes each tensor out of it once it is copied."""
+        self._masters.load_state(state)
+        for name, parameter in self._parameters.items():
+            prefix = f"{name}/"
+            self._adamw.state[parameter] = {
+                key.removeprefix(prefix): _stored_like(
+                    parameter, self._ranks.part(state.pop(key), parameter)
+                )
+                for key in [key for key in state if key.startswith(prefix)]
+            }
+        self.steps = counters["version"]
+        self.skipped = counters["skipped_steps"]
+        self._skipped_in_a_row = counters["skipped_in_a_row"]
+
+
+def _adamw(parameters: Sequence[list[Tensor]], config: GRPOConfig) -> AdamW:
+    """`parameters`: those of each group, which has its own learning rate."""
+    return AdamW(
+        [ParameterGroup(parameters=group, lr=config.optim.lr) for group in parameters],
+        betas=config.optim.betas,
+        weight_decay=config.optim.weight_decay,
+    )
+
+
+def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A copy on the parameter's device. A moment lies in memory as its parameter does, which the
+    fused optimizer takes for granted."""
+    if value.shape != parameter.shape:
+        return value.to(parameter.device, copy=True)
+    return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)

@@ -1,0 +1,104 @@
+"""Learners that hold a policy between them: FSDP2 of torch (`learner_strategy=fsdp2`).
+
+Each rank has some rows of every parameter and of its moments. A layer's whole parameters are
+gathered for its forward and its backward pass, and its gradients are summed to the ranks that hold
+their rows as soon as the backward pass has them. So every pass is collective, with as many
+microbatches on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from grpo_trainable.learner.process_group import ProcessGroup
+from grpo_trainable.learner.ranks import Member
+from grpo_trainable.models.policy import NamedWeights
+
+
+class Shards(Member):
+    """Ranks that hold a policy between them, as `ranks.Ranks` describes them."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group)
+        self._device = group.device
+        self._mesh = init_device_mesh(group.device.type, (group.size,))
+        self._divided: WeakSet[NamedWeights] = WeakSet()
+        # How a parameter lay in memory before it was divided, which takes none stored by column.
+        self._strides = WeakTensorKeyDictionary()
+
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Nothing is left to do: each rank has the sums for the rows that it holds."""
+
+    # ---- Policies ----------------------------------------------------------------------------
+
+    def divide(self, policy: NamedWeights) -> NamedWeights:
+        strides = {name: p.stride() for name, p in policy.named_parameters()}
+        for parameter in policy.parameters():
+            parameter.data = parameter.data.contiguous()
+        for layer in policy.layers():
+            fully_shard(layer, mesh=self._mesh)
+        fully_shard(policy, mesh=self._mesh)
+        register_fsdp_forward_method(policy, "states_at")  # scoring calls no `forward`
+        for module in policy.modules():
+            if isinstance(module, FSDPModule):
+                # A sum, since losses are divided by what the whole step has; gloo knows no other.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        for name, parameter in policy.named_parameters():
+            self._strides[parameter] = strides[name]
+        self._divided.add(policy)
+        return policy
+
+    def settle(self) -> None:
+        """What lies outside the layers stays gathered after a pass without gradient."""
+        for policy in self._divided:
+            for module in policy.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    # ---- Tensors -----------------------------------------------------------------------------
+
+    def weights(self, policy: NamedWeights) -> Iterator[tuple[str, Tensor]]:
+        parameters = policy.weights()
+        for name, whole in self.gathered(parameters):
+            stride = self._strides[parameters[name]]
+            if whole.stride() == stride:
+                yield name, whole
+            else:
+                yield name, torch.empty_strided(whole.shape, stride, dtype=whole.dtype).copy_(whole)
+
+    @torch.no_grad()
+    def gathered(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors.items():
+            whole = self.whole(tensor.detach())
+            if self.rank == 0:
+                yield name, whole
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Its rows. Every rank has the whole tensor, so nothing is sent."""
+        if not isinstance(like, DTensor) or tensor.shape != like.shape:
+            return tensor
+        return distribute_tensor(
+            tensor.to(self._device), like.device_mesh, like.placements, src_data_rank=None
+        )
+
+    def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The rows that this rank has; what is not divided, from the first."""
+        mine = {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                mine[name] = tensor.to_local()
+            elif self.rank == 0:
+                mine[name] = tensor
+        return mine

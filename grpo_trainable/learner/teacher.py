@@ -1,0 +1,55 @@
+"""The teacher of a distillation: a frozen policy that scores what was sampled."""
+
+from __future__ import annotations
+
+import torch
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner.log_probs import Reference
+from grpo_trainable.learner.ranks import ALONE, Ranks
+from grpo_trainable.models.directory import check_policy, policy_tokenizer
+from grpo_trainable.models.store import build_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+
+
+def build_teacher(
+    config: GRPOConfig, tokenizer: Tokenizer, device: torch.device, ranks: Ranks = ALONE
+) -> Reference | None:
+    """What scores tokens as the teacher of the config does; None without one.
+
+    Its log-probs are those of the law that responses are sampled from, at their temperature, as
+    the policy's own are.
+
+    Raises:
+        ValueError: the teacher cannot be used, or has other tokens than the policy; in one line.
+    """
+    if config.teacher is None:
+        return None
+    policy, own = build_policy(config.teacher, config.seed)
+    _refuse_other_tokens(config, tokenizer, own)
+    return Reference(config, tokenizer, device, policy.to(device), ranks)
+
+
+def check_teacher(config: GRPOConfig) -> int | None:
+    """The tokens of context that the teacher has, after everything was looked at that can be known
+    before the trial; None without a teacher.
+
+    Raises:
+        ValueError: as `build_teacher`.
+    """
+    if config.teacher is None:
+        return None
+    try:
+        shape, own = check_policy(config.teacher)
+    except ValueError as error:
+        raise ValueError(f"loss.teacher={error}") from None
+    _refuse_other_tokens(config, policy_tokenizer(config.model), own)
+    return shape.context_length
+
+
+def _refuse_other_tokens(config: GRPOConfig, tokenizer: Tokenizer, teachers: Tokenizer) -> None:
+    if not tokenizer.is_part_of(teachers):
+        raise ValueError(
+            f"loss.teacher={config.loss.teacher}: its tokenizer has other tokens than the "
+            "policy's, which the teacher must read; take one with the same tokenizer"
+        )

@@ -1,0 +1,180 @@
+"""What training changes in a learner, and what a checkpoint holds of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.learner.critic import PREFIX, Critic
+from grpo_trainable.learner.kl_coefficient import KLCoefficient
+from grpo_trainable.learner.optimizer import PolicyOptimizer
+from grpo_trainable.learner.ranks import ALONE, Ranks
+from grpo_trainable.models.parameters import copy_parameters
+from grpo_trainable.models.policy import NamedWeights
+from grpo_trainable.protocol.messages import LearnerState
+from grpo_trainable.storage.checkpointing import (
+    CheckpointError,
+    LearnerFiles,
+    learner_messages,
+    read_part,
+    write_learner_files,
+)
+from grpo_trainable.telemetry.progress import advance
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingState:
+    """A policy with what is trained or counted beside it: critic, optimizer, β and the round."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        policy: NamedWeights,
+        device: torch.device,
+        reference_checksum: str,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """`policy`: as the `ranks` hold it between them. `reference_checksum`: that of the frozen
+        first policy, which a state must agree with."""
+        self._config = config
+        self._ranks = ranks
+        self._reference_checksum = reference_checksum
+        self._parameters = policy.trained()
+        self.policy = policy
+        self.critic = Critic(config, policy, device, ranks) if config.has_critic else None
+        self.kl_coefficient = KLCoefficient(config.loss)
+        critic = {} if self.critic is None else self.critic.parameters
+        self.optimizer = PolicyOptimizer(self._parameters, config, critic, ranks)
+        self.round = 0
+        self._messages: Iterator[tuple[str, bytes]] = iter(())
+
+    @property
+    def version(self) -> int:
+        """Gradient steps that the policy has taken."""
+        return self.optimizer.steps
+
+    def gathered(self) -> LearnerState:
+        """Copies of policy, optimizer and counters, in main memory; without tensors on all ranks
+        but the first."""
+        gathered = self._ranks.gathered
+        return LearnerState(
+            policy=_copies(gathered(self._parameters)),
+            optimizer=_copies(gathered(self._optimizer_tensors())),
+            counters=self._counters(),
+        )
+
+    def own(self) -> LearnerState:
+        """The same of what this rank holds, without a word to the others."""
+        return LearnerState(
+            policy=_copies(self._parameters.items()),
+            optimizer=_copies(self._optimizer_tensors().items()),
+            counters=self._counters(),
+        )
+
+    def write(self, directory: str, seen_by: str) -> LearnerFiles:
+        """Writes this rank's part of a checkpoint, as `write_learner_files` does.
+
+        Where it does not see the directory, `next_message` has the part.
+        """
+        number, of = self._ranks.rank + 1, self._ranks.size
+        tensors = {
+            "policy": self._ranks.held(self._parameters),
+            "optimizer": self._ranks.held(self._optimizer_tensors()),
+        }
+        files = write_learner_files(
+            directory, seen_by, tensors, self._counters(), number=number, of=of, tick=advance
+        )
+        self._messages = learner_messages({} if files.written else tensors, number=number, of=of)
+        return files
+
+    def next_message(self) -> tuple[str, bytes] | None:
+        """Return the next of `learner_messages`, or None after the last.
+
+        The state must not have changed since `write`.
+        """
+        return next(self._messages, None)
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint has beside the policy, live: the optimizer's tensors and the critic."""
+        return self.optimizer.tensors() | (self.critic.parameters if self.critic else {})
+
+    def _counters(self) -> dict[str, Any]:
+        return {
+            **self.optimizer.counters(),
+            **self.kl_coefficient.counters(),
+            "round": self.round,
+            "reference_checksum": self._reference_checksum,
+        }
+
+    # ---- Going on ----------------------------------------------------------------------------
+
+    def load(self, state: LearnerState) -> None:
+        """Goes on from a state, with the settings of this learner.
+
+        Raises:
+            ValueError: the state is of another model, or was trained against another reference.
+        """
+        self._take(dict(state.policy), dict(state.optimizer), state.counters)
+
+    def _take(
+        self, policy: dict[str, Tensor], optimizer: dict[str, Tensor], counters: dict[str, Any]
+    ) -> None:
+        """Goes on from these tensors, and empties both dictionaries meanwhile: as moments are
+        copied one after the other, memory need not hold all of them twice."""
+        expected = counters["reference_checksum"]
+        if expected != self._reference_checksum:
+            raise ValueError(
+                f"the checkpoint's reference policy has checksum {expected}, but the policy of "
+                f"model.preset={self._config.model.preset}, model.path={self._config.model.path} "
+                f"has {self._reference_checksum}; use the policy that the run started from"
+            )
+        copy_parameters(self._parameters, self._parts_of(policy), source="checkpoint")
+        policy.clear()
+        self._load_critic(optimizer)
+        self.optimizer.load_state(optimizer, counters)
+        self.kl_coefficient.load_counters(counters)
+        self.round = counters["round"]
+        self._ranks.settle()
+
+    def read(self, directory: Path, digests: Mapping[str, str], counters: dict[str, Any]) -> bool:
+        """Goes on from the state in a checkpoint whose files have these digests.
+
+        Returns False where this process cannot read such files; nothing has changed then.
+
+        Raises:
+            ValueError: as `load`.
+        """
+        try:
+            policy = read_part(directory, digests, "policy", advance)
+            optimizer = read_part(directory, digests, "optimizer", advance)
+        except CheckpointError as error:
+            logger.warning("%s; the trial sends the state instead", error)
+            return False
+        self._take(policy, optimizer, counters)
+        return True
+
+    def _parts_of(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of a policy's tensors."""
+        own = self._parameters
+        return {name: self._ranks.part(t, own.get(name, t)) for name, t in stored.items()}
+
+    def _load_critic(self, stored: dict[str, Tensor]) -> None:
+        """Puts the critic where `stored` was taken. Where it begins anew, so does what `stored` has
+        of it."""
+        if self.critic is not None and self.critic.load_state(stored):
+            return
+        for name in [name for name in stored if name.startswith(PREFIX)]:
+            del stored[name]
+        anew = {n: v for n, v in self.optimizer.tensors().items() if n.startswith(PREFIX)}
+        stored.update(anew)
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors}

@@ -1,0 +1,1 @@
+"""Models of transformers as policies (extra `hf`)."""

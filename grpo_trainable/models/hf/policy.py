@@ -1,0 +1,231 @@
+"""Causal language models of transformers as policies (extra `hf`).
+
+B rows, S positions, D width of the hidden states, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from grpo_trainable.models.hf.directory import one_line, read_shape, refuse_unusable
+from grpo_trainable.models.hf.wide_products import multiplies_bfloat16, widen_products
+from grpo_trainable.models.packing import pack
+from grpo_trainable.models.policy import Policy
+from grpo_trainable.models.shape import PolicyShape
+
+PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
+# How much larger hidden states are made for the second comparison: with random weights logits are
+# so small that a cap on them would not show.
+MAGNIFIED = 1000.0
+
+
+class HFPolicy(Policy):
+    """A model of transformers whose logits are its hidden states times its head."""
+
+    def __init__(
+        self, model: transformers.PreTrainedModel, shape: PolicyShape, *, head_fp32: bool = True
+    ) -> None:
+        """Takes over `model`, and turns its dropout off: a sampler has none.
+
+        Raises:
+            ValueError: its logits are something else than hidden states times head, in one line.
+        """
+        super().__init__()
+        self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
+        self.head_fp32 = head_fp32
+        self.model = model.eval()
+        self._packs = False
+        self._refuse_other_heads()
+
+    @property
+    def body(self) -> torch.nn.Module:
+        """The module that turns ids into hidden states."""
+        return self.model.get_decoder()
+
+    @property
+    def head_weight(self) -> Tensor:
+        head: Any = self.model.get_output_embeddings()
+        return head.weight
+
+    def hidden_states(self, input_ids: Tensor) -> Tensor:
+        self.refuse_too_long(input_ids.shape[1])
+        return self.body(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        if not self._packs:
+            return super().states_at(input_ids, wanted)
+        self.refuse_too_long(input_ids.shape[1])
+        packing = pack(input_ids, wanted)
+        states_1TD = self.body(
+            input_ids=packing.ids[None],
+            position_ids=packing.positions[None],
+            # A mask of four dimensions is handed on as it is; that of packed rows is never read.
+            attention_mask=wanted.new_ones(1, 1, 1, 1),
+            packing=packing,
+            use_cache=False,
+        ).last_hidden_state
+        return packing.at(wanted, states_1TD[0])
+
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """What the largest list of modules in the body holds: transformers has no other name for
+        it that all architectures share."""
+        lists = [m for m in self.body.modules() if isinstance(m, torch.nn.ModuleList)]
+        return list(max(lists, key=_parameters, default=[]))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Live parameters under transformers' own names."""
+        return dict(self.model.named_parameters())
+
+    @torch.no_grad()
+    def pack_rows(self) -> None:
+        """Has `states_at` compute each token once.
+
+        Raises:
+            ValueError: the architecture cannot, or its packed states are others.
+        """
+        from grpo_trainable.models.hf.attention import replace_attention  # loads torch's compiler
+
+        ids = self._probe().repeat(3, 1)
+        ids[1:, PROBE_TOKENS // 2 :] = ids[1:, PROBE_TOKENS // 2 :].flip(1)
+        wanted = torch.ones_like(ids, dtype=torch.bool)
+        wanted[1, -3:] = False
+        expected = self.states_at(ids, wanted)
+        try:
+            replace_attention(self.model)
+            self._packs = True
+            found = self.states_at(ids, wanted)
+        except (TypeError, ValueError) as error:
+            why = str(error).splitlines()[0]
+            raise ValueError(f"{_cannot_pack(self.model)} ({why})") from error
+        # Relative to the largest, and far above rounding.
+        allowed = 2.0**-4 if found.dtype == torch.bfloat16 else 2.0**-12
+        if not bool((found - expected).abs().max() <= allowed * expected.abs().max()):
+            raise ValueError(_cannot_pack(self.model))
+
+    def checkpoint_gradients(self) -> None:
+        """Has the layers compute their activations again in the backward pass.
+
+        Raises:
+            ValueError: the architecture cannot, or drops out activations while it does.
+        """
+        model: Any = self.model
+        before = self.hidden_states(self._probe())
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        try:
+            (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
+        except ValueError as error:
+            raise ValueError(_cannot_checkpoint(model)) from error
+        for module in model.modules():
+            # The layers ask whether they train, and their parts, which drop out, must not.
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True
+        if not torch.equal(before, self.hidden_states(self._probe())):
+            raise ValueError(_cannot_checkpoint(model))
+
+    # ---- What is asked once --------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _refuse_other_heads(self) -> None:
+        """Compares the model's own logits with hidden states times head.
+
+        Some architectures scale or cap their logits, or add a bias: engines and scoring, which
+        compute the head themselves, would compute something else.
+        """
+        name, head = type(self.model).__name__, self.model.get_output_embeddings()
+        if head is None or len(self.head_weight) != self.vocab_size:
+            raise ValueError(f"{name} has no head of {self.vocab_size} tokens")
+        ids = self._probe()
+        for factor in (1.0, MAGNIFIED):
+            with self._scaled(factor):
+                hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
+            ours = hidden @ self.head_weight.t()
+            # Relative to the largest, and far above rounding.
+            allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
+            if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
+                raise ValueError(
+                    f"{name} does something to its logits besides multiplying hidden states by "
+                    "the head (a cap, a scale, a bias), which is not supported"
+                )
+
+    def _probe(self) -> Tensor:
+        """(1, S) ids from all over the vocabulary."""
+        count = min(PROBE_TOKENS, self.context_length)
+        ids = torch.linspace(0, self.vocab_size - 1, count, dtype=torch.float64).long()
+        return ids[None].to(self.head_weight.device)
+
+    @contextmanager
+    def _scaled(self, factor: float) -> Iterator[None]:
+        """Multiplies the hidden states that come out of the body meanwhile."""
+
+        def scale(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+            output.last_hidden_state = output.last_hidden_state * factor
+            return output
+
+        hook = self.body.register_forward_hook(scale)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
+    """The policy in a directory of transformers, its body in `dtype`.
+
+    Only safetensors are read, nothing is downloaded and no code of the directory runs.
+
+    Raises:
+        ValueError: it cannot be loaded, lacks weights, or is no policy; in one line.
+    """
+    refuse_unusable(directory)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers and safetensors have no error of their own
+        raise ValueError(f"{directory}: transformers cannot load it ({one_line(error)})") from error
+    model, told = loaded
+    if dtype == "bfloat16":
+        _suit_to_cpu(model)
+    # transformers would go on with random numbers in their place.
+    lacking = sorted(told["missing_keys"])
+    if lacking:
+        raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} in all)")
+    try:
+        return HFPolicy(model, read_shape(directory), head_fp32=head_fp32)
+    except ValueError as error:
+        raise ValueError(f"{directory}: {error}") from error
+
+
+def _suit_to_cpu(model: transformers.PreTrainedModel) -> None:
+    """Has a CPU compute `model`, which is bfloat16, in its fastest way; a GPU has its own."""
+    if not multiplies_bfloat16():
+        widen_products(model.get_decoder())
+    if model.config._attn_implementation == "sdpa":
+        from grpo_trainable.models.hf.attention import replace_attention  # loads torch's compiler
+
+        replace_attention(model)
+
+
+def _parameters(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _cannot_pack(model: torch.nn.Module) -> str:
+    return f"model.packing=true: {type(model).__name__} cannot do that"
+
+
+def _cannot_checkpoint(model: torch.nn.Module) -> str:
+    return f"model.gradient_checkpointing=true: {type(model).__name__} cannot do that"

@@ -1,0 +1,110 @@
+"""Tells actors that work from those that hang: by their answers, and by progress meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_trainable.protocol.calls import Actor, ActorLost, Call, Runtime, no_answer
+
+# How often an actor is asked for its progress within a deadline. A call that takes less than a
+# deadline divided by this is never asked about.
+QUESTIONS = 4
+
+
+@dataclass(kw_only=True, eq=False)
+class _Silence:
+    """How long an actor has not been heard of."""
+
+    ask_at_s: float  # seconds of silence after which the next question is due
+    seconds: float = 0.0
+    question: Call | None = None  # asked and not yet answered
+    progress: Any = None  # the last answer
+
+
+class Watch:
+    """Waits for calls, and tells which of their actors are silent.
+
+    An actor is heard of when it answers a call, or when its progress has changed. It is silent when
+    it owes an answer and was not heard of for `deadline_s`, whatever other actors did. Only time
+    spent waiting for the actor counts: between two rounds nobody listens.
+    """
+
+    def __init__(self, runtime: Runtime, deadline_s: float) -> None:
+        self._runtime = runtime
+        self._deadline_s = deadline_s
+        self._silences: dict[Actor, _Silence] = {}
+
+    def wait(self, calls: Sequence[Call]) -> tuple[list[Call], list[Actor]]:
+        """Waits until a call is done or an actor is silent. Returns both kinds."""
+        owing = list(dict.fromkeys(call.actor for call in calls))
+        while True:
+            questions = self._ask(owing)
+            done = self._listen([*calls, *questions], owing)
+            answered = [call for call in done if call not in questions]
+            for call in answered:
+                self._heard(call.actor)
+            for question in (call for call in done if call in questions):
+                self._take_progress(question)
+            silent = [a for a in owing if self._silences[a].seconds >= self._deadline_s]
+            if answered or silent:
+                return answered, silent
+
+    def result(self, call: Call) -> Any:
+        """The value of one call. ActorLost when its actor is silent."""
+        answered, _ = self.wait([call])
+        if not answered:
+            raise no_answer([call], self._deadline_s)
+        return self._runtime.result(call)
+
+    def forget(self, actor: Actor) -> None:
+        """Forgets an actor that was replaced."""
+        self._silences.pop(actor, None)
+
+    def _ask(self, actors: Iterable[Actor]) -> list[Call]:
+        """Asks every actor that is due. Returns all questions not yet answered."""
+        for actor in actors:
+            silence = self._silences.setdefault(actor, _Silence(ask_at_s=self._interval_s))
+            if silence.question is None and silence.seconds >= silence.ask_at_s:
+                silence.question = actor.submit("progress", "progress")
+        return [q for actor in actors if (q := self._silences[actor].question) is not None]
+
+    def _listen(self, calls: Sequence[Call], owing: Sequence[Actor]) -> list[Any]:
+        """Waits until a call is done or an actor is due, and adds that time to the silences."""
+        silences = [self._silences[actor] for actor in owing]
+        due_s = max(0.0, min(self._due_s(silence) for silence in silences))
+        start = self._runtime.now()
+        done = self._runtime.wait(calls, due_s)
+        # A longer wait than asked for means that this process stood still; others may have as well.
+        waited_s = min(due_s, self._runtime.now() - start) if done else due_s
+        for silence in silences:
+            silence.seconds += waited_s
+        return done
+
+    def _due_s(self, silence: _Silence) -> float:
+        """Seconds until the actor has to be asked, or counts as silent."""
+        at_s = self._deadline_s
+        if silence.question is None:
+            at_s = min(at_s, silence.ask_at_s)
+        return at_s - silence.seconds
+
+    def _take_progress(self, question: Call) -> None:
+        silence = self._silences[question.actor]
+        silence.question = None
+        silence.ask_at_s = silence.seconds + self._interval_s
+        try:
+            progress = self._runtime.result(question)
+        except ActorLost:
+            return  # the call that it was asked about tells the same
+        if progress != silence.progress:
+            silence.progress = progress
+            self._heard(question.actor)
+
+    def _heard(self, actor: Actor) -> None:
+        silence = self._silences[actor]
+        silence.seconds, silence.ask_at_s = 0.0, self._interval_s
+
+    @property
+    def _interval_s(self) -> float:
+        return self._deadline_s / QUESTIONS

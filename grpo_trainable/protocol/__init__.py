@@ -1,0 +1,1 @@
+"""What actors exchange: rollouts, messages, calls, weights, and the records of a round."""

@@ -1,0 +1,1 @@
+"""Files that outlive a process: atomic writes, digests, checkpoints, object stores."""

@@ -1,0 +1,629 @@
+"""A checkpoint on disk: a directory of safetensors and JSON whose manifest is written last.
+
+No pickle is written or read. Each file appears under its name only when it is whole, and a
+directory counts only when its manifest is there and every file has the SHA-256 it names.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.storage.tensor_files import (
+    HashedFile,
+    Readable,
+    TensorFileError,
+    file_pieces,
+    joined_pieces,
+    read_tensors,
+)
+
+# Torch is imported where tensors are read or written: the command, which looks for the checkpoint
+# that a trial goes on from, has no tensors.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from grpo_trainable.protocol.rollout import RolloutGroup
+    from grpo_trainable.storage.object_store import Place, StoredPath
+
+FORMAT_VERSION = 4
+READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
+CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
+MANIFEST = "manifest.json"
+STATE = "state.json"
+# Each learner writes a file of its own for these, with tensors of its own or rows of some.
+OF_LEARNERS = ("policy", "optimizer")
+BUFFER = "buffer"
+PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
+MOST_LEARNERS = 99_999
+STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
+# Bytes after which a file is synced while it is written. A single sync at the end could take longer
+# than `resources.deadline_s` on a slow disk, and nothing tells how far a sync has come.
+SYNC_BYTES = 64 << 20
+MESSAGE_BYTES = 16 << 20  # of a file that a learner elsewhere sends in parts
+
+Tick = Callable[[], object]  # called for every piece of a file that was written or read
+Part = TypeVar("Part")
+Directory = TypeVar("Directory", bound="Path | StoredPath")
+
+
+SHOWN = 8  # trials that an error names
+
+
+class CheckpointError(RuntimeError):
+    """Raised where a checkpoint cannot be used; it names the file."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Raised where the bytes of a directory prove that it holds no whole checkpoint: a file is
+    missing, is none of ours, or has the wrong checksum or format."""
+
+
+class ForeignCheckpoint(DamagedCheckpoint):
+    """Raised where a directory holds what is none of ours, which may stand beside whole files."""
+
+
+class UnreadableCheckpoint(CheckpointError):
+    """Raised where a disk or a store does not give the bytes. They may be whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialState:
+    """Everything that a trial needs to go on."""
+
+    state: dict[str, Any]  # plain data: counters, prompt indices, versions, config
+    policy: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    groups: Sequence[RolloutGroup]  # scored and not yet trained on
+
+
+def part_file(part: str, number: int = 1, of: int = 1) -> str:
+    """The file of a part; of the policy and the optimizer, that of one of the learners."""
+    return f"{part}-{number:05d}-of-{of:05d}.safetensors"
+
+
+def _listed_files(learners: int) -> set[str]:
+    """Every file that a manifest vouches for."""
+    numbers = range(1, learners + 1)
+    of_learners = {part_file(part, n, learners) for part in OF_LEARNERS for n in numbers}
+    return {STATE, part_file(BUFFER), *of_learners}
+
+
+# ---- Writing -----------------------------------------------------------------------------------
+
+
+def no_tick() -> None:
+    """Tell nobody: only the silence of actors is watched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerFiles:
+    """What one learner has written of a checkpoint."""
+
+    counters: dict[str, Any]
+    digests: dict[str, str]  # SHA-256 by file
+    # False: the learner does not see the directory, as one on another machine may not. Then
+    # `learner_messages` has what is to be written.
+    written: bool = True
+    error: tuple[int | None, str] | None = None  # why the directory could not be written
+
+
+def write_learner_files(
+    directory: str,
+    seen_by: str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    counters: dict[str, Any],
+    *,
+    number: int = 1,
+    of: int = 1,
+    tick: Tick = no_tick,
+) -> LearnerFiles:
+    """Writes what a checkpoint has of one learner, by part: live tensors, that is.
+
+    `seen_by`: a file in the directory by which a process knows that it sees it.
+    """
+    if not os.path.exists(os.path.join(directory, seen_by)):
+        return LearnerFiles(counters=counters, digests={}, written=False)
+    try:
+        digests = {
+            name: _write(Path(directory, name), file_pieces(held), tick)
+            for name, held in _learner_files(tensors, number, of)
+        }
+    except OSError as error:  # it is the trial's to say what follows
+        found = error.errno, error.strerror or str(error)
+        return LearnerFiles(counters=counters, digests={}, error=found)
+    return LearnerFiles(counters=counters, digests=digests)
+
+
+def _learner_files(
+    tensors: Mapping[str, Mapping[str, Tensor]], number: int, of: int
+) -> list[tuple[str, Mapping[str, Tensor]]]:
+    return [(part_file(part, number, of), held) for part, held in tensors.items()]
+
+
+def learner_messages(
+    tensors: Mapping[str, Mapping[str, Tensor]], *, number: int = 1, of: int = 1
+) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that `write_learner_files` would write, as names with a part of the content.
+
+    The tensors are read as the messages are asked for, so they must not change until the last.
+    """
+    for name, held in _learner_files(tensors, number, of):
+        for message in joined_pieces(file_pieces(held), MESSAGE_BYTES):
+            yield name, message
+
+
+def write_messages(directory: str | Path, messages: Iterable[tuple[str, bytes]]) -> dict[str, str]:
+    """Write the files of `learner_messages`. Return the SHA-256 by file.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    return {
+        name: _write(Path(directory, name), (content for _, content in of_file))
+        for name, of_file in groupby(messages, key=lambda message: message[0])
+    }
+
+
+@contextmanager
+def begun(directory: str | Path) -> Iterator[str]:
+    """A directory for a checkpoint; the name of a file in it for `write_learner_files`, which is
+    gone before the checkpoint is finished.
+
+    OSError when it cannot be written.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    # An old manifest must never vouch for a mixture of old and new files.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    proof = directory / f".{MANIFEST}.{uuid.uuid4().hex}"
+    proof.touch()
+    try:
+        yield proof.name
+    finally:
+        proof.unlink(missing_ok=True)
+
+
+def finish_checkpoint(
+    directory: str | Path,
+    learners: Sequence[LearnerFiles],
+    state: Mapping[str, Any],
+    groups: Sequence[RolloutGroup],
+) -> None:
+    """Writes the other files, and then the manifest.
+
+    OSError when the directory cannot be written, by the learners or by this process.
+    """
+    directory = Path(directory)
+    for learner in learners:
+        if learner.error is not None:
+            raise OSError(*learner.error)
+    buffer_tensors, buffer_rows = _pack_groups(groups)
+    files = {
+        part_file(BUFFER): file_pieces(buffer_tensors),
+        STATE: [_json({**state, "buffer": buffer_rows})],
+    }
+    digests = {name: digest for each in learners for name, digest in each.digests.items()}
+    digests |= {name: _write(directory / name, pieces) for name, pieces in files.items()}
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "world_size": len(learners),
+        "files": digests,
+    }
+    _write(directory / MANIFEST, [_json(manifest)])
+
+
+def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
+    """Writes a checkpoint by this process alone. OSError when the directory cannot be written."""
+    tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
+    _json(trial.state)  # raises while an earlier checkpoint is still whole
+    with begun(directory) as proof:
+        files = write_learner_files(str(directory), proof, tensors, {})
+    finish_checkpoint(directory, [files], trial.state, trial.groups)
+
+
+# ---- Reading -----------------------------------------------------------------------------------
+
+
+def read_checkpoint(directory: str | Place) -> TrialState:
+    """The verified content of a checkpoint.
+
+    Raises:
+        CheckpointError: missing, damaged, foreign or of a newer format.
+    """
+    directory = Path(directory) if isinstance(directory, str) else directory
+    digests = _manifest_digests(directory)
+    state, groups = read_state(directory, digests)
+    return TrialState(
+        policy=read_part(directory, digests, "policy"),
+        optimizer=read_part(directory, digests, "optimizer"),
+        groups=groups,
+        state=state,
+    )
+
+
+def read_state(
+    directory: Place, digests: Mapping[str, str]
+) -> tuple[dict[str, Any], list[RolloutGroup]]:
+    """A checkpoint's plain data and its groups. `digests`: SHA-256 by file.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    state = _state(directory, digests)
+    name = part_file(BUFFER)
+    tensors = _verified(directory / name, digests[name], read_tensors)
+    with _named_errors(directory):
+        return state, _unpack_groups(tensors, state.pop("buffer"))
+
+
+def read_part(
+    directory: Place, digests: Mapping[str, str], part: str, tick: Tick = no_tick
+) -> dict[str, Tensor]:
+    """The whole tensors of a part. Of one that several learners wrote, each has rows of it.
+
+    `digests`: SHA-256 by file.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    rows: dict[str, list[Tensor]] = {}
+    for file in sorted(name for name in digests if name.startswith(f"{part}-")):
+        for name, tensor in _verified(directory / file, digests[file], read_tensors, tick).items():
+            rows.setdefault(name, []).append(tensor)
+    with _named_errors(directory):
+        # Rows are dropped as soon as they are joined: memory never holds all tensors twice.
+        return {name: _joined(rows.pop(name)) for name in list(rows)}
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    import torch
+
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def verified_digests(directory: str | Place) -> dict[str, str]:
+    """SHA-256 by file of a checkpoint, once every file was read and has the one of the manifest.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    directory = Path(directory) if isinstance(directory, str) else directory
+    digests = _manifest_digests(directory)
+    for name, digest in digests.items():
+        _verified(directory / name, digest, HashedFile.sha256)
+    return digests
+
+
+def checkpoint_round(directory: str | Place) -> int:
+    """Rounds trained when the checkpoint was taken, once all of it is verified.
+
+    Raises:
+        CheckpointError: as `read_checkpoint`.
+    """
+    directory = Path(directory) if isinstance(directory, str) else directory
+    return _round(_state(directory, verified_digests(directory)), directory)
+
+
+def newest_whole(directory: Directory, last: float = math.inf) -> tuple[Directory, int] | None:
+    """Return the newest whole checkpoint in a trial's directory and its rounds, or None.
+
+    Args:
+        last: Pass over checkpoints of later rounds.
+
+    Raises:
+        UnreadableCheckpoint: A newer one, or the directory, cannot be read.
+    """
+    for path in reversed(numbered_checkpoints(directory)):
+        try:
+            round_ = checkpoint_round(path)
+        except DamagedCheckpoint:
+            continue
+        if round_ <= last:
+            return path, round_
+    return None
+
+
+def newest_round(directory: Place) -> int | None:
+    """Return the round of the newest checkpoint that says so, or None. Verify nothing."""
+    rounds = map(unverified_round, reversed(numbered_checkpoints(directory)))
+    return next((round_ for round_ in rounds if round_ is not None), None)
+
+
+def remove_older(
+    directory: Place,
+    keep: int,
+    shared_rounds: Collection[int],
+    confirmed: float = math.inf,
+    verified: dict[str, int] | None = None,
+) -> None:
+    """Leave the newest `keep` checkpoints of a trial's directory and those of `shared_rounds`.
+
+    Only whole checkpoints of round `confirmed` or an earlier one count. What is newer than the
+    oldest that counts stays as well. `verified`: rounds of checkpoints that an earlier call has
+    found whole, by name; this one adds to them.
+
+    Raises:
+        CheckpointError: the newest is not whole, or one cannot be read; nothing was removed.
+        OSError: one cannot be removed.
+    """
+    verified = {} if verified is None else verified
+    paths = numbered_checkpoints(directory)
+    if len(paths) <= keep:
+        return
+    older = list(paths)
+    while older and keep > 0:
+        round_ = _round_if_whole(older.pop(), verified)
+        keep -= round_ is not None and round_ <= confirmed
+    older = [path for path in older if unverified_round(path) not in shared_rounds]
+    if older and paths[-1].name not in verified:
+        raise DamagedCheckpoint(f"{paths[-1]}: is not whole")
+    for path in older:
+        if isinstance(path, Path):
+            _remove_at_once(path)
+        else:
+            path.remove_tree()
+
+
+def _round_if_whole(path: Place, verified: dict[str, int]) -> int | None:
+    if path.name not in verified:
+        with suppress(DamagedCheckpoint):
+            verified[path.name] = checkpoint_round(path)
+    return verified.get(path.name)
+
+
+def _remove_at_once(path: Path) -> None:
+    """A rename hides it at once: half a checkpoint would look like a damaged one."""
+    removed = path.with_name(".removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
+
+
+def numbered_checkpoints(directory: Directory) -> list[Directory]:
+    """The checkpoints that Tune has copied, or begun to copy, in order."""
+    names = filter(CHECKPOINT.fullmatch, _names(directory))
+    return [cast(Directory, directory / name) for name in names]
+
+
+def checkpoints_named(directory: Directory) -> list[Directory]:
+    """The checkpoint that a path names: the directory itself, or all of a trial's, in order.
+
+    Raises:
+        CheckpointError: there is none, or a store cannot be asked, in one line.
+    """
+    try:
+        if (directory / MANIFEST).exists() or CHECKPOINT.fullmatch(directory.name):
+            return [directory]
+        found = numbered_checkpoints(directory)
+        if not found:
+            raise _no_checkpoint_in(directory)
+    except OSError as error:
+        raise _unread(directory, error) from error
+    return found
+
+
+def _no_checkpoint_in(directory: Place) -> CheckpointError:
+    """What is said of a directory that holds no checkpoint: where it is an experiment's, which
+    trials there are."""
+    if not directory.is_dir():
+        return CheckpointError(f"{directory}: is no directory")
+    trials = [name for name in _names(directory) if numbered_checkpoints(directory / name)]
+    if not trials:
+        return CheckpointError(
+            f"{directory}: holds no checkpoint; name one, or the directory of a trial that has one"
+        )
+    more = f" or one of {len(trials) - SHOWN} more" if len(trials) > SHOWN else ""
+    named = ", ".join(str(directory / name) for name in trials[:SHOWN])
+    return CheckpointError(f"{directory}: is an experiment; name one of its trials: {named}{more}")
+
+
+def _names(directory: Place) -> list[str]:
+    """List a directory, sorted. Return nothing where there is none."""
+    try:
+        if isinstance(directory, Path):
+            return sorted(os.listdir(directory))
+        return directory.names()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unread(directory, error) from error
+
+
+def unverified_round(directory: Place) -> int | None:
+    """Return the round that a checkpoint names, or None where it names none. Verify nothing.
+
+    Raises:
+        UnreadableCheckpoint: It cannot be read.
+    """
+    try:
+        return _round(_parse(directory / STATE, _read(directory / STATE)), directory)
+    except DamagedCheckpoint:
+        return None
+
+
+def _round(state: Mapping[str, Any], directory: Place) -> int:
+    with _named_errors(directory):
+        return int(state["pipeline"]["learner_round"])
+
+
+@contextmanager
+def _named_errors(directory: Place) -> Iterator[None]:
+    """Refuses a path that leaves the directory: a manifest does not tell who wrote it."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise DamagedCheckpoint(
+            f"{directory}: not a grpo_trainable checkpoint ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _manifest_digests(directory: Place) -> dict[str, str]:
+    """SHA-256 by file, as the manifest names them; no other file was read."""
+    if isinstance(directory, Path) and directory.is_symlink():
+        raise ForeignCheckpoint(f"{directory}: is a link, not a checkpoint")
+    refuse_foreign_files(directory)
+    manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
+    version = manifest.get("format_version")
+    if version not in READABLE:
+        raise CheckpointError(
+            f"{directory / MANIFEST}: format version {version}, this program reads "
+            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
+        )
+    learners = manifest.get("world_size")
+    if type(learners) is not int or not 1 <= learners <= MOST_LEARNERS:
+        raise DamagedCheckpoint(f"{directory / MANIFEST}: written by {learners} learners?")
+    expected = _listed_files(learners)
+    listed = manifest.get("files")
+    if not isinstance(listed, dict) or set(listed) != expected:
+        raise DamagedCheckpoint(f"{directory / MANIFEST}: does not list {sorted(expected)}")
+    return listed
+
+
+def _state(directory: Place, digests: Mapping[str, str]) -> dict[str, Any]:
+    content = _verified(directory / STATE, digests[STATE], HashedFile.content)
+    return _parse(directory / STATE, content)
+
+
+def _verified(
+    path: Place, digest: str, use: Callable[[HashedFile], Part], tick: Tick = no_tick
+) -> Part:
+    """Returns what `use` makes of a file whose SHA-256 is `digest`.
+
+    The file is read once: the bytes that are hashed are those that are used. Who changes the file
+    in between changes nothing that is returned.
+    """
+    with _reading(path) as opened:
+        file = HashedFile(opened, tick)
+        try:
+            used = use(file)
+        except TensorFileError as error:
+            raise DamagedCheckpoint(f"{path}: damaged ({error})") from error
+        if file.sha256() != digest:
+            raise DamagedCheckpoint(f"{path}: damaged (its SHA-256 is not the manifest's)")
+    return used
+
+
+def refuse_foreign_files(directory: str | Place) -> None:
+    """ForeignCheckpoint when `directory` holds a file that is not of a checkpoint.
+
+    Ray unpickles a file of its own that it finds in a checkpoint's directory.
+    """
+    directory = Path(directory) if isinstance(directory, str) else directory
+    for name in _names(directory):
+        # What was killed while it wrote leaves a name with a dot in front and another behind.
+        whole = name[1:].rpartition(".")[0] if name.startswith(".") else name
+        if whole not in (MANIFEST, STATE) and not PART.fullmatch(whole):
+            foreign = f"{directory / name}: is not of a checkpoint; nothing was loaded"
+            raise ForeignCheckpoint(foreign)
+
+
+def _pack_groups(
+    groups: Sequence[RolloutGroup],
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The groups' tensors by `number/field`, and a row of each group's other fields."""
+    from torch import Tensor
+
+    tensors: dict[str, Tensor] = {}
+    rows: list[dict[str, Any]] = []
+    for i, group in enumerate(groups):
+        rows.append({})
+        for item in fields(group):
+            value = getattr(group, item.name)
+            if isinstance(value, Tensor):
+                tensors[f"{i}/{item.name}"] = value.contiguous()
+            elif value is not None:  # what nobody asked for reads as None without an entry
+                rows[-1][STORED_AS.get(item.name, item.name)] = value
+    return tensors, rows
+
+
+def _unpack_groups(
+    tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]
+) -> list[RolloutGroup]:
+    from grpo_trainable.protocol.rollout import RolloutGroup
+
+    groups = []
+    names = {key: name for name, key in STORED_AS.items()}
+    for i, row in enumerate(rows):
+        values: dict[str, Any] = {names.get(key, key): value for key, value in row.items()}
+        for item in fields(RolloutGroup):
+            if (tensor := tensors.get(f"{i}/{item.name}")) is not None:
+                values[item.name] = tensor
+        groups.append(RolloutGroup(**values))
+    return groups
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _parse(path: Place, content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{path}: not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise DamagedCheckpoint(f"{path}: not a JSON object")
+    return data
+
+
+def _read(path: Place) -> bytes:
+    with _reading(path) as file:
+        return HashedFile(file, no_tick).content()
+
+
+@contextmanager
+def _reading(path: Place) -> Iterator[Readable]:
+    """Opens a file, and turns an OSError of the block into the error of a file not readable."""
+    try:
+        if not isinstance(path, Path):
+            with path.opened() as file:
+                yield file
+            return
+        # A link could lead out of the checkpoint's directory.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:
+            yield file
+    except OSError as error:
+        raise _unread(path, error) from error
+
+
+def _unread(path: Place, error: OSError) -> CheckpointError:
+    """Tell a file that is missing, a link or a directory, from one that may be read later."""
+    from grpo_trainable.storage.object_store import reason  # pyarrow, which takes its time
+
+    kind: type[CheckpointError] = UnreadableCheckpoint
+    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+        kind = DamagedCheckpoint
+    elif error.errno == errno.ELOOP:
+        kind = ForeignCheckpoint
+    return kind(f"{path}: cannot be read ({reason(error)})")
+
+
+def _write(path: Path, pieces: Iterable[bytes | memoryview], tick: Tick = no_tick) -> str:
+    """Writes a file, and returns its SHA-256."""
+    digest, unsynced = hashlib.sha256(), 0
+    with replacing(path, durable=True) as file:
+        for piece in pieces:
+            file.write(piece)
+            digest.update(piece)
+            unsynced += len(piece)
+            if unsynced >= SYNC_BYTES:
+                file.flush()
+                os.fsync(file.fileno())
+                unsynced = 0
+            tick()
+    return digest.hexdigest()

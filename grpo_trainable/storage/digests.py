@@ -1,0 +1,36 @@
+"""The SHA-256 of a file, and of this package. The standard library only: commands compare files
+before torch loads."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+
+
+def digest_of(key: str, path: str | Path) -> str:
+    """The SHA-256 of the file at `path`, which `key` names.
+
+    Raises:
+        ValueError: it cannot be read, in one line that names both.
+    """
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            for chunk in iter(partial(file.read, CHUNK_BYTES), b""):
+                digest.update(chunk)
+    except OSError as error:
+        raise ValueError(f"{key}: {path} cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def package_digest() -> str:
+    """The SHA-256 of the code of this package, names included."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

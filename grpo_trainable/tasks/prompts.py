@@ -1,0 +1,190 @@
+"""Which prompt an index stands for, as a request that an engine understands."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from grpo_trainable.config import GRPOConfig, schedule, shown
+from grpo_trainable.models.hf.chat import chat_template
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.protocol.rollout import Request, SamplingLimits
+from grpo_trainable.tasks import (
+    TASKS,
+    Example,
+    JSONValue,
+    Prompt,
+    ScoreRequest,
+    Task,
+    as_messages,
+    as_text,
+    train_size,
+)
+from grpo_trainable.tasks.custom import CustomTask
+from grpo_trainable.tasks.mix import MixTask, mixture_of
+from grpo_trainable.tasks.stop_rules import end_ids, interruption, stop_strings
+
+
+def build_task(config: GRPOConfig) -> Task | MixTask:
+    """The task of a trial, or several as one.
+
+    Raises:
+        ValueError: a file of the task is missing, empty or malformed, or a user's class cannot be
+            made, in one line.
+    """
+    mixture = mixture_of(config)
+    if mixture is not None:
+        return MixTask({label: _build_one(part) for label, part in config.parts.items()}, mixture)
+    return _build_one(config)
+
+
+def _build_one(config: GRPOConfig) -> Task:
+    task = config.task
+    if task.is_custom:
+        rewards = not config.env.plays
+        return CustomTask(task.name, dict(task.own), config.seed, rewards=rewards)
+    return TASKS[task.name](task, config.seed)
+
+
+class Prompts:
+    """Requests and ground truths by (stream, example): a pure function of the config.
+
+    Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
+    """
+
+    def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
+        """
+        Raises:
+            ValueError: the chat template, the stop strings or the interruption that are asked for
+                cannot be used, or
+                difficulty pools are, and the task does not say how many prompts it has; in one
+                line.
+        """
+        self.train_size = train_size(task)  # None where the task does not say
+        if config.pools.enabled and self.train_size is None:
+            raise ValueError(
+                "pools.enabled=true: the task does not say how many training prompts it has "
+                "(train_size); set it to false"
+            )
+        pooled = self.train_size if config.pools.enabled else None
+        # So many of the first examples of `train` may be drawn.
+        self.train_count = schedule.most_prompts(config) if pooled is None else pooled
+        self._task = task
+        self._tokenizer = tokenizer
+        model = config.model
+        self._chat = chat_template(model.chat_template, model.path, tokenizer)
+        self._system = model.system
+        self._group_size = {"train": config.rollout.group_size, "eval": config.eval.samples}
+        rollout = config.rollout
+        self._limits = {
+            stream: SamplingLimits(
+                min_new_tokens=rollout.min_new_tokens,
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=temperature,
+                end_ids=end_ids(config, tokenizer),
+                stop_strings=stop_strings(config, tokenizer, task),
+                interruption=interrupted,
+            )
+            for stream, temperature, interrupted in (
+                ("train", rollout.temperature, interruption(config, tokenizer)),
+                ("eval", config.eval.temperature, None),
+            )
+        }
+        self._eval_examples = task.eval_examples(config.eval.prompts)
+
+    def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
+        """`example_index`: which example the prompt is, where that does not follow from its index.
+
+        Raises:
+            ValueError: the prompt cannot be encoded, in one line.
+        """
+        example = prompt_index if example_index is None else example_index
+        return Request(
+            stream=stream,
+            prompt_index=prompt_index,
+            example_index=example_index,
+            prompt_ids=tuple(self._encode(self._example(stream, example).prompt)),
+            group_size=self._group_size[stream],
+            limits=self._limits[stream],
+        )
+
+    def text(self, stream: str, example: int) -> str:
+        """The prompt as people read it: what the chat template makes of it, where there is one."""
+        prompt = self._example(stream, example).prompt
+        if self._chat is None:
+            return as_text(prompt)
+        return self._chat.render(as_messages(prompt, self._system))
+
+    def said(self, stream: str, example: int) -> str:
+        """The prompt as its task gives it; of a conversation, the last message."""
+        prompt = self._example(stream, example).prompt
+        return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+    def reply(self, text: str, action: Sequence[int]) -> tuple[int, ...]:
+        """The ids that follow an action of the policy's when `text` is what it reads next.
+
+        They are encoded by themselves: nothing that was sampled is encoded again.
+        """
+        if self._chat is None:
+            return tuple(self._tokenizer.encode(text))
+        return tuple(self._chat.encode_reply(text, action, self._system))
+
+    def ground_truth(self, stream: str, example: int) -> JSONValue:
+        return self._example(stream, example).ground_truth
+
+    def told(self, stream: str, example: int) -> tuple[str, str | None, JSONValue]:
+        """The text of a prompt, its task where a trial has several, and its true answer."""
+        label, truth = self.label(stream, example), self.ground_truth(stream, example)
+        return self.text(stream, example), label, truth
+
+    def label(self, stream: str, example: int) -> str | None:
+        """The task of a mix that an example is of; None without a mix."""
+        return self._task.label(stream, example) if isinstance(self._task, MixTask) else None
+
+    def score_request(self, stream: str, example: int, response: str) -> ScoreRequest:
+        """What a scorer is asked about a response."""
+        truth = self.ground_truth(stream, example)
+        return ScoreRequest(response, truth, self.label(stream, example))
+
+    def check_lengths(
+        self, stream: str, count: int, context_length: int, until: float = math.inf
+    ) -> int:
+        """Compares the first `count` prompts of a stream and their longest responses with the
+        context of a policy, as many as are looked at `until` then, by time.monotonic. Returns how
+        many that were.
+
+        Raises:
+            ValueError: one does not fit, in a line that shows the prompt.
+        """
+        longest = self._limits[stream].max_new_tokens
+        for index in range(count):
+            if index and time.monotonic() > until:
+                return index
+            length = len(self.request(stream, index).prompt_ids)
+            if length + longest <= context_length:
+                continue
+            prompt = f"the prompt {shown(self.text(stream, index))} takes {length}"
+            context = f"the model's context is {context_length} tokens"
+            if length >= context_length:
+                raise ValueError(f"{context} and {prompt}, which leaves none for a response")
+            raise ValueError(
+                f"rollout.max_new_tokens={longest}: {context} and {prompt}; valid: at most "
+                f"{context_length - length}"
+            )
+        return count
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if self._chat is not None:
+            return self._chat.encode(as_messages(prompt, self._system))
+        if not isinstance(prompt, str):
+            raise ValueError(
+                "model.chat_template=off: a prompt of the task is a list of messages, which only a "
+                "chat template makes text of; set it to on, or to a jinja file"
+            )
+        return self._tokenizer.encode_prompt(prompt)
+
+    def _example(self, stream: str, example: int) -> Example:
+        if stream == "eval":
+            return self._eval_examples[example]
+        return self._task.train_example(example)

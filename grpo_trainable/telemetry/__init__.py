@@ -1,0 +1,1 @@
+"""What a trial measures of itself: stages, clocks, the load of its machine."""

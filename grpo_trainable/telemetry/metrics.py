@@ -1,0 +1,168 @@
+"""The metric names, once, and how each is computed from what the actors report.
+
+Names are `area/name_unit`; values are floats. Those who only write or show metrics need no torch,
+and this module imports none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from grpo_trainable.telemetry.stages import IDLE, IDLE_SIDES, STAGES, WORK
+from grpo_trainable.telemetry.timers import Span, covered_seconds
+
+# The policies that the KL is measured to after a round.
+KL_TO = ("reference", "previous", "behaviour")
+
+# Bins of the histogram of token ratios: even steps of the logarithm, 1 in the middle of a bin.
+RATIO_EDGES = np.exp(np.linspace(-1.5, 1.5, 62)).astype(np.float32)
+
+# Shares of the round, which callbacks/stage_timings.py adds to the rows of a Trainable.
+FRACTIONS = tuple(f"time/{stage}_fraction" for stage in STAGES)
+
+# Areas that measure time: no two runs agree in them, not even a run and its exact repetition.
+TIMED = ("time/", "throughput/", "cost/", "sync/")
+
+# How many examples each difficulty pool holds, and how many of a round were drawn from it.
+POOL_METRICS = (
+    *(f"pool/{pool}_size" for pool in ("easy", "mid", "hard", "new")),
+    *(f"pool/{pool}_drawn" for pool in ("easy", "mid", "hard")),
+)
+CRITIC = (
+    *("critic/loss", "critic/clip_fraction", "critic/grad_norm"),
+    *("critic/value_mean", "critic/return_mean", "critic/explained_variance"),
+)
+
+# Metrics that a round lacks in which there is nothing to measure, and of what is turned off.
+SOMETIMES = frozenset(
+    {
+        *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
+        *("response/turns_mean", "response/interrupted_fraction"),
+        *POOL_METRICS,
+        *CRITIC,
+    }
+)
+
+# Names that tools written for RLlib look for, and our name of the same figure.
+RLLIB_NAMES = {
+    "env_runners/episode_return_mean": "reward/train_mean",
+    "learners/default_policy/total_loss": "loss/policy",
+    "learners/default_policy/curr_lr": "optim/lr",
+    "learners/default_policy/gradients_default_optimizer_global_norm": "optim/grad_norm",
+}
+
+NAMES = frozenset(
+    (
+        *("reward/train_mean", "reward/train_std", "reward/format_mean", "reward/answer_mean"),
+        "reward/drawn_mean",
+        *("reward/eval_mean", "reward/eval_first", "eval/round", "eval/unscored"),
+        *(f"time/{stage}_s" for stage in (*STAGES, *IDLE_SIDES)),
+        *("time/checkpoint_s", "time/step_s", "time/wall_clock_s", "time/warm_up_s"),
+        "time/disturbed_fraction",
+        *FRACTIONS,
+        *("version/learner", "version/generator", "version/gap_max", "lag/max", "lag/mean"),
+        *("buffer/size", "buffer/age_mean", "buffer/age_max", "buffer/uses_mean"),
+        *("response/length_mean", "response/truncated_fraction", "response/turns_mean"),
+        *("response/interrupted_fraction", "response/reference_nll_nats"),
+        *(f"kl/{other}_nats" for other in KL_TO),
+        *(f"kl/{other}_k3_nats" for other in KL_TO),
+        *("kl/sampler_mismatch_nats", "kl/teacher_nats"),
+        *("loss/policy", "loss/clip_fraction", "loss/ratio_max", "loss/bounded_tokens"),
+        *("loss/kl_coef", "loss/weights_bounded_fraction"),
+        *CRITIC,
+        "policy/entropy_nats",
+        *("optim/grad_norm", "optim/lr", "optim/skipped_steps"),
+        *("group/zero_advantage_fraction", "group/drawn", "group/filtered", "group/resampled"),
+        *POOL_METRICS,
+        *("throughput/samples_per_s", "throughput/tokens_per_s", "cost/device_hours"),
+        *(
+            "count/requested",
+            "count/redispatched",
+            "count/trained",
+            "count/waiting",
+            "count/in_flight",
+        ),
+        *("count/dropped", "count/dropped_stale", "count/dropped_reward", "count/dropped_lost"),
+        *("count/dropped_zero_advantage", "count/reward_errors", "count/checkpoint_failures"),
+        *("count/skipped_rounds", "count/short_batches", "count/unverified", "count/completions"),
+        *("sync/bytes", "sync/gb_per_s", "sync/first_s"),
+        *("fleet/generators", "fleet/niceness"),
+        *RLLIB_NAMES,
+        *("env_runners/num_episodes_lifetime", "num_env_steps_sampled_lifetime"),
+    )
+)
+
+
+# The figures of each task of a mix, whose label stands for LABEL; a round without a group of a task
+# has the number of its groups alone.
+BY_TASK = (
+    *("task/LABEL/drawn", "task/LABEL/groups", "task/LABEL/reward_mean"),
+    *("task/LABEL/format_mean", "task/LABEL/answer_mean", "task/LABEL/length_mean"),
+    *("task/LABEL/truncated_fraction", "task/LABEL/zero_advantage_fraction"),
+    *("eval/LABEL/reward_mean", "eval/LABEL/reward_first", "eval/LABEL/unscored"),
+)
+
+
+def without_signal(row: Mapping[str, float]) -> bool:
+    """Whether a round had no group of unequal rewards to train on, by its row."""
+    # A round without any group lacks the metrics of what was trained on.
+    return row.get("group/zero_advantage_fraction") == 1.0 or "reward/train_mean" not in row
+
+
+def names_with(labels: Iterable[str]) -> frozenset[str]:
+    """The names of a trial's metrics. `labels`: of the tasks of its mix; none without one."""
+    return NAMES | {name.replace("LABEL", label) for name in BY_TASK for label in labels}
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpan:
+    """A span with the role and the actor it belongs to; a colocated actor has two roles."""
+
+    role: str  # "generator" or "learner"
+    actor: str
+    span: Span
+
+
+def stage_seconds(spans: Iterable[ActorSpan]) -> dict[str, float]:
+    """`time/<stage>_s` of one round, and the idle time of each side.
+
+    Generators work side by side, so a stage takes as long as the one that spent most on it; the
+    sync of the learner (publish) and of the generators (load) follow each other and add up. What
+    two threads of an actor do in one stage at the same time counts once. Idle is the mean over a
+    side's actors; an actor that has both roles idles when neither works.
+    """
+    by_actor: dict[tuple[str, str, str], list[Span]] = defaultdict(list)
+    actors: dict[str, set[str]] = {"generator": set(), "learner": set()}
+    idle: dict[str, float] = defaultdict(float)
+    for item in spans:
+        actors[item.role].add(item.actor)
+        if item.span.stage == IDLE:
+            idle[item.actor] += item.span.seconds
+        else:
+            by_actor[item.span.stage, item.role, item.actor].append(item.span)
+    seconds = {f"time/{stage}_s": 0.0 for stage in WORK}
+    for stage in WORK:
+        for role in ("generator", "learner"):
+            spent = (
+                covered_seconds(spans, -math.inf, math.inf)
+                for (name, r, _), spans in by_actor.items()
+                if (name, r) == (stage, role)
+            )
+            seconds[f"time/{stage}_s"] += max(spent, default=0.0)
+    for role, side in actors.items():
+        seconds[f"time/{role}_idle_s"] = sum(idle[actor] for actor in side) / max(len(side), 1)
+    return seconds
+
+
+def rllib_metrics(row: Mapping[str, float], responses: int, tokens: int) -> dict[str, float]:
+    """The same figures under the names of RLlib; `responses` and `tokens` count the whole trial."""
+    return {
+        **{theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row},
+        "env_runners/num_episodes_lifetime": float(responses),
+        "num_env_steps_sampled_lifetime": float(tokens),
+    }

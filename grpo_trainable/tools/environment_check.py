@@ -1,0 +1,301 @@
+"""What would go wrong with an environment in training, found by playing a few episodes of it.
+
+Every specification is played several times with the same actions: twice by one environment, once in
+another process, and by several environments of one process in turn, as a group plays it. All of
+these have to hear the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+from grpo_trainable.config import EnvSettings, shown
+from grpo_trainable.environments import JSONValue, Turn
+from grpo_trainable.generator.env_processes import EpisodeError, GroupProcess
+
+# What a fault is called.
+FAILS = "fails"  # it raises, returns something else than it should, or its process dies
+HANGS = "hangs"  # no answer within env.step_deadline_s
+PROMPT = "prompt"  # what reset says is not the prompt of the task
+DIFFERS = "differs"  # a specification does not say all: another process plays another episode
+REMEMBERS = "remembers"  # an episode depends on the one before it
+SHARES = "shares"  # episodes that are played in turn in one process disturb each other
+UNSENDABLE = "unsendable"  # a specification that JSON does not carry as it is
+RETOKENISED = "retokenised"  # tokens of a text that are the tokens of another text
+PROCESSES = "processes"  # it leaves processes behind
+FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
+
+LONG = 2000  # characters of the longest action that is made up
+ODDITIES = ("", "é 😀", "x" * LONG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification:
+    """An episode to begin."""
+
+    spec: JSONValue
+    prompt: str | None = None  # what its task says that the policy reads first; None without a task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What was found once."""
+
+    name: str  # one of FAULTS
+    where: str
+    what: str
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What playing showed."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # seconds of each answer
+    episodes: int = 0
+    example: list[tuple[str, Turn]] = field(default_factory=list)  # (action, turn) of one episode
+    first: str = ""  # what the policy reads before it
+
+
+Heard: TypeAlias = tuple[str, list[Turn]]  # what reset said, and the turns
+
+
+class _Unplayable(Exception):
+    """An episode that came to no end; its finding is in the report."""
+
+
+class EnvironmentCheck:
+    """Plays an environment as a trial with these settings would."""
+
+    def __init__(
+        self,
+        settings: EnvSettings,
+        *,
+        actions: Sequence[str] = (),
+        stop: str = "",
+        seed: int = 0,
+        group_size: int = 3,
+        retold: Callable[[str], str] = str,
+        tokens: Callable[[str], int] = len,
+        most_tokens: int | None = None,
+    ) -> None:
+        """
+        Args:
+            actions: what is drawn from; empty: actions are made up from what was said.
+            stop: what an action ends with.
+            group_size: environments that play in turn in one process.
+            retold: the text that the tokens of a text stand for.
+            tokens: how many they are.
+            most_tokens: `rollout.max_new_tokens`; None: not compared.
+        """
+        self._settings, self._stop, self._seed = settings, stop, seed
+        self._actions, self._group_size = actions, group_size
+        self._retold, self._tokens, self._most_tokens = retold, tokens, most_tokens
+        self._report = Report()
+        self._where = ""
+
+    def run(
+        self, specifications: Sequence[Specification], progress: Callable[[], object] = lambda: None
+    ) -> Report:
+        """Plays all of them; `progress` is called after each.
+
+        Raises:
+            ValueError: the environment cannot be had, in one line.
+        """
+        all_turns: list[Turn] = []
+        for number, specification in enumerate(specifications, start=1):
+            self._where = f"specification {number}"
+            with suppress(_Unplayable):
+                all_turns += self._check(specification, number)
+            progress()
+        self._take_notes(all_turns)
+        return self._report
+
+    # ---- One specification -------------------------------------------------------------------
+
+    def _check(self, specification: Specification, number: int) -> list[Turn]:
+        spec = self._sent(specification.spec)
+        with _Process(self._settings) as process:
+            script = _Script(self._actions, self._stop, f"{self._seed}/{number}")
+            first = self._played(process, 0, spec, script)
+            self._compare_prompt(specification, first[0])
+            self._compare_tokens(first)
+            again = self._played(process, 0, spec, script)
+            left = process.left_behind()
+        if left:
+            self._find(PROCESSES, f"{left} still there after close()")
+        with _Process(self._settings) as process:
+            elsewhere = self._played(process, 0, spec, script)
+        if self._difference(DIFFERS, "another process", first, elsewhere):
+            return first[1]  # whatever else differs has the same cause
+        self._difference(REMEMBERS, "the same environment, asked again,", first, again)
+        with _Process(self._settings) as process:
+            for heard in self._in_turn(process, spec, script):
+                if self._difference(SHARES, "one of several in a process", first, heard):
+                    break
+        if not self._report.example:
+            self._report.first = first[0]
+            actions = (script.action(turn, first) for turn in range(len(first[1])))
+            self._report.example = list(zip(actions, first[1], strict=True))
+        return first[1]
+
+    def _sent(self, spec: JSONValue) -> JSONValue:
+        """What arrives of a specification."""
+        try:
+            arrived = json.loads(json.dumps(spec, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            self._find(UNSENDABLE, f"the specification {shown(spec)} is not JSON: {error}")
+            raise _Unplayable from None
+        if arrived != spec:
+            self._find(UNSENDABLE, f"of {shown(spec)} {shown(arrived)} arrives")
+        return arrived
+
+    def _played(self, process: _Process, place: int, spec: JSONValue, script: _Script) -> Heard:
+        """Plays one episode alone."""
+        *_, heard = self._steps(process, place, spec, script)
+        return heard
+
+    def _in_turn(self, process: _Process, spec: JSONValue, script: _Script) -> list[Heard]:
+        """Plays as many episodes as a group has, taking one action of each in turn."""
+        running = [self._steps(process, g, spec, script) for g in range(self._group_size)]
+        heard = [next(episode) for episode in running]
+        for _ in zip_longest(*running):  # an action of each
+            pass
+        return heard
+
+    def _steps(
+        self, process: _Process, place: int, spec: JSONValue, script: _Script
+    ) -> Iterator[Heard]:
+        """An episode, action by action: what has been heard so far, in the same lists."""
+        self._report.episodes += 1
+        said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
+        heard: Heard = (said, [])
+        yield heard
+        for turn in range(self._settings.max_turns):
+            message = {"step": place, "action": script.action(turn, heard)}
+            heard[1].append(Turn(**self._ask(process, f"turn {turn + 1}", message)))
+            yield heard
+            if heard[1][-1].done:
+                return
+
+    def _ask(self, process: _Process, where: str, message: dict[str, Any]) -> dict[str, Any]:
+        start, deadline = time.monotonic(), self._settings.step_deadline_s
+        after = "" if "action" not in message else f" after {shown(message['action'])}"
+        try:
+            answer = process.ask(message, deadline)
+        except TimeoutError:
+            self._find(HANGS, f"no answer within env.step_deadline_s={deadline:g}{after}", where)
+            raise _Unplayable from None
+        except EpisodeError as error:
+            self._find(FAILS, f"{error}{after}", where)
+            raise _Unplayable from None
+        self._report.seconds.append(time.monotonic() - start)
+        return answer
+
+    # ---- Comparisons -------------------------------------------------------------------------
+
+    def _compare_prompt(self, specification: Specification, said: str) -> None:
+        if specification.prompt is not None and said != specification.prompt:
+            what = f"reset says {shown(said)}, the prompt of its task is "
+            self._find(PROMPT, what + shown(specification.prompt))
+
+    def _compare_tokens(self, heard: Heard) -> None:
+        said, turns = heard
+        for number, text in enumerate([said, *(turn.text for turn in turns)]):
+            retold = self._retold(text)
+            if retold != text:
+                where = "reset" if number == 0 else f"turn {number}"
+                self._find(RETOKENISED, f"of {shown(text)} the policy reads {shown(retold)}", where)
+                return
+
+    def _difference(self, name: str, who: str, first: Heard, other: Heard) -> bool:
+        """Whether two episodes differ; the first difference is a finding."""
+        if first == other:
+            return False
+        if first[0] != other[0]:
+            self._find(name, f"{who} begins with {shown(other[0])}, not {shown(first[0])}", "reset")
+            return True
+        pairs = enumerate(zip(first[1], other[1], strict=False), start=1)
+        for number, (expected, turn) in pairs:
+            for part in ("text", "reward", "done", "info"):
+                one, two = getattr(expected, part), getattr(turn, part)
+                if one != two:
+                    what = f"{who} has {part} {shown(two)} for the same actions, not {shown(one)}"
+                    self._find(name, what, f"turn {number}")
+                    return True
+        return True
+
+    def _find(self, name: str, what: str, where: str = "") -> None:
+        place = f"{self._where}, {where}" if where else self._where
+        self._report.findings.append(Finding(name=name, where=place, what=what))
+
+    def _take_notes(self, turns: Sequence[Turn]) -> None:
+        """Notes what need not be a fault."""
+        report, settings = self._report, self._settings
+        note = report.notes.append
+        slowest = max(report.seconds, default=0.0)
+        if slowest > settings.patience_s:
+            note(
+                f"an answer took {slowest:.1f} s: a call of a generator waits at most "
+                f"env.patience_s={settings.patience_s:g} for all of them, and goes on without"
+            )
+        if not turns:
+            return
+        if not any(turn.done for turn in turns):
+            note(f"no episode came to its end within env.max_turns={settings.max_turns}")
+        if len({turn.reward for turn in turns}) == 1:
+            hint = "" if self._actions else "; give actions that mean something (--action)"
+            note(f"every action earned {turns[0].reward:g}{hint}")
+        longest = max(self._tokens(turn.text) for turn in turns)
+        if self._most_tokens is not None and longest >= self._most_tokens:
+            note(
+                f"an answer has {longest:,} tokens, and rollout.max_new_tokens="
+                f"{self._most_tokens} counts both sides"
+            )
+
+
+class _Script:
+    """The actions of an episode: equal ones for equal answers."""
+
+    def __init__(self, actions: Sequence[str], stop: str, key: str) -> None:
+        self._actions, self._stop, self._key = actions, stop, key
+
+    def action(self, turn: int, heard: Heard) -> str:
+        """The action of turn number `turn`, from 0."""
+        draw = random.Random(f"{self._key}/{turn}")
+        if self._actions:
+            return draw.choice(self._actions) + self._stop
+        said, turns = heard
+        words = [word for text in (said, *(t.text for t in turns[:turn])) for word in text.split()]
+        return draw.choice([*words, *map(str, range(10)), *ODDITIES]) + self._stop
+
+
+class _Process:
+    """A process that plays, and is gone afterwards."""
+
+    def __init__(self, settings: EnvSettings) -> None:
+        self._group = GroupProcess(settings)
+
+    def __enter__(self) -> _Process:
+        self._group.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._group.close()
+
+    def ask(self, message: dict[str, Any], deadline_s: float) -> dict[str, Any]:
+        return self._group.ask(message, deadline_s)
+
+    def left_behind(self) -> str:
+        """The processes that are there once the environments are closed; empty where none is."""
+        self._group.ask({"close": True}, 5.0)
+        count = len(self._group.started())
+        return "" if not count else f"{count} process{'' if count == 1 else 'es'} that it started"

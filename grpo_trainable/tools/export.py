@@ -1,0 +1,179 @@
+"""A trained policy as a Hugging Face directory, which transformers and vLLM load."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import policy_directory
+from grpo_trainable.models.hf.directory import is_hugging_face, one_line
+from grpo_trainable.models.hf.llama import write_llama
+from grpo_trainable.models.parameters import copy_parameters
+from grpo_trainable.models.store import build_policy, build_trained_policy, load_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.storage.atomic import new_directory, refuse_occupied
+from grpo_trainable.storage.checkpointing import (
+    CheckpointError,
+    TrialState,
+    checkpoints_named,
+    newest_whole,
+    read_checkpoint,
+)
+from grpo_trainable.tasks.input_files import InputChanged, refuse_changed_policy
+
+if TYPE_CHECKING:
+    from grpo_trainable.models.hf.policy import HFPolicy
+    from grpo_trainable.storage.object_store import Place
+
+# What stands beside the weights of a Hugging Face model and is as it was.
+UNCHANGED = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
+    "generation_config.json",
+)
+
+
+class ExportError(ValueError):
+    """What is to be exported cannot be used; the message is one line that names it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    source: Place  # the checkpoint or policy that was read
+    round: (
+        int | None
+    )  # rounds that the policy was trained for; None: a policy that is no checkpoint
+    architecture: str
+    parameters: int
+    dtype: torch.dtype
+
+
+def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Exported:
+    """Writes the policy in `source` to the new directory `out`, which appears when it is whole.
+
+    `source`: a checkpoint, the directory of a trial (its newest whole checkpoint counts), or a
+    policy of ours. Weights are stored as `dtype`, by default as they were trained.
+
+    Raises:
+        ExportError: `source` holds no policy, or it is not what the trial started from any more;
+            in one line.
+        OSError: `out` cannot be written, or is neither new nor empty.
+    """
+    refuse_occupied(out)
+    try:
+        if _is_policy(source):
+            return _export_ours(source, None, out, *load_policy(source), dtype)
+        checkpoint = _checkpoint(source)
+        return _export_trained(checkpoint, read_checkpoint(checkpoint), out, dtype)
+    except (CheckpointError, InputChanged, ValueError) as error:
+        raise ExportError(str(error)) from error
+
+
+def _is_policy(source: Place) -> TypeGuard[Path]:
+    if not isinstance(source, Path):
+        return False  # a store has experiments
+    if is_hugging_face(source):
+        raise ExportError(f"{source}: is a Hugging Face directory already")
+    return (source / "policy.safetensors").is_file()
+
+
+def _checkpoint(source: Place) -> Place:
+    found = checkpoints_named(source)
+    if found == [source]:
+        return source
+    newest = newest_whole(source)
+    if newest is None:
+        raise ExportError(f"{source}: none of its checkpoints is whole")
+    return newest[0]
+
+
+def _export_trained(
+    source: Place, trial: TrialState, out: Path, dtype: torch.dtype | None
+) -> Exported:
+    config = GRPOConfig.from_dict(trial.state["config"])
+    refuse_changed_policy(config, trial.state.get("inputs", {}))
+    round_ = int(trial.state["pipeline"]["learner_round"])
+    policy, tokenizer = build_policy(config.model, config.seed)
+    if isinstance(policy, TransformerLM):
+        copy_parameters(policy.weights(), trial.policy, source=str(source))
+        return _export_ours(source, round_, out, policy, tokenizer, dtype)
+    from grpo_trainable.models.hf.policy import HFPolicy
+
+    assert isinstance(policy, HFPolicy)
+    if dtype is not None:
+        policy.to(dtype)  # before adapters are merged: they are rounded to it once
+    copy_parameters(policy.weights(), _merged(config, trial.policy, source), source=str(source))
+    beside = policy_directory(config.model)
+    assert beside is not None
+    return _export_theirs(source, round_, out, policy, beside)
+
+
+def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
+    """All weights of the model: what a checkpoint has, or the model with its adapters merged."""
+    if config.model.lora_rank is None:
+        return dict(trained)
+    from grpo_trainable.models.hf.lora import LoraPolicy
+
+    policy, _ = build_trained_policy(config.model, config.seed)
+    assert isinstance(policy, LoraPolicy)
+    copy_parameters(policy.trained(), dict(trained), source=str(source))
+    return dict(policy.merged())
+
+
+def _export_ours(
+    source: Place,
+    round_: int | None,
+    out: Path,
+    policy: TransformerLM,
+    tokenizer: Tokenizer,
+    dtype: torch.dtype | None,
+) -> Exported:
+    stored = dtype or torch.float32
+    with new_directory(out) as directory:
+        write_llama(directory, policy.config, policy.weights(), tokenizer, stored)
+    return _told(source, round_, "LlamaForCausalLM", policy, stored)
+
+
+def _export_theirs(
+    source: Place,
+    round_: int,
+    out: Path,
+    policy: HFPolicy,
+    beside: Path,
+) -> Exported:
+    model: Any = policy.model
+    with new_directory(out) as directory:
+        try:
+            model.save_pretrained(directory)
+        except ValueError as error:  # settings of its own that transformers does not write
+            raise ExportError(
+                f"{source}: transformers cannot write it ({one_line(error)})"
+            ) from error
+        for name in UNCHANGED:
+            if (beside / name).is_file():
+                shutil.copyfile(beside / name, directory / name)
+    return _told(source, round_, type(model).__name__, policy, model.dtype)
+
+
+def _told(
+    source: Place,
+    round_: int | None,
+    architecture: str,
+    policy: torch.nn.Module,
+    dtype: torch.dtype,
+) -> Exported:
+    return Exported(
+        source=source,
+        round=round_,
+        architecture=architecture,
+        parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        dtype=dtype,
+    )

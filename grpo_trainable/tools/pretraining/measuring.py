@@ -1,0 +1,128 @@
+"""What every policy is measured by: loss, responses with their lengths, variety."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from grpo_trainable.engines.torch_engine import TorchEngine
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.protocol.rollout import Request, SamplingLimits
+from grpo_trainable.tools.pretraining.corpus import Document, Row
+from grpo_trainable.tools.pretraining.training import collate, token_losses
+
+PROMPTS_AT_ONCE = 32
+CARD_SAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What was measured of a policy, for its card."""
+
+    facts: dict[str, Any]  # name -> value, as JSON
+    how: dict[str, str]  # name -> how it was measured
+    rows: list[tuple[str, str, str]]  # rows of a table: what, its value in words, the fact's name
+    sampling: str  # how the samples were sampled
+    headline: str  # the most important of it, in a line
+
+
+@torch.no_grad()
+def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
+    """Nats per response token, end-of-text included, over all tokens of `rows`."""
+    losses = [
+        token_losses(model, *collate(rows[i : i + PROMPTS_AT_ONCE], pad_id))
+        for i in range(0, len(rows), PROMPTS_AT_ONCE)
+    ]
+    return torch.cat(losses).double().mean().item()
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    text: str
+    tokens: int  # end-of-text included
+    finished: bool  # it ended with end-of-text, within the limit
+
+
+def sample(
+    model: TransformerLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    each: int,
+    limits: SamplingLimits,
+    seed: int,
+) -> list[list[Response]]:
+    """`each` responses to every prompt; they end with end-of-text as well as by `limits`."""
+    engine = TorchEngine(model, tokenizer, seed=seed)
+    limits = replace(limits, end_ids=tokenizer.end_ids)
+    requests = [
+        Request(
+            stream="eval",
+            prompt_index=index,
+            prompt_ids=tuple(tokenizer.encode(prompt)),
+            group_size=each,
+            limits=limits,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    groups = []
+    for i in tqdm(range(0, len(requests), PROMPTS_AT_ONCE), desc="sample", unit="batch"):
+        groups += engine.generate(requests[i : i + PROMPTS_AT_ONCE], between_tokens=lambda: None)
+    return [
+        [
+            Response(tokenizer.decode(ids[mask].tolist()), int(mask.sum()), bool(finished))
+            for ids, mask, finished in zip(
+                group.response_ids, group.response_mask, group.finished, strict=True
+            )
+        ]
+        for group in groups
+    ]
+
+
+def distinct_trigram_share(texts: Sequence[str]) -> float:
+    """Distinct / all runs of three words (punctuation aside, case kept) within the texts.
+
+    It falls as texts are added: compare equal numbers of them.
+    """
+    trigrams = []
+    for text in texts:
+        words = re.findall(r"[\w']+", text)
+        trigrams += zip(words, words[1:], words[2:], strict=False)
+    return len(set(trigrams)) / len(trigrams) if trigrams else 0.0
+
+
+def mean_length(
+    responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
+) -> dict[str, float] | None:
+    """How many responses, and the mean of each unit over them; None without any."""
+    if not responses:
+        return None
+    means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}
+    return {"responses": len(responses), **means}
+
+
+def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
+    """The mean of each of `names` in one unit, as a card shows them."""
+    found = (means[name] for name in names)
+    return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
+
+
+def described(limits: SamplingLimits) -> str:
+    """How responses were sampled, as a card says it."""
+    return f"temperature {limits.temperature}, {limits.max_new_tokens} new tokens"
+
+
+def first_samples(
+    documents: Sequence[Document], responses: Sequence[Response]
+) -> list[dict[str, Any]]:
+    """The first responses to held-out prompts, for a card."""
+    return [
+        {"prompt": document.prompt, "response": response.text, "finished": response.finished}
+        for document, response in zip(documents[:CARD_SAMPLES], responses, strict=False)
+    ]

@@ -1,0 +1,79 @@
+"""Makes a policy to start GRPO from, and its card."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo_trainable.models.model_config import PRESETS
+from grpo_trainable.models.store import load_policy, save_policy
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.tools.pretraining.arithmetic_corpus import arithmetic_corpus
+from grpo_trainable.tools.pretraining.card import card_text, make_card
+from grpo_trainable.tools.pretraining.corpus import Corpus, check_prompts, encode
+from grpo_trainable.tools.pretraining.file_corpus import file_corpus
+from grpo_trainable.tools.pretraining.games_corpus import games_corpus
+from grpo_trainable.tools.pretraining.measuring import Measurements
+from grpo_trainable.tools.pretraining.recipe import Recipe
+from grpo_trainable.tools.pretraining.story_corpus import story_corpus
+from grpo_trainable.tools.pretraining.training import train
+
+CORPORA: dict[str, Callable[[Any], Corpus]] = {
+    "stories": story_corpus,
+    "arithmetic": arithmetic_corpus,
+    "games": games_corpus,
+}
+
+
+def make_corpus(name: str, recipe: Recipe) -> Corpus:
+    """The corpus of a name in `CORPORA`, or of a file.
+
+    Raises:
+        ValueError: the file cannot be used, in one line.
+    """
+    make = CORPORA.get(name)
+    return file_corpus(name, recipe) if make is None else make(recipe)
+
+
+def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measurements:
+    """Makes the policy, writes it and its card to `out`, and returns what was measured.
+
+    Raises:
+        ValueError: the corpus cannot be used or the loss diverges, in one line.
+    """
+    preset = PRESETS[recipe.preset]
+    tokenizer = Tokenizer.train(
+        corpus.tokenizer_texts, preset.vocab_size, digits_alone=corpus.digits_alone
+    )
+    check_prompts(corpus, tokenizer, preset.context_length)
+    config = replace(preset, vocab_size=tokenizer.vocab_size)
+    rows = [encode(tokenizer, document, config.context_length) for document in corpus.documents]
+
+    model = TransformerLM(config, recipe.seed)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(f"{len(rows):,} documents, {tokenizer.vocab_size} tokens, {parameters:,} parameters")
+    started = time.process_time()
+    counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus.shuffle)
+    train_cpu_s = time.process_time() - started
+    for name in ("card.json", "card.md"):  # an older card would belong to another policy
+        (out / name).unlink(missing_ok=True)
+    save_policy(out, model, tokenizer)
+    for name, content in corpus.files.items():
+        (out / name).write_text(content, "utf-8")
+    # The written policy is measured, whose weights have been rounded to float16.
+    measured = corpus.measure(*load_policy(out), recipe.seed)
+    trained = {
+        "documents": len(rows),
+        "parameters": parameters,
+        **counts,
+        "train_cpu_s": round(train_cpu_s, 1),
+    }
+    card = make_card(command, recipe, config, trained, measured)
+    (out / "card.json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    (out / "card.md").write_text(card_text(card, measured), "utf-8")
+    return measured

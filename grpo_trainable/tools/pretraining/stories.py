@@ -1,0 +1,277 @@
+"""The story grammar: prompts and the stories that a policy is pretrained on, from a seed.
+
+Every story has three to five sentences, the last of which closes it. A chosen share of them holds
+the keywords of its prompt; the others are drawn in the same way about other nouns, so that length
+and form say nothing about whether a keyword is there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from random import Random
+
+from grpo_trainable.tasks.keyword import (
+    NOUNS_FILE,
+    keyword_prompt,
+    read_keywords,
+    word_inclusion_reward_fn,
+)
+from grpo_trainable.tools.pretraining.corpus import Document
+
+MAX_KEYWORDS = 3
+SEVERAL_SHARE = 0.08  # the share of prompts with two or three keywords
+MIN_SENTENCES = 3
+MAX_SENTENCES = 5
+MAX_CHARACTERS = 160  # never more than 60 tokens of the shipped tokenizer
+INTRO_SHARE = 0.3
+OMISSION_SHARE = 0.4  # the share of stories that skip the second stage of their plot
+MAX_OUTLINES = 50  # tried before a keyword gets a sentence of its own
+MAX_STORIES = 1000  # tried before it is said that none has the right length
+LEFTOVER_ROLE = 10  # `any10`, `any11`: beyond the numbers that the templates use
+
+STORY_FILES = NOUNS_FILE.parent / "stories"
+_WORDS = json.loads((STORY_FILES / "words.json").read_text(encoding="utf-8"))
+
+# Kind -> its nouns: what a noun can do in a story. A noun of no kind is a `thing`.
+KINDS: dict[str, list[str]] = _WORDS["kinds"]
+KIND_OF = {word: kind for kind, words in KINDS.items() for word in words}
+THING = "thing"
+
+# Role of a template -> the kinds of noun that can play it.
+ROLES = {
+    "animal": ("animal",),
+    "person": ("person",),
+    "food": ("food",),
+    "wear": ("wear",),
+    "place": ("place",),
+    "sight": ("sight",),
+    "vehicle": ("vehicle",),
+    "thing": (THING,),
+    "gift": (THING, "wear", "food"),
+    "view": ("sight", "vehicle"),
+    "any": (*KINDS, THING),
+}
+
+GIRLS, BOYS, TRAITS = _WORDS["girls"], _WORDS["boys"], _WORDS["traits"]
+ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # kind -> adjectives that suit it
+USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> what a character did with such a noun
+IN_PLACES, ON_PLACES = frozenset(_WORDS["in_places"]), frozenset(_WORDS["on_places"])
+UNIQUE = frozenset(_WORDS["unique"])  # there is only one of each, and it takes no adjective
+SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
+
+
+def _template(name: str) -> str:
+    """The text of a file of templates.
+
+    `{role}` is a noun, the same one each time in a document (`{role2}` is another); `{a role}` puts
+    an article before it, `{a+ role}` often an adjective as well, `{in place}` the preposition that
+    fits, and `{use gift}` says what was done with it. `{hero}`, `{friend}` and the pronouns `{he}`,
+    `{fhe}` ... are the characters; a capital first letter begins a sentence. `[x/y]` is a choice.
+    Lines are alternatives, and an empty line begins the next sentence; plots are separated by
+    `====`. No file names a noun of nouns.txt: every noun comes from a role.
+    """
+    return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+WHEN, INTROS, PLOTS, CLOSINGS, LEFTOVERS = map(
+    _template, ("when", "intros", "plots", "closings", "leftovers")
+)
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.strip().splitlines() if line]
+
+
+def _stages(text: str) -> list[list[str]]:
+    return [_lines(stage) for stage in text.strip().split("\n\n")]
+
+
+_WHEN, _INTROS, _CLOSINGS, _LEFTOVERS = map(_lines, (WHEN, INTROS, CLOSINGS, LEFTOVERS))
+_PLOTS = [_stages(plot) for plot in PLOTS.split("====")]
+_SENTENCE_END = re.compile(r"[.!?]\"?(?=\s+[\"A-Z]|\s*$)")
+_CHOICE = re.compile(r"\[([^\]]+)\]")
+_FIELD = re.compile(r"\{(?:(a|a\+|in|use) )?(\w+)\}", re.IGNORECASE)
+_ROLE = re.compile(r"\{(?:(?:a|a\+|in) )?((?:" + "|".join(ROLES) + r")\d*)\}", re.IGNORECASE)
+
+
+class Storyteller:
+    """Writes documents with keywords from `nouns`; every draw comes from `rng`."""
+
+    def __init__(self, nouns: Sequence[str], rng: Random) -> None:
+        if len(nouns) < 2 * MAX_KEYWORDS:  # a story that is not about them needs as many again
+            raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
+        self._nouns = list(nouns)
+        self._rng = rng
+        # Shipped nouns fill the scenery too, since a list of one's own may lack a kind.
+        scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
+        self._by_kind = {
+            kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)
+        }
+
+    def keywords(self, several_share: float = SEVERAL_SHARE) -> list[str]:
+        """One keyword, or two or three of them with probability `several_share`."""
+        count = 1
+        if self._rng.random() < several_share:
+            count = self._rng.randint(2, MAX_KEYWORDS)
+        return self._rng.sample(self._nouns, count)
+
+    def document(self, keyword_share: float, several_share: float = SEVERAL_SHARE) -> Document:
+        """A story that includes its keywords with probability `keyword_share`, else none."""
+        keywords = self.keywords(several_share)
+        include = self._rng.random() < keyword_share
+        return Document(keyword_prompt(keywords), self.story(keywords, include=include))
+
+    def story(self, keywords: Sequence[str], *, include: bool) -> str:
+        """A story about the keywords, or about as many other nouns.
+
+        Without them the story is drawn in the same way for other nouns, so that nothing but the
+        words themselves tells the two kinds apart, least of all the length.
+
+        Raises:
+            ValueError: no story with nouns that long is short enough.
+        """
+        if include:
+            return self._tell(keywords, avoid=())
+        others = self._rng.sample([n for n in self._nouns if n not in keywords], len(keywords))
+        return self._tell(others, avoid=keywords)
+
+    def _tell(self, subjects: Sequence[str], avoid: Sequence[str]) -> str:
+        for _ in range(MAX_STORIES):
+            template, cast = self._outline(subjects)
+            text = _Scene(self._rng, self._by_kind, cast, avoid).tell(template)
+            if (
+                MIN_SENTENCES <= count_sentences(text) <= MAX_SENTENCES
+                and len(text) <= MAX_CHARACTERS
+                and not any(word_inclusion_reward_fn(text, word) for word in avoid)
+            ):
+                return text
+        raise ValueError(
+            f"no story of at most {MAX_CHARACTERS} characters is about: {', '.join(subjects)}"
+        )
+
+    def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
+        """A template whose first noun is the first subject, and the noun of each role so far."""
+        sentences, cast = [], {}
+        for _ in range(MAX_OUTLINES):
+            sentences = [_choose(sentence, self._rng) for sentence in self._plot()]
+            roles = list(dict.fromkeys(_ROLE.findall(" ".join(sentences))))
+            cast = _cast(roles, subjects)
+            if roles and cast.get(roles[0]) == subjects[0]:
+                break
+        for number, subject in enumerate(s for s in subjects if s not in cast.values()):
+            role = f"any{LEFTOVER_ROLE + number}"
+            sentences.append(self._rng.choice(_LEFTOVERS).replace("any", role))
+            cast[role] = subject
+        sentences.append(_choose(self._rng.choice(_CLOSINGS), self._rng))
+        return " ".join(sentences), cast
+
+    def _plot(self) -> list[str]:
+        """The sentences before the closing one: maybe an introduction, then a plot."""
+        stages = list(self._rng.choice(_PLOTS))
+        if self._rng.random() < OMISSION_SHARE:
+            del stages[1]
+        plot = [self._rng.choice(stage) for stage in stages]
+        if self._rng.random() < INTRO_SHARE:
+            # A hero who was introduced is a pronoun from then on.
+            plot = [s.replace("{who}", "{he}").replace("{Who}", "{He}") for s in plot]
+            plot.insert(0, self._rng.choice(_INTROS))
+        return [re.sub("{who}", "{hero}", s, flags=re.IGNORECASE) for s in plot]
+
+
+class _Scene:
+    """One document while it is told: who plays in it, and which noun has which role."""
+
+    def __init__(
+        self,
+        rng: Random,
+        nouns: dict[str, list[str]],
+        cast: dict[str, str],
+        avoid: Sequence[str],
+    ) -> None:
+        self._rng = rng
+        self._nouns = nouns  # kind -> the nouns to fill up with
+        self._cast = dict(cast)  # role -> noun
+        self._avoid = {*avoid, *cast.values()}
+        girl, friend_girl = rng.random() < 0.5, rng.random() < 0.5
+        hero = rng.choice(GIRLS if girl else BOYS)
+        friend = rng.choice([n for n in (GIRLS if friend_girl else BOYS) if n != hero])
+        he, him, his = ("she", "her", "her") if girl else ("he", "him", "his")
+        fhe, fhis = ("she", "her") if friend_girl else ("he", "his")
+        self._words = {"hero": hero, "friend": friend, "child": "girl" if girl else "boy"}
+        self._words |= {"he": he, "him": him, "his": his, "fhe": fhe, "fhis": fhis}
+
+    def tell(self, template: str) -> str:
+        return _FIELD.sub(self._fill, template)
+
+    def _fill(self, field: re.Match[str]) -> str:
+        how, name = field.groups()
+        text = self._phrase(how.lower() if how else None, name.lower())
+        return text[0].upper() + text[1:] if field[0][1].isupper() else text
+
+    def _phrase(self, how: str | None, name: str) -> str:
+        if name == "trait":
+            return self._rng.choice(TRAITS)
+        if name in self._words:
+            return self._words[name]
+        noun = self._noun(name)
+        kind = kind_of(noun)
+        if how == "use":
+            return self.tell(self._rng.choice(USES[kind]))
+        if how == "in":
+            preposition = "in" if noun in IN_PLACES else "on" if noun in ON_PLACES else "at"
+            return f"{preposition} the {noun}"
+        if how is None:
+            return noun
+        if noun in UNIQUE:
+            return f"the {noun}"
+        if how == "a+" and self._rng.random() < 0.7:
+            noun = f"{self._rng.choice(ADJECTIVES[kind])} {noun}"
+        return f"{article(noun)} {noun}"
+
+    def _noun(self, role: str) -> str:
+        """The noun in `role`; one that the document does not have yet when the role is new."""
+        if role not in self._cast:
+            choices = [n for kind in _kinds(role) for n in self._nouns[kind]]
+            noun = self._rng.choice(choices)
+            while noun in self._avoid:
+                noun = self._rng.choice(choices)
+            self._cast[role] = noun
+            self._avoid.add(noun)
+        return self._cast[role]
+
+
+def count_sentences(text: str) -> int:
+    """Counts the ends of sentences; a quotation that goes on with "said" ends none."""
+    return len(_SENTENCE_END.findall(text))
+
+
+def kind_of(noun: str) -> str:
+    return KIND_OF.get(noun, THING)
+
+
+def article(phrase: str) -> str:
+    """The article of `phrase`, a or an, by the sound that it begins with."""
+    vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
+    return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
+
+
+def _cast(roles: Sequence[str], subjects: Sequence[str]) -> dict[str, str]:
+    """Gives each subject the first free role that suits it, if there is one: role -> noun."""
+    cast: dict[str, str] = {}
+    for subject in subjects:
+        suits = (r for r in roles if r not in cast and kind_of(subject) in _kinds(r))
+        if (role := next(suits, None)) is not None:
+            cast[role] = subject
+    return cast
+
+
+def _kinds(role: str) -> tuple[str, ...]:
+    return ROLES[role.rstrip("0123456789")]
+
+
+def _choose(template: str, rng: Random) -> str:
+    """Fills in a time for `{when}` and chooses one of every [a/b]."""
+    template = re.sub(r"\{when\}", lambda _: rng.choice(_WHEN), template)
+    return _CHOICE.sub(lambda match: rng.choice(match[1].split("/")), template)

@@ -1,0 +1,212 @@
+"""A model behind an OpenAI-compatible endpoint. The standard library only."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from grpo_trainable.config import shown
+from grpo_trainable.tools.prompt_sets.keyword import Item
+
+TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may pass
+LONGEST_WAIT_S = 60.0
+LONGEST_ANSWER = 1 << 20  # bytes
+
+
+class EndpointError(Exception):
+    """The endpoint does not answer, or refuses; in one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """Where a model is asked, and how patiently.
+
+    Raises:
+        ValueError: `url` is none of http or https.
+    """
+
+    url: str  # up to /v1, without /chat/completions
+    model: str
+    key: str | None = field(default=None, repr=False)  # sent as a bearer token
+    timeout_s: float = 60.0  # time limit for one answer
+    retries: int = 5  # tries of one request after its first
+    per_minute: float | None = None  # requests at most; None: no limit
+    first_wait_s: float = 1.0  # pause before the first retry, doubled with each
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ValueError(
+                f"--endpoint {shown(self.url)}: must be an address as http://localhost:8000/v1"
+            )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an error of its status: the key is for the address that was named."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+class EndpointWriter:
+    """Asks for several prompts at a time."""
+
+    def __init__(
+        self, endpoint: Endpoint, *, temperature: float, max_tokens: int, workers: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._sampling = {"temperature": temperature, "max_tokens": max_tokens}
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="endpoint")
+        self._closed = threading.Event()
+        self._pace = _Pace(endpoint.per_minute)
+
+    def write(self, items: Sequence[Item], attempt: int) -> list[str]:
+        """What the model says to each item, in order.
+
+        Raises:
+            EndpointError: it refuses, or still fails after all retries.
+        """
+        waiting = [self._pool.submit(self._ask, item) for item in items]
+        try:
+            return [answer.result() for answer in waiting]
+        except BaseException:
+            self._closed.set()  # wakes those that wait before a retry
+            for answer in waiting:
+                answer.cancel()
+            raise
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _ask(self, item: Item) -> str:
+        message = {"role": "user", "content": item.instruction}
+        body = {"model": self._endpoint.model, "messages": [message], **self._sampling}
+        wait_s, reason = self._endpoint.first_wait_s, ""
+        for left in range(self._endpoint.retries, -1, -1):
+            self._pace.wait(self._closed)
+            if self._closed.is_set():
+                raise EndpointError("not asked: another request failed, and the command ends")
+            try:
+                return self._answer(body)
+            except _MayPass as failure:
+                reason = str(failure)
+                if left:
+                    # Spread, so that requests that failed together do not come back together.
+                    spread_s = wait_s * random.uniform(0.5, 1.0)
+                    asked_s = spread_s if failure.after_s is None else failure.after_s
+                    self._closed.wait(min(LONGEST_WAIT_S, asked_s))
+                    wait_s *= 2
+        tries = self._endpoint.retries + 1
+        raise EndpointError(f"{self._endpoint.url}: {reason}, {tries} times")
+
+    def _answer(self, body: dict[str, Any]) -> str:
+        """The text of one answer.
+
+        Raises:
+            EndpointError: the endpoint refuses the request.
+            _MayPass: it fails in a way that may pass.
+        """
+        headers = {"Content-Type": "application/json"}
+        if self._endpoint.key is not None:
+            headers["Authorization"] = f"Bearer {self._endpoint.key}"
+        request = urllib.request.Request(
+            f"{self._endpoint.url.rstrip('/')}/chat/completions",
+            data=json.dumps(body).encode(),
+            headers=headers,
+        )
+        try:
+            with _OPENER.open(request, timeout=self._endpoint.timeout_s) as reply:
+                content = reply.read(LONGEST_ANSWER)
+        except urllib.error.HTTPError as error:
+            told = _message(error)
+            if error.code in TRY_AGAIN:
+                after_s = _seconds(error.headers.get("Retry-After"))
+                raise _MayPass(f"status {error.code}{told}", after_s) from None
+            raise EndpointError(f"{self._endpoint.url}: status {error.code}{told}") from None
+        except TimeoutError:
+            raise _MayPass(f"no answer within {self._endpoint.timeout_s:g} s") from None
+        except (OSError, HTTPException) as error:  # URLError is an OSError
+            reason = getattr(error, "reason", None) or error
+            raise _MayPass(" ".join(f"cannot be reached ({reason})".split())) from None
+        return _text(content)
+
+
+class _MayPass(Exception):
+    """A failure after which a request is made again."""
+
+    def __init__(self, reason: str, after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.after_s = after_s  # what the endpoint asks to wait
+
+
+class _Pace:
+    """Lets requests begin at equal distances."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._apart_s = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next = time.monotonic()
+        self._lock = threading.Lock()
+
+    def wait(self, closed: threading.Event) -> None:
+        """Waits for the turn of one more request, or until `closed`."""
+        with self._lock:
+            turn = max(self._next, time.monotonic())
+            self._next = turn + self._apart_s
+        closed.wait(max(0.0, turn - time.monotonic()))
+
+
+def _text(content: bytes) -> str:
+    """What a chat completion says; nothing where the model refused.
+
+    Raises:
+        _MayPass: it is no chat completion.
+    """
+    try:
+        message = json.loads(content)["choices"][0]["message"]
+        text = "" if message["content"] is None else message["content"]
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError):
+        text = None
+    if not isinstance(text, str):
+        start = shown(content[:80].decode(errors="replace"))
+        raise _MayPass(f"the answer is no chat completion but {start}")
+    return text
+
+
+def _message(failure: urllib.error.HTTPError) -> str:
+    """What the endpoint says of a failure, in one line; nothing where it says it otherwise."""
+    try:
+        with failure:
+            error = json.loads(failure.read(LONGEST_ANSWER))["error"]
+        said = error["message"] if isinstance(error, dict) else error
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return f" ({' '.join(str(said).split())[:200]})"
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """The seconds that a Retry-After header asks for, which may also name a date."""
+    if retry_after is None:
+        return None
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,203 @@
+"""Has a model write a prompt set, batch by batch, so that it can be killed and go on.
+
+The directory has `asked.json`, what was asked for; `written.jsonl`, a line for each item that is
+done, in the order in which they were; and at the end the set: `train.jsonl`, `eval.jsonl` and
+`prompts.parquet`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from grpo_trainable.storage.atomic import replacing
+from grpo_trainable.text import plural
+from grpo_trainable.tools.prompt_sets.keyword import Item, plain_prompt, prompt_in
+
+ASKED, WRITTEN = "asked.json", "written.jsonl"
+TRAIN, EVAL, TABLE = "train.jsonl", "eval.jsonl", "prompts.parquet"
+
+
+class Writer(Protocol):
+    """A language model that is asked for prompts."""
+
+    def write(self, items: Sequence[Item], attempt: int) -> list[str]:
+        """What it says to each item, in order; another text in another attempt."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What came of a prompt set."""
+
+    train: int
+    eval: int
+    rejected: int  # items without a usable prompt after all attempts
+    repeated: int  # prompts that another one equals but for case and punctuation
+
+
+class PromptSet:
+    """A directory in which a prompt set is written, begun or gone on with.
+
+    Raises:
+        ValueError: it holds something else, or a set that was asked for in another way; in one
+            line.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, directory: Path, asked: Mapping[str, Any], items: Sequence[Item]) -> None:
+        """`asked`: all that the set depends on, as plain data."""
+        self._directory, self._items = directory, items
+        directory.mkdir(parents=True, exist_ok=True)
+        self._settle(asked)
+        self._prompts = self._read()  # item index -> its prompt; None without a usable one
+
+    @property
+    def done(self) -> int:
+        """Items that are written already."""
+        return len(self._prompts)
+
+    def write(
+        self, writer: Writer, *, batch: int, attempts: int, progress: Callable[[int], object]
+    ) -> None:
+        """Asks for every item that is not done yet. `progress` hears of how many there were."""
+        rest = [item for item in self._items if item.index not in self._prompts]
+        with (self._directory / WRITTEN).open("ab") as log:
+            for start in range(0, len(rest), batch):
+                part = rest[start : start + batch]
+                prompts = _written(writer, part, attempts)
+                for item in part:
+                    self._prompts[item.index] = prompts.get(item.index)
+                    line = {"index": item.index, "prompt": prompts.get(item.index)}
+                    log.write(json.dumps(line).encode() + b"\n")
+                log.flush()
+                os.fsync(log.fileno())
+                progress(len(part))
+
+    def finish(self) -> Made:
+        """Writes the set.
+
+        Raises:
+            ValueError: one side of it is empty, in one line.
+        """
+        written = [(item, self._prompts[item.index]) for item in self._items]
+        usable = [(item, prompt) for item, prompt in written if prompt is not None]
+        first: dict[str, tuple[Item, str]] = {}
+        for item, prompt in usable:
+            first.setdefault(plain_prompt(prompt), (item, prompt))
+        rows = [
+            {"prompt": prompt, "keywords": list(item.keywords), "heldout": item.heldout}
+            for item, prompt in first.values()
+        ]
+        sides = Counter(row["heldout"] for row in rows)
+        made = Made(
+            train=sides[False],
+            eval=sides[True],
+            rejected=len(written) - len(usable),
+            repeated=len(usable) - len(rows),
+        )
+        if not (made.train and made.eval):
+            raise ValueError(
+                f"{made.train} prompts to train on and {made.eval} held out: one of each is "
+                f"needed ({made.rejected} of {len(written)} had no usable answer, {made.repeated} "
+                "were repeated); ask for more, or another model"
+            )
+        self._save(rows)
+        return made
+
+    def _settle(self, asked: Mapping[str, Any]) -> None:
+        """Keeps what is asked for, or compares it with what was asked for before."""
+        file = self._directory / ASKED
+        if not file.exists():
+            if any(self._directory.iterdir()):
+                raise ValueError(f"{self._directory}: is not empty; choose a new directory")
+            with replacing(file, durable=True) as new:
+                new.write(json.dumps(asked, indent=1).encode() + b"\n")
+            return
+        try:
+            before = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise ValueError(f"{file}: is damaged; choose a new directory")
+        differing = [
+            f"{key} was {then} and is {now}"
+            for key in sorted(before.keys() | asked.keys())
+            if before.get(key) != asked.get(key)
+            for then, now in [_told_apart(before.get(key), asked.get(key))]
+        ]
+        if differing:
+            raise ValueError(
+                f"{self._directory}: a set that was asked for in another way: "
+                f"{'; '.join(differing)}. A set is neither changed nor enlarged: give the command "
+                "as then to go on with it, or choose a new directory"
+            )
+
+    def _read(self) -> dict[int, str | None]:
+        """What is written already. The last line of a killed process may be torn: it is cut off."""
+        file = self._directory / WRITTEN
+        content = file.read_bytes() if file.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.truncate(file, len(whole))
+        found: dict[int, str | None] = {}
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                found[row["index"]] = row["prompt"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{file}: line {number} is damaged; remove the line") from None
+        return found
+
+    def _save(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        for name, heldout in ((TRAIN, False), (EVAL, True)):
+            lines = [
+                json.dumps(
+                    {"prompt": row["prompt"], "keywords": row["keywords"]}, ensure_ascii=False
+                )
+                for row in rows
+                if row["heldout"] == heldout
+            ]
+            with replacing(self._directory / name, durable=True) as file:
+                file.write("".join(f"{line}\n" for line in lines).encode())
+        schema = pa.schema(
+            [("prompt", pa.string()), ("keywords", pa.list_(pa.string())), ("heldout", pa.bool_())]
+        )
+        with replacing(self._directory / TABLE, durable=True) as file:
+            pq.write_table(pa.Table.from_pylist(list(rows), schema), file)
+
+
+def _told_apart(then: Any, now: Any) -> tuple[str, str]:
+    """Two values that differ, in short: of lists that differ in length, how many items they have;
+    of others their first difference."""
+    if not (isinstance(then, list) and isinstance(now, list)):
+        return json.dumps(then), json.dumps(now)
+    if len(then) != len(now):
+        return f"for {plural(len(then), 'prompt')}", f"for {plural(len(now), 'prompt')}"
+    pairs = enumerate(zip(then, now, strict=True), start=1)
+    number, (old, new) = next((n, pair) for n, pair in pairs if pair[0] != pair[1])
+    return f"{json.dumps(old)} for prompt {number}", json.dumps(new)
+
+
+def _written(writer: Writer, items: Sequence[Item], attempts: int) -> dict[int, str]:
+    """The prompt of each item for which the model wrote a usable one, in up to so many attempts."""
+    found: dict[int, str] = {}
+    for attempt in range(attempts):
+        rest = [item for item in items if item.index not in found]
+        if not rest:
+            break
+        for item, text in zip(rest, writer.write(rest, attempt), strict=True):
+            prompt = prompt_in(text, item.keywords)
+            if prompt is not None:
+                found[item.index] = prompt
+    return found

@@ -1,0 +1,182 @@
+"""A search space: named arms, which are resolved to whole configs before anything starts."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grpo_trainable.config import (
+    CHECKS,
+    ConfigError,
+    GRPOConfig,
+    flatten,
+    of_other_placement,
+    schedule,
+    set_dotted,
+)
+from grpo_trainable.text import did_you_mean
+from search_spaces.columns import ALWAYS, Column
+from search_spaces.question import Question
+
+NAME = r"\w[\w.+-]*"  # part of directory names
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSpace:
+    """A question as a grid over `arms`: label -> the config keys that the arm sets, dotted.
+
+    Raises:
+        ValueError: a name cannot be part of a directory's name, there is no arm, an arm is no
+            mapping, or two columns have one name.
+    """
+
+    name: str
+    question: str  # one line
+    arms: Mapping[str, Mapping[str, Any]]
+    columns: Sequence[Column] = ()  # what the report shows of each arm, beside the reward
+    missing: Callable[[str], str | None] = lambda arm: None  # arm -> what this machine lacks
+
+    def __post_init__(self) -> None:
+        is_grid = isinstance(self.arms, Mapping)
+        if not is_grid or not all(isinstance(keys, Mapping) for keys in self.arms.values()):
+            raise ValueError(f"search space {self.name}: arms must map labels to their settings")
+        for name in (self.name, *self.arms):
+            if not re.fullmatch(NAME, name):
+                raise ValueError(
+                    f"{name!r}: a space and its arms are named by letters, digits and . _ + -"
+                )
+        if not self.arms:
+            raise ValueError(f"search space {self.name} has no arm")
+        names = [*(column.name for column in self.columns), *ALWAYS]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"search space {self.name}: two columns are named {twice[0]}")
+
+    @property
+    def asked(self) -> Question:
+        """What a report needs to know of the space."""
+        return Question(text=self.question, arms=tuple(self.arms), columns=tuple(self.columns))
+
+    def not_available(self) -> dict[str, str]:
+        """The arms that cannot run on this machine, each with the reason."""
+        missing = {arm: self.missing(arm) for arm in self.arms}
+        return {arm: reason for arm, reason in missing.items() if reason is not None}
+
+    def trials(
+        self,
+        fixed: Mapping[str, Any],
+        seeds: Sequence[int],
+        without: Collection[str] = (),
+        samples: int | None = None,
+    ) -> list[GRPOConfig]:
+        """The config of every trial in the order of the arms, then of the seeds.
+
+        `fixed` keys replace those of the arm. Arms in `without` are left out unless `fixed` names
+        one. A `fixed` resource that only one placement reads is given to the arms of that
+        placement, if there are any. With `samples` a trial has as many rounds as that many
+        responses take.
+
+        Trials that are then equal but for their label are merged into the first of them.
+
+        Raises:
+            ConfigError: a trial is invalid, `fixed` names an arm that the space does not have, or
+                some arm has no whole number of rounds for `samples`.
+        """
+        arms = self._chosen_arms(fixed, without)
+        concerning = {arm: self._concerning(arm, arms, fixed) for arm in arms}
+        trials = [self._trial(arm, seed, concerning[arm]) for arm in arms for seed in seeds]
+        if samples is not None:
+            trials = at_equal_samples(trials, samples, evaluate="eval.every" not in fixed)
+        merged: dict[str, GRPOConfig] = {}
+        for trial in trials:
+            same = {**flatten(trial.to_dict()), "arm": None}
+            merged.setdefault(repr(sorted(same.items())), trial)
+        return list(merged.values())
+
+    def _trial(self, arm: str, seed: int, fixed: Mapping[str, Any]) -> GRPOConfig:
+        data: dict[str, Any] = {}
+        for key, value in {"seed": seed, **self.arms[arm], **fixed, "arm": arm}.items():
+            set_dotted(data, key, value)
+        try:
+            return GRPOConfig.from_dict(data)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (arm {arm} of {self.name})") from None
+
+    def _concerning(
+        self, arm: str, arms: Sequence[str], fixed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """`fixed` without the resources that other `arms` reserve and this one, whose placement
+        differs, does not: a machine's GPUs are given to all arms by one command."""
+
+        def reserves(name: str, key: str) -> bool:
+            chosen = {**self.arms[name], **fixed}
+            return not of_other_placement(key, chosen.get("placement", CHECKS["placement"].default))
+
+        return {
+            key: value
+            for key, value in fixed.items()
+            if reserves(arm, key) or not any(reserves(other, key) for other in arms)
+        }
+
+    def _chosen_arms(self, fixed: Mapping[str, Any], without: Collection[str]) -> list[str]:
+        if "arm" not in fixed:
+            return [arm for arm in self.arms if arm not in without]
+        arm = str(fixed["arm"])
+        if arm in self.arms:
+            return [arm]
+        hint = did_you_mean(arm, self.arms) or f"valid: {', '.join(self.arms)}"
+        raise ConfigError(f"arm={arm}: not an arm of {self.name}; {hint}")
+
+
+def at_equal_samples(
+    trials: Sequence[GRPOConfig], samples: int, *, evaluate: bool
+) -> list[GRPOConfig]:
+    """The trials cut to `samples` responses each.
+
+    With `evaluate`, evaluations also fall at equal samples in all of them: as many as the trials
+    had, or fewer where one round of some arm is longer than the time between two.
+
+    Raises:
+        ConfigError: some trial has no whole number of rounds for so many responses.
+    """
+    common = math.lcm(*(schedule.responses_per_round(trial) for trial in trials))
+    if samples % common:
+        below, above = samples // common * common, -(-samples // common) * common
+        rounds = sorted({schedule.responses_per_round(trial) for trial in trials})
+        seeds = (
+            f"; {samples} seeds of each arm are --num-samples {samples}"
+            if samples < rounds[0]
+            else ""
+        )
+        raise ConfigError(
+            f"{samples} samples: the arms have {', '.join(map(str, rounds))} responses a round, "
+            "and each needs whole rounds; valid next to it: "
+            f"{f'{below} and ' if below else ''}{above}{seeds}"
+        )
+    evaluations = min(max(1, trial.rounds // trial.eval.every) for trial in trials)
+    between = math.ceil(samples / evaluations / common) * common
+    return [
+        replace(
+            trial,
+            rounds=samples // schedule.responses_per_round(trial),
+            eval=replace(trial.eval, every=between // schedule.responses_per_round(trial))
+            if evaluate
+            else trial.eval,
+        )
+        for trial in trials
+    ]
+
+
+def in_blocks(trials: Sequence[GRPOConfig]) -> list[GRPOConfig]:
+    """The same trials in randomised blocks: seed after seed, each seed's arms in an order that is
+    drawn from the seed. A machine that becomes slower meanwhile then slows no arm in particular."""
+    blocks: dict[int, list[GRPOConfig]] = {}
+    for trial in trials:
+        blocks.setdefault(trial.seed, []).append(trial)
+    for seed, block in blocks.items():
+        random.Random(f"block {seed}").shuffle(block)
+    return [trial for block in blocks.values() for trial in block]

@@ -1,0 +1,861 @@
+"""The callbacks by themselves: what they write, and what is left after a trial starts again."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import pickle
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.tune import Callback
+from ray.tune.logger import JsonLoggerCallback
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trials import FakeTrial, details, held_out, row
+
+from callbacks import grpo_callbacks
+from callbacks.checkpoints import CheckpointCallback
+from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_line, seconds_left
+from callbacks.fail_safe import HOOKS, FailSafeCallback
+from callbacks.kl import KLCallback
+from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
+from callbacks.rollouts import RolloutsCallback
+from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
+from callbacks.tensorboard import TensorBoardCallback, examples_table
+from callbacks.trace import TraceCallback
+from callbacks.trial_files import cut_lines, cut_parts, read_rows, trial_directory
+from callbacks.verbosity import set_verbose
+from callbacks.version_log import VersionLogCallback, lag_histogram
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.versions import Sync, VersionChange
+from grpo_trainable.telemetry.metrics import NAMES, ActorSpan
+from grpo_trainable.telemetry.stages import STAGES
+from grpo_trainable.telemetry.timers import Span
+
+
+@pytest.fixture
+def verbose() -> Iterator[None]:
+    set_verbose(True)
+    yield
+    set_verbose(False)
+
+
+def file_callbacks() -> list[Callback]:
+    """All but those that look at a trial's checkpoints, which these tests only name."""
+    return [c for c in grpo_callbacks(console=False) if not isinstance(c, CheckpointCallback)]
+
+
+def start(callbacks: list[Callback], trial: FakeTrial, iteration: int | None = None) -> None:
+    """As Tune does when a trial starts, here from the checkpoint of `iteration`."""
+    trial.checkpoint_at(iteration)
+    for callback in callbacks:
+        callback.on_trial_start(iteration=0, trials=[trial], trial=trial)
+
+
+def report(callbacks: list[Callback], trial: FakeTrial, result: dict[str, Any]) -> dict[str, Any]:
+    for callback in callbacks:
+        callback.on_trial_result(iteration=0, trials=[trial], trial=trial, result=result)
+    return result
+
+
+def play(callbacks: list[Callback], trial: FakeTrial, rounds: range, **values: Any) -> None:
+    for round_ in rounds:
+        evaluations = held_out(round_) if round_ % 2 == 0 else {}
+        told = {DETAILS: details(round_, evaluations=evaluations)}
+        result = row(round_, **{"time/rollout_s": float(round_), **values, **told})
+        report(callbacks, trial, result)
+
+
+# ---- Failures ----------------------------------------------------------------------------------
+
+
+class Fails(FailSafeCallback):
+    def on_trial_result(self, iteration: int, trials: list, trial: Any, result: dict, **info: Any):
+        raise OSError("no space left")
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        raise KeyError("experiment")
+
+    def get_state(self) -> dict[str, Any]:
+        raise ValueError("state")
+
+
+def test_failure_is_told_once_a_trial_with_its_name(caplog, tmp_path):
+    callback = Fails()
+    for name in ("first", "second", "first"):
+        report([callback], FakeTrial(tmp_path / name), row(1))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    for record, name in zip(caplog.records, ("first", "second"), strict=True):
+        assert name in record.getMessage()
+        assert record.exc_info is not None
+    assert "no space left" in caplog.text
+
+
+def test_failure_without_a_trial_and_in_the_state_does_not_pass_either(caplog):
+    callback = Fails()
+    callback.on_experiment_end(trials=[])
+    assert callback.get_state() is None
+    assert "the experiment" in caplog.text
+
+
+def test_hooks_that_a_logger_of_tune_brings_survive_as_well(caplog, tmp_path):
+    class Broken(FailSafeCallback, JsonLoggerCallback):
+        def log_trial_result(self, *args: Any) -> None:
+            raise OSError("no space left")
+
+    report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
+    assert "Broken.on_trial_result failed for trial trial" in caplog.text
+
+
+def test_refused_file_is_told_in_a_line(caplog, tmp_path):
+    class Broken(FailSafeCallback):
+        def on_trial_result(self, *args: Any, **info: Any) -> None:
+            raise OSError(errno.ENOSPC, "a library's own words")
+
+    report([Broken()], FakeTrial(tmp_path / "trial"), row(1))
+    (record,) = caplog.records
+    assert "failed for trial trial (No space left on device); the run goes on" in record.message
+    assert not record.exc_info
+
+
+def test_what_a_full_disk_does_not_take_is_written_once_there_is_space(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+
+    def log(round_: int) -> None:
+        report(callbacks, trial, row(round_, **{DETAILS: details(round_)}))
+
+    log(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        log(2)
+        log(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log(4)
+    directory = Path(trial.path)
+    events = EventAccumulator(trial.path)
+    events.Reload()
+    assert [event.step for event in events.Scalars("version/learner")] == [1, 2, 3, 4]
+    lines = (directory / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2, 3, 4]
+    with (directory / "progress.csv").open(newline="") as file:
+        assert [int(entry["training_iteration"]) for entry in csv.DictReader(file)] == [1, 2, 3, 4]
+    trace = json.loads((directory / "trace.json").read_text())
+    assert {event["args"]["round"] for event in trace} == {1, 2, 3, 4}
+    for kind in ("rollouts", "steps", "versions"):
+        names = sorted(path.name for path in (directory / kind).iterdir())
+        assert names == [f"part-{n:08d}.parquet" for n in (1, 2, 3, 4)]
+
+
+def test_last_round_that_was_refused_is_written_when_the_trial_ends(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    report([callback], trial, row(1))
+    (tmp_path / "trial").rename(tmp_path / "away")
+    (tmp_path / "trial").touch()  # no file can be made below it
+    report([callback], trial, row(2))
+    (tmp_path / "trial").unlink()
+    (tmp_path / "away").rename(tmp_path / "trial")
+    callback.on_trial_complete(iteration=2, trials=[trial], trial=trial)
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("hook", ["on_trial_save", "on_experiment_end"])
+def test_a_round_that_was_refused_is_written_before_a_command_ends(tmp_path, hook):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    (tmp_path / "trial").touch()
+    report([callback], trial, row(1))
+    (tmp_path / "trial").unlink()
+    getattr(callback, hook)(iteration=1, trials=[trial], trial=trial)
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1]
+
+
+def test_rounds_that_are_refused_for_too_long_are_given_up_by_name(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("callbacks.round_writer.MOST_WAITING", 2)
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    (tmp_path / "trial").touch()
+    for round_ in (1, 2, 3):
+        report([callback], trial, row(round_))
+    assert "ResultJsonCallback cannot be written for too long; round 1 will be" in caplog.text
+    (tmp_path / "trial").unlink()
+    report([callback], trial, row(4))
+    rows = read_rows(tmp_path / "trial" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [3, 4]
+
+
+def test_a_trial_that_does_not_get_to_its_first_round_leaves_every_file_as_it_was(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    before = {p: p.read_bytes() for p in (tmp_path / "trial").rglob("*") if p.is_file()}
+    callbacks = file_callbacks()
+    start(callbacks, trial, 4)
+    for callback in callbacks:
+        callback.on_trial_error(iteration=0, trials=[trial], trial=trial)
+        callback.on_experiment_end(trials=[trial])
+    assert {p: p.read_bytes() for p in (tmp_path / "trial").rglob("*") if p.is_file()} == before
+
+
+def test_trial_that_starts_again_on_a_full_disk_has_its_rows_once_there_is_space(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    writers = [ResultJsonCallback(), ProgressCsvCallback()]
+    report(writers, trial, row(1))
+    trial.checkpoint_at(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        report(writers, trial, row(2))
+        for writer in writers:
+            writer.on_trial_start(iteration=1, trials=[trial], trial=trial)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    report(writers, trial, row(2))
+    lines = (tmp_path / "trial" / "result.json").read_text().splitlines()
+    assert [json.loads(line)["training_iteration"] for line in lines] == [1, 2]
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        assert [int(entry["training_iteration"]) for entry in csv.DictReader(file)] == [1, 2]
+
+
+def test_failing_setup_does_not_pass_either(caplog):
+    class Broken(FailSafeCallback):
+        def setup(self, **info: Any) -> None:
+            raise OSError("the terminal is gone")
+
+    Broken().setup()
+    assert "Broken.setup failed for the experiment" in caplog.text
+
+
+def test_interrupt_is_no_failure():
+    class Interrupted(FailSafeCallback):
+        def on_experiment_end(self, trials: list, **info: Any) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted().on_experiment_end(trials=[])
+
+
+def test_every_hook_of_tune_is_covered():
+    assert {"setup", "on_trial_result", "on_checkpoint", "get_state", "set_state"} <= set(HOOKS)
+    for callback in grpo_callbacks():
+        assert all(hasattr(getattr(callback, hook), "__fail_safe__") for hook in HOOKS)
+
+
+@pytest.mark.parametrize("callback", grpo_callbacks(), ids=lambda c: type(c).__name__)
+def test_callbacks_travel_by_pickle_and_without_details(callback, tmp_path, capsys, caplog):
+    # Tune pickles them with the experiment, before and after they have seen something.
+    trial = FakeTrial(tmp_path / "trial")
+    again = pickle.loads(pickle.dumps(callback))
+    start([again], trial)
+    report([again], trial, row(1))
+    assert caplog.records == []
+
+
+# ---- Files that a trial goes on writing --------------------------------------------------------
+
+
+@pytest.mark.slow
+@given(st.integers(0, 12), st.integers(0, 12), st.binary(max_size=20))
+@settings(deadline=None)
+def test_lines_are_cut_to_an_iteration_and_half_a_line_goes(tmp_path_factory, lines, last, torn):
+    path = tmp_path_factory.mktemp("cut") / "result.json"
+    whole = [json.dumps({"n": n}).encode() + b"\n" for n in range(1, lines + 1)]
+    path.write_bytes(b"".join(whole) + torn.replace(b"\n", b""))
+    cut_lines(path, last, lambda line: json.loads(line)["n"])
+    assert path.read_bytes() == b"".join(whole[:last])
+
+
+def test_a_torn_line_in_the_middle_costs_no_later_one(tmp_path):
+    path = tmp_path / "result.json"
+    lines = [b'{"training_iteration": %d}\n' % n for n in range(1, 6)]
+    path.write_bytes(lines[0] + b'{"training_i' + lines[1] + b"".join(lines[2:]) + b'{"tr')
+    cut_lines(path, 4, lambda line: json.loads(line)["training_iteration"])
+    assert [row["training_iteration"] for row in read_rows(path)] == [1, 3, 4]
+
+
+def test_parts_after_an_iteration_go_and_what_was_being_written(tmp_path):
+    names = [
+        "part-00000001.parquet",
+        "part-00000002.parquet",
+        ".part-00000002.parquet.ab",
+        "other.txt",
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    cut_parts(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.txt", names[0]]
+
+
+def events_of(trial: FakeTrial) -> EventAccumulator:
+    events = EventAccumulator(trial.path, {"histograms": 0, "tensors": 0})  # 0: all of them
+    events.Reload()
+    return events
+
+
+def parts(trial: FakeTrial, kind: str) -> list[dict[str, Any]]:
+    paths = sorted((Path(trial.path) / kind).glob("part-*.parquet"))
+    return [entry for path in paths for entry in pq.read_table(path).to_pylist()]
+
+
+def rounds_on_disk(trial: FakeTrial) -> dict[str, list[int]]:
+    """The rounds that each file holds, in its own order."""
+    directory = Path(trial.path)
+    results = [json.loads(line) for line in (directory / "result.json").read_text().splitlines()]
+    with (directory / "progress.csv").open(newline="") as file:
+        progress = list(csv.DictReader(file))
+    trace = json.loads((directory / "trace.json").read_text())
+    events = events_of(trial)
+    texts = events.Tensors("examples/held_out/text_summary")
+    return {
+        "result.json": [entry["training_iteration"] for entry in results],
+        "progress.csv": [int(entry["training_iteration"]) for entry in progress],
+        "progress.csv values": [int(float(entry["version/learner"])) for entry in progress],
+        "rollouts": sorted({entry["round"] for entry in parts(trial, "rollouts")}),
+        "versions": [entry["version"] for entry in parts(trial, "versions")],
+        "trace": [event["args"]["round"] for event in trace if event["name"] == "rollout"],
+        "scalars": [event.step for event in events.Scalars("version/learner")],
+        "histograms": [event.step for event in events.Histograms("rollouts/reward")],
+        "evaluations": [2 * r for r in sorted({e["round"] for e in parts(trial, "evaluations")})],
+        "texts": [2 * event.step for event in texts],
+    }
+
+
+def until(last: int) -> dict[str, list[int]]:
+    every = list(range(1, last + 1))
+    some = [2 * round_ for round_ in every if round_ % 2 == 0]
+    kinds = ("result.json", "progress.csv", "progress.csv values", "rollouts", "versions")
+    files = dict.fromkeys((*kinds, "trace", "scalars", "histograms"), every)
+    return {**files, "evaluations": some, "texts": some}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart", [None, 4, 6])
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_round_is_there_twice_or_missing_after_a_restart(
+    tmp_path: Path, restart: int | None, killed: bool
+) -> None:
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    assert rounds_on_disk(trial) == until(6)
+    # Event files are read in the order of their names, which begin with the second.
+    (events,) = (tmp_path / "trial").glob("events.*")
+    events = events.rename(events.with_name("events.out.tfevents.0000000001.host"))
+    if killed:  # in the middle of writing, and nothing was closed
+        for name in ("result.json", "progress.csv", "trace.json", events.name):
+            with (tmp_path / "trial" / name).open("ab") as file:
+                file.write(b'{"training_iter')
+        callbacks = file_callbacks()
+    start(callbacks, trial, restart)
+    play(callbacks, trial, range((restart or 0) + 1, 9))
+    assert rounds_on_disk(trial) == until(8)
+    assert lag_histogram(trial) == {0: 8}
+    assert stage_totals(trial)["rollout"] == sum(range(1, 9))
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_restart_leaves_files_alone_that_are_reached_through_links(tmp_path, link):
+    first = FakeTrial(tmp_path / "first")
+    callbacks = file_callbacks()
+    start(callbacks, first)
+    play(callbacks, first, range(1, 5))
+    (events,) = (path.name for path in (tmp_path / "first").glob("events.*"))
+    names = ("result.json", "progress.csv", "trace.json", events)
+    before = {name: (tmp_path / "first" / name).read_bytes() for name in names}
+    copy = FakeTrial(tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    for name in names:
+        link(tmp_path / "first" / name, tmp_path / "copy" / name)
+    callbacks = file_callbacks()
+    start(callbacks, copy, 2)
+    play(callbacks, copy, range(3, 6))
+
+    assert {name: (tmp_path / "first" / name).read_bytes() for name in names} == before
+    assert not any((tmp_path / "copy" / name).is_symlink() for name in names)
+    rows = read_rows(tmp_path / "copy" / "result.json")
+    assert [row["training_iteration"] for row in rows] == [1, 2, 3, 4, 5]
+
+
+def test_restart_goes_on_with_the_files_of_a_remote_storage(tmp_path):
+    # Remote is what is not the local file system: here a folder of it under another name.
+    (tmp_path / "bucket" / "trial").mkdir(parents=True)
+    trial = FakeTrial(tmp_path / "first")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 7))
+    for name in ("result.json", "progress.csv", "trace.json"):
+        shutil.copy(tmp_path / "first" / name, tmp_path / "bucket" / "trial" / name)
+    shutil.copytree(tmp_path / "first" / "rollouts", tmp_path / "bucket" / "trial" / "rollouts")
+    resumed = FakeTrial(tmp_path / "staging")
+    resumed.path = "trial"
+    resumed.storage.storage_filesystem = pyarrow.fs.SubTreeFileSystem(
+        str(tmp_path / "bucket"), pyarrow.fs.LocalFileSystem()
+    )
+    callbacks = file_callbacks()
+    start(callbacks, resumed, 4)
+    assert lag_histogram(resumed) == {0: 6}  # two of which are about to be written again
+    play(callbacks, resumed, range(5, 9))
+    assert lag_histogram(resumed) == {0: 8}
+    assert stage_totals(resumed)["rollout"] == sum(range(1, 9))
+    for callback in callbacks:
+        callback.on_experiment_end(trials=[resumed])
+    local, bucket = trial_directory(resumed), tmp_path / "bucket" / "trial"
+    for file in local.rglob("*.parquet"):
+        assert (bucket / file.relative_to(local)).read_bytes() == file.read_bytes()
+    resumed.path = str(local)
+    resumed.storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
+    on_disk = rounds_on_disk(resumed)
+    for name in ("result.json", "progress.csv", "progress.csv values", "trace"):
+        assert on_disk[name] == list(range(1, 9))
+    assert on_disk["scalars"] == [5, 6, 7, 8]  # the earlier ones are in files of their own
+
+
+def test_details_leave_the_row_before_tune_keeps_it(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    result = report(callbacks, trial, row(1, **{DETAILS: details(1)}))
+    assert DETAILS not in result
+    assert DETAILS not in (tmp_path / "trial" / "result.json").read_text()
+
+
+def test_header_of_progress_csv_that_was_cut_short_is_written_again(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    (tmp_path / "trial").mkdir()
+    (tmp_path / "trial" / "progress.csv").write_text("buffer/age_max,buffer/age_me")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        assert [row["training_iteration"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def test_trace_that_was_cut_short_is_not_written_over(tmp_path, caplog):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    path = tmp_path / "trial" / "trace.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])  # as a full disk leaves it
+    play(callbacks, trial, range(3, 4))
+    assert "TraceCallback.on_trial_result failed for trial trial" in caplog.text
+    start(callbacks, trial, 1)
+    play(callbacks, trial, range(2, 4))
+    assert rounds_on_disk(trial)["trace"] == [1, 2, 3]
+
+
+def test_settings_that_a_trial_leaves_out_have_their_defaults(tmp_path, capsys, caplog):
+    trial = FakeTrial(tmp_path / "trial")
+    trial.config = {"lag": 1, "placement": "disaggregated"}
+    callbacks = [*file_callbacks(), ConsoleCallback()]
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    assert caplog.records == []
+    assert "custom/0" in capsys.readouterr().out
+
+
+def test_details_say_little_of_themselves():
+    assert len(repr([details(1)])) < 100
+
+
+def test_progress_csv_keeps_the_columns_of_its_first_row(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    callbacks = file_callbacks()
+    start(callbacks, trial, 2)
+    shuffled = dict(reversed(row(3).items()))
+    report(callbacks, trial, {**shuffled, "new/metric": 1.0, "version/learner": 3.0})
+    with (tmp_path / "trial" / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(entry["version/learner"]) for entry in rows] == [1, 2, 3]
+
+
+# ---- KL ----------------------------------------------------------------------------------------
+
+
+def follow(nats: list[float], tmp_path: Path, **settings: Any) -> KLCallback:
+    trial, callback = FakeTrial(tmp_path / "trial", callbacks=settings), KLCallback()
+    for round_, value in enumerate(nats, start=1):
+        report([callback], trial, row(round_, **{"kl/reference_nats": value}))
+    return callback
+
+
+def test_leaving_the_band_warns_once_each_time(caplog, capsys, tmp_path):
+    nats = [0.0, 0.5, 2.0, 5.0, 6.0, 2.0, 0.5, 0.4, 2.0]
+    follow(nats, tmp_path, kl_band=[1.0, 4.0])
+    # Below at first is where every policy starts.
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0, round 4: kl/reference_nats 5 is above callbacks.kl_band [1, 4]",
+        "sync/0, round 7: kl/reference_nats 0.5 is below callbacks.kl_band [1, 4]",
+    ]
+    back = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in back] == [f"sync/0, round {n}" for n in (3, 6, 9)]
+
+
+def test_band_from_0_does_not_mind_noise_around_0(caplog, capsys, tmp_path):
+    follow([-0.02, 0.01, -0.01, 21.0], tmp_path, kl_band=[0.0, 20.0])
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["sync/0, round 4"]
+    assert capsys.readouterr().out == ""
+
+
+def test_reason_of_a_stop_is_told(caplog, tmp_path):
+    follow([1.0, 7.5], tmp_path, kl_stop=7.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sync/0 ends after round 2: kl/reference_nats 7.5 is above callbacks.kl_stop=7"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restart", [2, 5])
+def test_band_is_judged_by_the_round_that_a_trial_goes_on_from(caplog, tmp_path, restart):
+    """Above the band from round 4 on; the driver is another one after round 6."""
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
+    nats = {round_: 2.0 if round_ < 4 else 5.0 for round_ in range(1, 9)}
+    warned = []
+    for first, last in ((1, 6), (restart + 1, 8)):
+        callbacks = file_callbacks()
+        start(callbacks, trial, first - 1 or None)
+        for round_ in range(first, last + 1):
+            play(callbacks, trial, range(round_, round_ + 1), **{"kl/reference_nats": nats[round_]})
+        warned.append([record.getMessage().split(":")[0] for record in caplog.records])
+        caplog.clear()
+    assert warned == [["sync/0, round 4"], ["sync/0, round 4"] if restart == 2 else []]
+
+
+def test_trials_without_kl_are_not_judged(tmp_path):
+    trial = FakeTrial(tmp_path / "trial", callbacks={"kl_band": [1.0, 3.0]})
+    without = {name: value for name, value in row(1).items() if not name.startswith("kl/")}
+    report([callback := KLCallback()], trial, without)
+    assert callback._nats == {}
+
+
+# ---- Stage timings -----------------------------------------------------------------------------
+
+
+def test_shares_by_hand():
+    seconds = {
+        "rollout": 3.0,
+        "vine": 0.0,
+        "reward": 0.5,
+        "optimize": 1.0,
+        "reference": 0.25,
+        "other": 0.25,
+    }
+    fractions = stage_fractions(row(1, **{f"time/{k}_s": v for k, v in seconds.items()}))
+    assert fractions == {
+        "time/rollout_fraction": 0.6,
+        "time/vine_fraction": 0.0,
+        "time/reward_fraction": 0.1,
+        "time/optimize_fraction": 0.2,
+        "time/reference_fraction": 0.05,
+        "time/sync_fraction": 0.0,
+        "time/eval_fraction": 0.0,
+        "time/other_fraction": 0.05,
+    }
+    assert fractions.keys() <= NAMES
+
+
+def test_shares_of_nothing_are_0():
+    assert set(stage_fractions(row(1)).values()) == {0.0}
+
+
+def test_totals_over_rounds_and_latest_device_hours(tmp_path, capsys, verbose):
+    trial, callback = FakeTrial(tmp_path / "trial"), StageTimingsCallback()
+    callbacks = [callback, ResultJsonCallback()]
+    assert stage_totals(trial) == {}
+    start(callbacks, trial)
+    for round_ in (1, 2, 3):
+        values = {"time/rollout_s": 2.0, "time/generator_idle_s": 0.5, "time/checkpoint_s": 0.5}
+        result = row(round_, **values, **{"cost/device_hours": round_ / 10})
+        report(callbacks, trial, result)
+        assert result["time/rollout_fraction"] == 1.0
+    totals = stage_totals(trial)
+    assert totals["rollout"] == 6.0
+    assert totals["generator_idle"] == 1.5
+    assert totals["device_hours"] == 0.3
+    callback.on_trial_complete(iteration=0, trials=[], trial=trial)
+    told = capsys.readouterr().out
+    assert "rollout 6.0; between rounds: checkpoints 1.5; waiting: generator 1.5" in told
+
+
+# ---- Versions, rollouts, trace -----------------------------------------------------------------
+
+
+def test_version_changes_are_lines_only_when_asked_for(tmp_path, capsys, verbose):
+    for on, config in ((False, {}), (True, {}), (False, {"verbose": True})):
+        set_verbose(on)
+        trial = FakeTrial(tmp_path / f"{on}{len(config)}", callbacks=config)
+        callback = VersionLogCallback()
+        start([callback], trial)
+        play([RolloutsCallback()], trial, range(1, 3))
+        capsys.readouterr()
+        play([callback], trial, range(1, 3))
+        out = capsys.readouterr().out.splitlines()
+        callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+        histogram = capsys.readouterr().out
+        if not (on or config):
+            assert out == []
+            assert histogram == ""
+            continue
+        assert "groups by lag at first training: 0: 2" in histogram
+        told = " ".join(out[0].split()[1:])
+        assert told == "sync/0 round 1 learner version 1 (weights of round 1)"
+        assert "version 1 -> 2" in out[1]
+
+
+def test_lags_are_those_of_first_trainings(tmp_path):
+    """Of two groups of two responses, one is trained again in round 2; round 3 reuses both."""
+    trial, callback = FakeTrial(tmp_path / "trial"), RolloutsCallback()
+    start([callback], trial)
+    firsts = [[True] * 4, [False, False, True, True], [False] * 4]
+    lags = [[0, 0, 0, 0], [1, 1, 2, 2], [2, 2, 3, 3]]
+    for round_, first, lag in zip((1, 2, 3), firsts, lags, strict=True):
+        columns = {name: 2 * values for name, values in details(round_).rollouts.items()}
+        rollouts = {**columns, "cursor": [7, 7, 8, 8], "lag": lag, "first_use": first}
+        report([callback], trial, row(round_, **{DETAILS: details(round_, rollouts=rollouts)}))
+    assert lag_histogram(trial) == {0: 2, 2: 1}
+
+
+def test_how_weights_came_is_kept_with_the_version(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), VersionLogCallback()
+    sync = Sync(transport="shm", bytes=4000, publish_s=0.25, transfer_s=0.5, load_s=1.0)
+    assert sync.seconds == 1.75
+    change = VersionChange(
+        at=3.0, role="generator", actor="generator-1", version=5, weights_round=4, sync=sync
+    )
+    start([callback], trial)
+    report([callback], trial, row(1, **{DETAILS: details(1, versions=[change])}))
+    assert parts(trial, "versions") == [
+        {
+            **{"at": 3.0, "round": 1, "side": "generator", "actor": "generator-1"},
+            **{"version": 5, "weights_round": 4, "transport": "shm", "bytes": 4000},
+            **{"publish_s": 0.25, "transfer_s": 0.5, "load_s": 1.0},
+        }
+    ]
+
+
+def test_versions_and_rollouts_on_disk(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    play(callbacks, trial, range(1, 3))
+    assert parts(trial, "versions")[1] == {
+        "at": 29.0,
+        "round": 2,
+        "side": "learner",
+        "actor": "learner",
+        "version": 2,
+        "weights_round": 2,
+        **dict.fromkeys(("transport", "bytes", "publish_s", "transfer_s", "load_s")),
+    }
+    rollout = parts(trial, "rollouts")[2]
+    assert (rollout["round"], rollout["prompt"], rollout["reward"]) == (2, "prompt 0", 1.0)
+    assert (rollout["behaviour_log_prob"], rollout["reference_log_prob"]) == (-3.0, None)
+    assert [entry["response"] for entry in parts(trial, "evaluations")] == [
+        f"response {i} of 2" for i in range(3)
+    ]
+
+
+def test_trace_has_a_row_an_actor_and_is_whole_after_every_round(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    callbacks = file_callbacks()
+    start(callbacks, trial)
+    path, sizes = tmp_path / "trial" / "trace.json", []
+    for round_ in (1, 2, 3):
+        before = path.read_bytes() if path.exists() else b"\n]\n"
+        play(callbacks, trial, range(round_, round_ + 1))
+        # Appended to: only the closing bracket was written over.
+        assert path.read_bytes().startswith(before[: -len(b"]\n")].strip())
+        sizes.append(len(json.loads(path.read_text())))
+    assert sizes == [4 + 5, 4 + 10, 4 + 15]  # names of the trial and of three rows, five spans each
+    events = json.loads(path.read_text())
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {1: "trial", 2: "generator-0", 3: "learner"}
+    (optimize,) = [e for e in events if e["name"] == "optimize" and e["args"]["round"] == 2]
+    assert (optimize["tid"], optimize["ts"], optimize["dur"]) == (3, 25e6, 4e6)
+    assert {e["name"] for e in events if e["tid"] == 2 and e["ph"] == "X"} == {"waiting", "rollout"}
+
+
+def test_what_other_threads_of_an_actor_do_has_a_row_of_its_own(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), TraceCallback()
+    start([callback], trial)
+    spans = [
+        ActorSpan("generator", "generator-0", Span("rollout", 11.0, 15.0)),
+        ActorSpan("generator", "generator-0", Span("sync", 12.0, 13.0, concurrent=True)),
+    ]
+    report([callback], trial, row(1, **{DETAILS: details(1, spans=spans)}))
+    events = json.loads((tmp_path / "trial" / "trace.json").read_text())
+    rows = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert rows == ["generator-0", "generator-0, other threads"]
+
+
+# ---- TensorBoard -------------------------------------------------------------------------------
+
+
+def test_tensorboard_has_every_metric_by_its_own_name(tmp_path):
+    trial, callback = FakeTrial(tmp_path / "trial"), TensorBoardCallback()
+    start([callback], trial)
+    report([StageTimingsCallback(), callback], trial, row(1, **{DETAILS: details(1)}))
+    events = events_of(trial)
+    assert set(events.Tags()["scalars"]) == NAMES
+    assert set(events.Tags()["histograms"]) == {
+        f"rollouts/{name}" for name in ("reward", "response_length", "lag", "ratio")
+    }
+    (ratio,) = events.Histograms("rollouts/ratio")
+    assert ratio.histogram_value.num == 8
+    assert ratio.histogram_value.sum == pytest.approx(8.0, rel=1e-3)
+    layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    for area in (b"reward", b"KL", b"time", b"lag and versions"):
+        assert area in layout
+
+
+def test_layout_names_only_metrics():
+    from callbacks.tensorboard import LAYOUT
+
+    tags = {tag for charts in LAYOUT.values() for names in charts.values() for tag in names}
+    assert tags <= NAMES
+
+
+def test_examples_are_the_first_response_to_the_first_prompts_and_cannot_break_out():
+    columns = held_out(3, count=6)
+    columns["response"][0] = "<script>alert(1)</script> | a\nb"
+    columns["response_index"][1] = 1
+    lines = examples_table(columns).splitlines()[2:]
+    assert len(lines) == 4
+    assert "&lt;script&gt;" in lines[0]
+    assert all(line.count("|") == 5 for line in lines)
+    assert "prompt 1 " not in "".join(lines)
+
+
+# ---- The console -------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=6)  # one at a time: Tune makes the others when they start
+    start([callback], trial)
+    for round_ in range(1, 6):
+        evaluated = float(round_ // 2 * 2)
+        values = {"eval/round": evaluated, "reward/eval_mean": 0.5, "kl/reference_nats": 1.25}
+        values["time/wall_clock_s"] = 2.0 * round_
+        report([callback], trial, row(round_, **values, **{"response/length_mean": 12.4}))
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    lines = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert [line.split()[1] for line in lines] == ["started", "round", "round", "round", "done"]
+    assert "round 1/8 · held-out 0.500 (round 0) · train" in lines[1]
+    assert "round 4/8 · held-out 0.500 · train" in lines[3]
+    assert "KL 1.25" in lines[3]
+    assert "12 tokens a response" in lines[3]
+    assert "8 s left" in lines[3]
+    assert "started (trial 1 of 6)" in lines[0]
+    assert "(1 of 6 trials)" in lines[4]
+
+
+def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
+    """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
+    config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
+    started = {"time_total_s": 65.0, "time/warm_up_s": 60.0}
+    first = row(1, **started, **{"time/wall_clock_s": 2.0, "time/eval_s": 3.0})
+    # Seven rounds, and evaluations after rounds 3, 6 and 8.
+    assert seconds_left(first, config, 3.0) == 7 * 2.0 + 3 * 3.0
+    assert seconds_left(row(6, **{"time/wall_clock_s": 12.0}), config, 3.0) == 2 * 2.0 + 3.0
+    assert seconds_left(row(8, **{"time/wall_clock_s": 16.0}), config, 3.0) == 0.0
+
+
+def test_the_latest_evaluation_stands_for_those_to_come(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial", eval={"every": 4}), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    for round_, eval_s in ((1, 5.0), (2, 0.0), (3, 0.0), (4, 7.0), (5, 0.0)):
+        seconds = {"time/wall_clock_s": 2.0 * round_, "time/eval_s": eval_s}
+        report([callback], trial, row(round_, **seconds, **{"eval/round": float(round_ // 4)}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" · ", 1)[1] for line in lines] == ["24 s left", "15 s left"]
+    (shown,) = callback._latest.values()
+    assert shown["left_s"] == 13.0
+    trial.status = "RUNNING"
+    assert "13 s" in rendered(live_table([trial], callback._latest, 1))
+
+
+def test_no_figure_is_a_negative_zero():
+    kl = {"kl/reference_nats": -0.004}
+    assert "KL 0.00" in progress_line(row(1, **kl), rounds=8, left_s=1.0)
+
+
+def test_one_trial_is_counted_in_the_singular(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    callback.on_trial_complete(iteration=0, trials=[trial], trial=trial)
+    assert "(1 of 1 trial)" in capsys.readouterr().out
+    assert "0 of 1 trial done, 0 waiting" in rendered(live_table([trial], {}, 1))
+
+
+def test_progress_line_shares_leave_the_evaluation_out():
+    seconds = {"time/rollout_s": 3.0, "time/optimize_s": 1.0, "time/eval_s": 100.0}
+    line = progress_line(row(2, **seconds), rounds=8, left_s=1.0)
+    assert "rollout 75%" in line
+    assert "optimize 25%" in line
+    assert "eval" not in line
+
+
+def rendered(table: Any) -> str:
+    from rich.console import Console
+
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table)
+    return console.export_text()
+
+
+def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
+    trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
+    for trial in trials[:20]:
+        trial.status = "TERMINATED"
+    trials[20].status = "ERROR"
+    for trial in trials[22:]:
+        trial.status = "PENDING"
+    values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9}
+    latest = {t.trial_id: row(3, **values) for t in trials[:21]}
+    text = rendered(live_table(trials, latest, 40))
+    assert "21 of 40 trials done, 18 waiting, 6 not shown" in text
+    assert "sync/21" in text  # it runs, and has no row yet
+    assert "starting" in text
+    assert "failed" in text
+    assert "0.000 → 0.000      39" in text
+    assert "sync/22" not in text
+    assert "█" * BAR_WIDTH in text
+
+
+@given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))
+def test_bar_is_always_as_wide_as_its_column(seconds):
+    from callbacks.console import _bar
+
+    values = {f"time/{stage}_s": value for stage, value in zip(STAGES, seconds, strict=True)}
+    width = len(_bar(row(1, **values)))
+    assert width == (BAR_WIDTH if sum(seconds) > 0 else 0)
+
+
+def test_result_json_is_appended_to(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    trial, callback = FakeTrial(tmp_path / "trial"), ResultJsonCallback()
+    start([callback], trial)
+    opened: list[Any] = []
+    real: Callable[..., Any] = Path.open
+    monkeypatch.setattr(Path, "open", lambda *args: opened.append(args) or real(*args))
+    play([callback], trial, range(1, 4))
+    assert opened == []

@@ -1,0 +1,128 @@
+"""The shipped environments and what is accepted of one, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.environments import Turn, as_text, as_turn
+from grpo_trainable.environments.calculator import Calculator, calculate
+from grpo_trainable.environments.guess import Guess
+from grpo_trainable.tasks.prompts import build_task
+
+
+def test_a_guess_is_told_whether_the_number_is_larger():
+    game = Guess()
+    assert game.reset({"secret": 6}) == "Guess 0-9\n"
+    assert game.step("3\n") == Turn("larger\n", info={"guesses": 1, "illegal": 0})
+    assert game.step("8\n").text == "smaller\n"
+    last = game.step("6\n")
+    assert (last.reward, last.done) == (1.0, True)
+
+
+@pytest.mark.parametrize("action", ["\n", "12\n", "six\n", "²\n"])  # the last is a digit to Python
+def test_what_is_no_guess_loses(action: str):
+    game = Guess()
+    game.reset({"secret": 6})
+    turn = game.step(action)
+    assert (turn.reward, turn.done, turn.info["illegal"]) == (0.0, True, 1)
+
+
+def test_the_third_guess_is_the_last():
+    game = Guess()
+    game.reset({"secret": 6})
+    assert [game.step(f"{guess}\n").done for guess in (1, 2, 3)] == [False, False, True]
+
+
+def test_who_halves_what_is_left_wins_seven_of_ten():
+    """The most that three guesses with hints can find of ten numbers: 1 + 2 + 4."""
+    won = 0
+    for secret in range(10):
+        game, low, high = Guess(), 0, 9
+        game.reset({"secret": secret})
+        while True:
+            guess = (low + high) // 2
+            turn = game.step(f"{guess}\n")
+            if turn.done:
+                break
+            low, high = (guess + 1, high) if turn.text == "larger\n" else (low, guess - 1)
+        won += int(turn.reward)
+    assert won == 7
+
+
+def test_the_calculator_is_called_and_its_result_written_down():
+    question = Calculator()
+    assert question.reset({"question": "7*8", "answer": 56}) == "7*8=?\n"
+    assert question.step("calc 7*8\n") == Turn("=56\n", info={"calls": 1})
+    assert question.step("56\n") == Turn(reward=1.0, done=True, info={"calls": 0})
+    question.reset({"question": "7*8", "answer": 56})
+    assert question.step("55\n") == Turn(reward=0.0, done=True, info={"calls": 0})
+
+
+def test_calls_without_end_lose():
+    question = Calculator()
+    question.reset({"question": "7*8", "answer": 56})
+    assert [question.step("calc 1\n").done for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"), [("7*8", 56), ("-(2 + 3) * 4", -20), ("17 // 5 % 2", 1)]
+)
+def test_arithmetic(expression: str, value: int):
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "2 ** 9",
+        "__import__('os')",
+        "1 / 2",
+        "1.5 + 1",
+        "1 // 0",
+        "True + 1",
+        "1" * 41,
+        "(" * 40,
+    ],
+)
+def test_what_is_no_arithmetic(expression: str):
+    with pytest.raises(ValueError, match=r"not arithmetic|too long"):
+        calculate(expression)
+
+
+@pytest.mark.parametrize(
+    ("turn", "text"),
+    [
+        ("text", "must return a Turn, got str"),
+        (Turn(None), "must say text, got NoneType"),  # type: ignore[arg-type]
+        (Turn("x" * 1_000_001), "said 1,000,001 characters"),
+        (Turn(reward="1"), "reward must be a number, got str"),  # type: ignore[arg-type]
+        (Turn(reward=float("inf")), "reward must be finite"),
+        (Turn(done=1), "done must be True or False, got int"),  # type: ignore[arg-type]
+        (Turn(info=[]), "info must be a dict of numbers, got list"),  # type: ignore[arg-type]
+        (Turn(info={"a": "b"}), "info a must be a number"),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_no_turn(turn: object, text: str):
+    with pytest.raises((TypeError, ValueError), match=text):
+        as_turn(turn)
+
+
+def test_half_a_character_becomes_a_question_mark():
+    assert as_text("a\ud800b") == "a?b"
+
+
+@pytest.mark.parametrize(("name", "specs"), [("guess", 10), ("calculator", 64)])
+def test_a_pass_over_a_game_takes_every_specification_once(name: str, specs: int):
+    config = GRPOConfig.from_dict({"task": {"name": name}})
+    assert (config.env.name, config.model.preset) == (name, "games")
+    task = build_task(config)
+    for epoch in range(2):
+        drawn = [task.train_example(epoch * specs + i) for i in range(specs)]
+        assert len({str(example.ground_truth) for example in drawn}) == specs
+    assert task.eval_examples(3) == task.eval_examples(specs)[:3]
+    right = task.eval_examples(1)[0].ground_truth
+    assert isinstance(right, dict)
+    assert task.reward(f"{right.get('secret', right.get('answer'))}\n", right).reward == 1.0
+    assert task.reward("nothing\n", right).reward == 0.0

@@ -1,0 +1,192 @@
+"""The command launch/evaluate.py: what it prints and writes, and its mistakes in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from evaluations import generation
+from policies import write_quick_policy
+
+from grpo_trainable.tools.evaluation.generation import Generation
+from launch import evaluate
+from reports.evaluations.files import read_evaluation
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> str:
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture
+def command(tmp_path, capsys, monkeypatch):
+    """Runs the command in a directory of its own; gives status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYON_NUM_THREADS", os.environ.get("RAYON_NUM_THREADS", "1"))
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        threads = torch.get_num_threads()
+        try:
+            status = evaluate.main([*argv])
+        finally:
+            torch.set_num_threads(threads)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+SHORT = ("--set", "rollout.max_new_tokens=8", "--prompts", "4")
+
+
+@pytest.mark.slow
+def test_a_policy_is_evaluated_from_start_to_end(command, policy, tmp_path):
+    status, out, error = command("--model", policy, *SHORT, "--samples", "3", "--out", "first")
+    assert (status, error) == (0, "")
+    assert f"directory {policy}, SHA-256" in out
+    assert "task keyword: 4 held-out prompts × 3 responses, temperature 0.8, seed 0" in out
+    assert out.splitlines()[-2:] == [
+        str(tmp_path / "first" / "evaluation.html"),
+        str(tmp_path / "first" / "evaluation.json"),
+    ]
+    data = json.loads((tmp_path / "first" / "evaluation.json").read_text())
+    assert data["figures"].keys() >= {"reward", "pass@1", "pass@2", "pass@3", "response_tokens"}
+    assert data["policy"]["path"] == policy
+    assert data["config"]["rollout"]["max_new_tokens"] == 8
+    assert data["command"].endswith("--out first")
+    assert len(read_evaluation(tmp_path / "first").generations) == 12
+
+    status, out, error = command(
+        *("--model", policy, *SHORT, "--temperature", "0", "--out", "second"),
+        *("--against", "first"),
+    )
+    assert (status, error) == (0, "")
+    assert "× 1 response, greedy" in out
+    assert "against first, over 4 prompts that both answered" in out
+    against = json.loads((tmp_path / "second" / "evaluation.json").read_text())["against"]
+    assert against["differences"]["reward"]["prompts"] == 4
+
+
+@pytest.mark.slow
+def test_the_problems_that_ship_end_at_a_text_and_have_a_majority(command, tmp_path):
+    status, out, error = command(
+        *("--task", "math", "--prompts", "4", "--samples", "4", "--out", "sums")
+    )
+    assert (status, error) == (0, "")
+    assert "majority@4" in out
+    found = read_evaluation(tmp_path / "sums").generations
+    assert len(found) == 16
+    assert any(each.response.endswith("</answer>") and each.finished for each in found)
+
+
+def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
+    status, out, _ = command("--dry-run", "--samples", "5", "--prompts", "all")
+    assert status == 0
+    config = json.loads(out)
+    assert config["eval"]["samples"] == 5
+    assert config["eval"]["prompts"] > 100
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--checkpoint", "nowhere"], ["nowhere: is no directory"]),
+        (["--checkpoint", "empty"], ["empty: holds no checkpoint"]),
+        (["--checkpoint", "checkpoint_000001"], ["manifest.json: cannot be read"]),
+        (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
+        (["--model", "a", "--checkpoint", "b"], ["not allowed with"]),
+        (["--task", "maths"], ["task.name=maths"]),
+        (["--set", "optim.lr=1"], ["optim.lr=1: an evaluation does not read it"]),
+        (["--samples", "0"], ["--samples", "must be an integer >= 1"]),
+        (["--prompts", "some"], ["--prompts", "must be an integer >= 1, got some; or all"]),
+        (["--temperature", "-1"], ["--temperature", ">= 0"]),
+        (["--temperature", "0", "--samples", "2"], ["eval.samples=2: must be 1"]),
+        (["--set", "rollout.max_new_tokens=300"], ["context is 128 tokens", "valid: at most"]),
+        (["--out", "full"], ["full: is not empty"]),
+        (["--out", "full/file"], ["full/file: cannot be used"]),
+        (["--against", "empty"], ["empty: holds no evaluation"]),
+        (["--out", "s3://bucket"], ["--out s3://bucket", "a directory of this machine"]),
+        (["--set", "engine=nowhere:E"], ["engine=nowhere:E", "cannot be imported"]),
+        (["--bogus"], ["--bogus", "--help"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(arguments, words, command, tmp_path):
+    for name in ("empty", "full", "checkpoint_000001"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    status, out, error = command(*arguments)
+    assert (status, out) == (2, "")
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_an_evaluation_of_other_prompts_is_no_comparison(command, policy, tmp_path):
+    (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": "Another", "answer": "a"}) + "\n")
+    files = ("--set", "task.eval_file=test.jsonl", "--set", "task.train_file=test.jsonl")
+    short = ("--set", "rollout.max_new_tokens=8", "--prompts", "1")
+    assert command("--model", policy, *short, *files, "--out", "other")[0] == 0
+    status, _, error = command("--model", policy, *SHORT, "--out", "mine", "--against", "other")
+    assert status == 2
+    assert "--against other: it has none of the prompts of this evaluation" in error
+    assert not (tmp_path / "mine").exists()
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as ended:
+        evaluate.parse_arguments(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("--checkpoint", "evaluation.html", "examples:", "exit status", "pass@k"):
+        assert word in out
+
+
+def test_help_tells_the_default_temperature_of_each_task(capsys):
+    with pytest.raises(SystemExit):
+        evaluate.parse_arguments(["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "the most likely token (the trial's, or 0.8; 1 for math, guess, calculator)" in out
+
+
+class Stream(io.StringIO):
+    """Standard error, of a terminal or not."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal
+
+
+class TwoBatches:
+    """An evaluator of two batches with three tokens each."""
+
+    responses = 4
+
+    def batches(self, between_tokens: Callable[[], None]) -> Iterator[list[Generation]]:
+        for prompt in range(2):
+            for _ in range(3):
+                time.sleep(0.06)  # the bar is drawn at most every 50 ms
+                between_tokens()
+            yield [generation(prompt, index) for index in range(2)]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_how_far_it_is_also_within_a_batch(terminal, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream := Stream(terminal=terminal))
+    monkeypatch.setattr(evaluate, "DRAWN_EVERY_S", 0.05)
+    assert len(evaluate._sampled(TwoBatches())) == 4
+    drawn = stream.getvalue()
+    if terminal:
+        assert "token 2 of a batch:   0%" in drawn
+        assert "token 3 of a batch: 100%" in drawn
+        assert "4/4" in drawn
+    else:
+        assert drawn == ""

@@ -1,0 +1,1204 @@
+"""The learner by itself: real policy, real rollouts, no Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from policies import sharpened, write_quick_policy
+from torch import Tensor
+
+from grpo_trainable.algo import (
+    ADVANTAGES,
+    KL_ESTIMATORS,
+    LOSSES,
+    compute_objective,
+    weights_bounded,
+)
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.learner import Learner
+from grpo_trainable.learner.log_probs import ScoredBatch
+from grpo_trainable.models.directory import read_tokenizer
+from grpo_trainable.models.model_config import ModelConfig
+from grpo_trainable.models.parameters import unique_parameters
+from grpo_trainable.models.scoring import response_log_probs
+from grpo_trainable.models.store import save_policy
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.plugins import PluginError
+from grpo_trainable.protocol.checksums import checksum, storage_checksum
+from grpo_trainable.protocol.messages import Drift, GradientStep
+from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from grpo_trainable.telemetry.metrics import RATIO_EDGES
+from grpo_trainable.transports.in_process import InProcess
+
+pytestmark = pytest.mark.numerics
+
+Weights = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def policy_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_quick_policy(tmp_path_factory.mktemp("policy"))
+
+
+class Pair:
+    """A learner and a generator on one transport, and the next rollouts."""
+
+    def __init__(self, policy_path: str, **values: Any) -> None:
+        data: dict[str, Any] = {
+            "rounds": 10,
+            "model": {"path": policy_path},
+            "rollout": {
+                "prompts": 4,
+                "group_size": 3,
+                "min_new_tokens": 3,
+                "max_new_tokens": 10,
+                "temperature": 0.7,
+            },
+            "optim": {"lr": 1e-2},
+        }
+        for name, value in values.items():
+            data[name] = {**data[name], **value} if isinstance(data.get(name), dict) else value
+        self.config = GRPOConfig.from_dict(data)
+        transport = InProcess()
+        self.learner = Learner(self.config, transport)
+        self.generator = Generator(self.config, transport)
+        self.prompts = Prompts(
+            self.config, build_task(self.config), read_tokenizer(self.config.model.path)
+        )
+        self.next_prompt = 0
+
+    def sync(self) -> None:
+        self.generator.load(self.learner.publish().handle)
+
+    def rollouts(self) -> list[RolloutGroup]:
+        """A fresh rollout batch under the weights the generator has; rewards that differ."""
+        count = self.config.rollout.prompts
+        prompt_indices = range(self.next_prompt, self.next_prompt + count)
+        self.next_prompt += count
+        unit = self.generator.generate([self.prompts.request("train", c) for c in prompt_indices])
+        # A random policy earns nothing.
+        rewards = torch.linspace(0, 1, self.config.rollout.group_size)
+        return [replace(g, rewards=rewards.roll(g.prompt_index), uses=1) for g in unit.groups]
+
+    def weights(self) -> Weights:
+        return copy(unique_parameters(self.learner.policy))
+
+
+def copy(tensors: Weights) -> Weights:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def equal(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+
+
+def distance(a: Weights, b: Weights) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def with_first(groups: Sequence[RolloutGroup], **fields: Tensor) -> list[RolloutGroup]:
+    return [replace(groups[0], **fields), *groups[1:]]
+
+
+# ---- Before the first round --------------------------------------------------------------------
+
+
+def a_round(pair: Pair) -> tuple[Any, Weights]:
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()])
+    return updated, pair.weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"loss": {"kl_monitor": False}}, {"k": 2}])
+def test_warm_up_leaves_nothing_that_a_round_could_see(
+    policy_path: str, settings: dict[str, Any]
+) -> None:
+    cold, warm = Pair(policy_path, **settings), Pair(policy_path, **settings)
+    warm.generator.warm_up([warm.prompts.request("train", index) for index in range(4)])
+    warm.learner.warm_up(prompt_tokens=7)
+    before, after = cold.learner.state(), warm.learner.state()
+    assert equal(before.policy, after.policy)
+    assert after.optimizer == {}
+    assert before.counters == after.counters
+    assert all(p.grad is None for p in warm.learner.policy.parameters())
+    for _ in range(2):
+        (updated, weights), (expected, expected_weights) = a_round(warm), a_round(cold)
+        assert equal(weights, expected_weights)
+        assert (updated.steps, updated.kl) == (expected.steps, expected.kl)
+        assert [span.stage for span in updated.spans] == [span.stage for span in expected.spans]
+    assert equal(warm.learner.state().optimizer, cold.learner.state().optimizer)
+
+
+def test_warm_up_runs_a_microbatch_as_long_as_any_of_a_round(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch": 5}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    # Seven tokens and ten more, but for the last, which has nothing to predict.
+    assert batch.input_ids.shape == (5, 16)
+    assert batch.response_mask.sum(dim=1).tolist() == [10] * 5
+
+
+def test_warm_up_has_as_many_tokens_as_a_microbatch_of_tokens(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, optim={"microbatch_tokens": 50}, rollout={"max_new_tokens": 10})
+    seen = []
+    forward = pair.learner._log_probs.with_entropy
+    monkeypatch.setattr(
+        pair.learner._log_probs,
+        "with_entropy",
+        lambda model, batch: seen.append(batch) or forward(model, batch),
+    )
+    pair.learner.warm_up(prompt_tokens=7)
+    (batch,) = seen
+    assert batch.input_ids.shape == (3, 16)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    assert all(batch.input_ids.numel() <= 50 for batch in seen)
+    assert sum(len(batch.input_ids) for batch in seen[1:]) >= 12
+
+
+# ---- Weights on their way ----------------------------------------------------------------------
+
+
+def test_gradient_step_after_publish_does_not_change_published_weights(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    published = pair.learner.publish()
+    pair.generator.load(published.handle)
+    groups = pair.rollouts()
+    before = pair.weights()
+    pair.learner.update([groups])
+    assert not equal(pair.weights(), before)
+    # The transport still holds the snapshot.
+    again = pair.generator.load(published.handle)
+    assert (again.version, again.round) == (0, 0)
+    sampled_with = unique_parameters(pair.generator.engine.model)
+    assert storage_checksum(sampled_with) == storage_checksum(before)
+
+
+def test_generator_has_the_published_weights_bit_for_bit(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    for round_ in range(2):
+        pair.learner.update([pair.rollouts()])
+        published = pair.learner.publish()
+        loaded = pair.generator.load(published.handle)
+        assert (loaded.version, loaded.round) == (published.version, published.round)
+        assert loaded.version == round_ + 1
+        assert loaded.bytes == sum(t.nbytes for t in pair.weights().values())
+        assert equal(copy(unique_parameters(pair.generator.engine.model)), pair.weights())
+
+
+def test_what_is_frozen_is_named_to_the_transport_and_stays_as_it_is(policy_path: str) -> None:
+    pair, named = Pair(policy_path), []
+    publish = pair.learner._sender.publish
+    pair.learner._sender.publish = lambda weights, frozen: named.append(frozen) or publish(weights)
+    pair.sync()
+    pair.learner.policy.embedding.weight.requires_grad_(False)
+    before = pair.weights()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    assert named == [[], ["embedding.weight"]]
+    changed = [name for name, w in pair.weights().items() if not torch.equal(w, before[name])]
+    assert changed
+    assert "embedding.weight" not in changed
+
+
+def test_groups_carry_version_and_round_of_the_weights_that_sampled_them(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2)
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    for group in pair.rollouts():
+        assert (group.token_versions[group.response_mask] == 2).all()
+        assert (group.token_rounds[group.response_mask] == 1).all()
+
+
+# ---- Gradient steps ----------------------------------------------------------------------------
+
+
+def test_first_step_on_fresh_rollouts_has_ratio_one(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3)
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()])
+    ratios = [step.ratio_max for step in updated.steps]
+    assert ratios[0] == pytest.approx(1.0, abs=1e-5)
+    assert updated.steps[0].clip_fraction == 0.0
+    assert min(ratios[1:]) > 1.001
+    assert (updated.version, updated.round) == (3, 1)
+
+
+def test_sampled_log_probs_are_those_the_learner_computes(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    batch = collated(pair.learner, pair.rollouts())
+    log_probs, _ = pair.learner._log_probs.with_entropy(pair.learner.policy, batch)
+    assert (log_probs - batch.behaviour_log_probs).abs().max() < 1e-4
+
+
+def test_learning_rate_zero_leaves_the_weights_as_they_are(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2, optim={"lr": 0.0})
+    pair.sync()
+    before = pair.weights()
+    updated = pair.learner.update([pair.rollouts()])
+    assert equal(pair.weights(), before)
+    assert [step.ratio_max for step in updated.steps] == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+def seen_batches(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> list[TrainBatch]:
+    """The rows of each gradient step from now on."""
+    seen: list[TrainBatch] = []
+    step = learner._steps.take
+
+    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+        seen.append(scored.batch)
+        return step(scored)
+
+    monkeypatch.setattr(learner._steps, "take", spy)
+    return seen
+
+
+def collated(learner: Learner, groups: Sequence[RolloutGroup]) -> TrainBatch:
+    return learner._batches.batch(groups).rows
+
+
+def row_keys(batches: Sequence[TrainBatch]) -> list[tuple[int, ...]]:
+    """Rows by what was sampled in them, whatever their padding; sorted."""
+    return sorted(
+        tuple(batch.target_ids[b][batch.response_mask[b]].tolist())
+        for batch in batches
+        for b in range(batch.num_rows)
+    )
+
+
+def test_same_batch_takes_k_steps_on_all_rows(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=3)
+    pair.sync()
+    seen = seen_batches(pair.learner, monkeypatch)
+    assert len(pair.learner.update([pair.rollouts()]).steps) == 3
+    assert [batch.num_rows for batch in seen] == [12, 12, 12]
+    assert row_keys(seen[:1]) == row_keys(seen[1:2]) == row_keys(seen[2:])
+
+
+def test_fresh_batches_take_one_step_on_each(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=2, k_mode="fresh_batches")
+    pair.sync()
+    batches = [pair.rollouts(), pair.rollouts()]
+    seen = seen_batches(pair.learner, monkeypatch)
+    updated = pair.learner.update(batches)
+    assert len(updated.steps) == 2
+    assert updated.version == 2
+    assert [row_keys([b]) for b in seen] == [
+        row_keys([collated(pair.learner, batch)]) for batch in batches
+    ]
+
+
+def test_minibatches_use_every_row_once_an_epoch(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=6, k_mode="minibatches", optim={"epochs": 2, "lr": 1e-4})
+    pair.sync()
+    groups = pair.rollouts()
+    seen = seen_batches(pair.learner, monkeypatch)
+    assert len(pair.learner.update([groups]).steps) == 6
+    # 4 groups of 3 rows in 3 parts; groups stay whole.
+    assert sorted(batch.num_rows for batch in seen[:3]) == [3, 3, 6]
+    everything = row_keys([collated(pair.learner, groups)])
+    assert row_keys(seen[:3]) == row_keys(seen[3:]) == everything
+    assert [row_keys([b]) for b in seen[:3]] != [row_keys([b]) for b in seen[3:]]
+
+
+def test_minibatches_have_the_reference_of_their_own_rows(
+    policy_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(policy_path, k=2, k_mode="minibatches", loss={"kl_coef": 0.1})
+    pair.sync()
+    step = pair.learner._steps.take
+    differences = []
+
+    def spy(scored: ScoredBatch) -> tuple[GradientStep, Tensor]:
+        reference = pair.learner.reference.model
+        expected, _ = pair.learner._log_probs.with_entropy(reference, scored.batch)
+        differences.append(float((expected - scored.reference).abs().max()))
+        return step(scored)
+
+    monkeypatch.setattr(pair.learner._steps, "take", spy)
+    pair.learner.update([pair.rollouts()])
+    assert differences == pytest.approx([0.0, 0.0], abs=1e-5)
+
+
+@pytest.mark.parametrize("k_mode", ["same_batch", "fresh_batches", "minibatches"])
+def test_round_without_groups_takes_no_step_and_counts(policy_path: str, k_mode: str) -> None:
+    pair = Pair(policy_path, k=2, k_mode=k_mode)
+    pair.sync()
+    before = pair.weights()
+    updated = pair.learner.update([])
+    assert (updated.round, updated.version, updated.steps, updated.kl) == (1, 0, [], {})
+    assert set(updated.step_columns()["round"]) == set()
+    assert len(updated.responses.advantages) == 0
+    assert equal(pair.weights(), before)
+    published = pair.learner.publish()
+    assert (published.round, published.version) == (1, 0)
+
+
+def test_fresh_batches_take_a_step_on_each_that_is_left(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3, k_mode="fresh_batches")
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts(), pair.rollouts()])
+    assert (updated.version, len(updated.steps)) == (2, 2)
+
+
+def test_minibatches_make_do_with_the_groups_that_are_left(policy_path: str) -> None:
+    pair = Pair(policy_path, k=4, k_mode="minibatches")
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()[:2]])
+    assert len(updated.steps) == 2
+    assert updated.round == 1
+
+
+@pytest.mark.slow
+def test_microbatch_size_never_changes_the_step(policy_path: str) -> None:
+    figures, weights = [], []
+    for microbatch in (3, 5, 64):
+        pair = Pair(
+            policy_path,
+            # Two steps: the second has ratios and a KL that are not trivial.
+            k=2,
+            loss={"kl_coef": 0.1, "aggregation": "token_mean"},
+            optim={"microbatch": microbatch, "lr": 1e-4},
+        )
+        pair.sync()
+        steps = pair.learner.update([pair.rollouts()]).steps
+        figures.append([f for s in steps for f in (s.loss, s.grad_norm, s.entropy_nats)])
+        weights.append(pair.weights())
+    for other in (1, 2):
+        assert figures[other] == pytest.approx(figures[0], rel=1e-4, abs=1e-6)
+        assert distance(weights[0], weights[other]) < 1e-5  # two steps are 2e-4
+
+
+@pytest.mark.parametrize("microbatch", [1, 64])
+def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: int) -> None:
+    pair = Pair(policy_path, optim={"microbatch": microbatch}, loss={"kl_monitor": False})
+    pair.sync()
+    groups = pair.rollouts()
+    before = pair.learner.progress()
+    pair.learner.update([groups])
+    rows = sum(len(group.rewards) for group in groups)
+    assert pair.learner.progress() - before > math.ceil(rows / microbatch)
+
+
+@pytest.mark.slow
+def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
+    for estimator in KL_ESTIMATORS.keys() - {"k1"}:  # which is refused there
+        loss: dict[str, float] = {}
+        for coefficient in (0.0, 0.25):
+            read = {"kl_estimator": estimator} if coefficient else {}
+            pair = Pair(policy_path, loss={"kl_coef": coefficient, **read})
+            pair.sync()
+            groups = pair.rollouts()
+            # Away from the reference: at the reference every estimate is 0.
+            with torch.no_grad():
+                for parameter in pair.learner.policy.parameters():
+                    parameter.mul_(1.05)
+            if coefficient == 0.0:
+                batch = collated(pair.learner, groups)
+                policy, _ = pair.learner._log_probs.with_entropy(pair.learner.policy, batch)
+                reference, _ = pair.learner._log_probs.with_entropy(
+                    pair.learner.reference.model, batch
+                )
+                d = policy.detach().double() - reference.double()
+                token_kl = {"k1": d, "k2": d**2 / 2, "k3": (-d).exp() - 1 + d}[estimator]
+                mask = batch.response_mask
+                rows = (token_kl * mask).sum(dim=1) / mask.sum(dim=1)
+                expected = float(rows.mean())
+                assert abs(expected) > 1e-4
+            loss[str(coefficient)] = pair.learner.update([groups]).steps[0].loss
+        assert loss["0.25"] - loss["0.0"] == pytest.approx(0.25 * expected, abs=2e-6)
+
+
+def test_reference_is_kept_only_while_something_asks_for_it(policy_path: str) -> None:
+    pair = Pair(policy_path, loss={"kl_monitor": False})
+    assert pair.learner.reference is None
+    pair.sync()
+    updated = pair.learner.update([pair.rollouts()])
+    assert updated.reference_nll_nats is None
+    assert updated.kl == {}
+    assert updated.responses.reference_log_probs is updated.responses.policy_log_probs is None
+    assert Pair(policy_path, loss={"kl_monitor": False, "kl_coef": 0.1}).learner.reference
+    assert Pair(policy_path).learner.reference
+
+
+def test_reference_stays_frozen_and_measures_nats_per_token(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    frozen = checksum(unique_parameters(pair.learner.reference.model))
+    groups = pair.rollouts()
+    # In the first round the reference is the policy that sampled.
+    sampled = torch.cat([g.behaviour_log_probs[g.response_mask] for g in groups])
+    nll = pair.learner.update([groups]).reference_nll_nats
+    assert nll == pytest.approx(-float(sampled.mean()), abs=1e-4)
+    assert checksum(unique_parameters(pair.learner.reference.model)) == frozen
+
+
+# ---- The objective of a step, a user's loss and advantage ----------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cap", [None, 1.05])
+@pytest.mark.parametrize("loss_type", ["reinforce_with_baseline", "dapo", "cispo", "gspo"])
+def test_a_step_on_stale_rollouts_reports_the_objective_of_its_whole_batch(
+    policy_path: str, loss_type: str, cap: float | None
+) -> None:
+    loss = {"type": loss_type, "importance_cap": cap, "aggregation": "token_mean", "kl_coef": 0.1}
+    pair = Pair(policy_path, loss=loss, optim={"microbatch": 5})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(2):
+        pair.learner.update([pair.rollouts()])
+    batch = collated(pair.learner, stale)
+    mask, behaviour = batch.response_mask, batch.behaviour_log_probs
+    policy = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
+    # The first step's policy is the one before the round: with a cap every ratio is 1.
+    old = behaviour if cap is None else policy
+    expected, clipped = compute_objective(
+        policy,
+        old,
+        behaviour,
+        pair.learner.reference.log_probs(batch),
+        batch.advantages,
+        mask,
+        loss=LOSSES[loss_type],
+        clip_low=pair.config.clip_low,
+        clip_high=pair.config.clip_high,
+        importance_cap=cap,
+        kl_coef=0.1,
+        kl_estimator="k3",
+        aggregation="token_mean",
+        denominator=int(mask.sum()),
+    )
+    (step,) = pair.learner.update([stale]).steps
+    assert step.loss == pytest.approx(float(expected), rel=1e-4)
+    assert step.clip_fraction == pytest.approx(float((clipped & mask).sum() / mask.sum()), abs=0.01)
+    assert step.ratio_max == pytest.approx(float((policy - old)[mask].exp().max()), rel=1e-4)
+    bounded = mask * 0.0 if cap is None else weights_bounded(policy, behaviour, mask, cap)
+    expected_share = float(bounded.sum() / mask.sum())
+    assert step.weights_bounded_fraction == pytest.approx(expected_share, abs=0.01)
+    if loss_type != "reinforce_with_baseline":
+        assert (step.clip_fraction > 0) == (cap is None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"k": 2, "loss": {"kl_coef": 0.1}},
+        {"loss": {"type": "ppo", "advantage": "gae"}},
+        {"loss": {"type": "ppo", "advantage": "gae"}, "critic": {"body": "own"}},
+    ],
+)
+def test_packed_rows_train_as_padded_ones_do(policy_path: str, settings: dict[str, Any]) -> None:
+    found = []
+    for packing in (False, True):
+        pair = Pair(policy_path, **settings, model={"packing": packing}, optim={"microbatch": 5})
+        updated, weights = a_round(pair)
+        assert pair.learner.policy._packs == packing
+        found.append((updated.steps, updated.kl, weights))
+    (steps, kl, weights), (packed_steps, packed_kl, packed_weights) = found
+    for step, packed in zip(steps, packed_steps, strict=True):
+        assert packed.loss == pytest.approx(step.loss, abs=1e-5)
+        assert packed.grad_norm == pytest.approx(step.grad_norm, rel=1e-4)
+    for name, drift in kl.items():
+        assert packed_kl[name].k3 == pytest.approx(drift.k3, rel=1e-3, abs=1e-7)
+    assert distance(weights, packed_weights) < 1e-2 * distance(weights, first(policy_path))
+
+
+def first(policy_path: str) -> Weights:
+    return Pair(policy_path).weights()
+
+
+def away_from_ratio_one(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """The groups as another policy might have sampled them. At ratio 1 rounding would decide the
+    sign of |log ratio|'s gradient, which `kl_cov` has."""
+    generator = torch.Generator().manual_seed(0)
+    away = []
+    for group in groups:
+        noise = 0.02 * torch.randn(group.response_mask.shape, generator=generator)
+        moved = group.behaviour_log_probs + noise * group.response_mask
+        away.append(replace(group, behaviour_log_probs=moved))
+    return away
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", ["m2po", "clip_cov", "kl_cov"])
+def test_tokens_that_a_loss_selects_do_not_depend_on_the_split_into_microbatches(
+    policy_path: str, loss_type: str
+) -> None:
+    own = {"second_moment": 1e-4} if loss_type == "m2po" else {"cov_fraction": 0.2}
+    own |= {"cov_band": (0.1, 9.0)} if loss_type == "clip_cov" else {}
+    results = []
+    for microbatch in (2, 12):
+        loss = {"type": loss_type, **own}
+        pair = Pair(policy_path, k=2, loss=loss, optim={"microbatch": microbatch})
+        pair.sync()
+        groups = away_from_ratio_one(pair.rollouts())
+        results.append(pair.learner.update([groups]).steps)
+    for split, whole in zip(*results, strict=True):
+        assert split.loss == pytest.approx(whole.loss, abs=1e-4)
+        assert split.clip_fraction == pytest.approx(whole.clip_fraction, abs=0.01)  # one token
+    assert (results[0][1].clip_fraction > 0) == (loss_type != "kl_cov")
+
+
+@pytest.mark.slow
+def test_a_loss_named_by_reference_trains_the_same_bits_as_by_its_name(policy_path: str) -> None:
+    by_reference = {
+        "type": "grpo_trainable.algo.losses:grpo_clip",
+        "advantage": "grpo_trainable.algo.advantages:group_std",
+    }
+    results = []
+    for loss in ({}, by_reference):
+        pair = Pair(policy_path, k=2, loss=loss)
+        rounds = [a_round(pair) for _ in range(2)]
+        results.append([(updated.steps, updated.kl) for updated, _ in rounds])
+        results.append(checksum(unique_parameters(pair.learner.policy)))
+    assert results[:2] == results[2:]
+
+
+def test_a_users_loss_and_advantage_are_what_a_step_minimises(
+    policy_path: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def loss(log_probs, old_log_probs, advantages, mask, *, clip_low, clip_high):\n"
+        "    return -advantages * log_probs * (1 + clip_high - clip_low)\n"
+        "def advantage(rewards, *, eps):\n"
+        "    return rewards - 0.25\n"
+    )
+    mine = {"type": f"{path}:loss", "advantage": f"{path}:advantage", "clip_high": 0.5}
+    pair = Pair(policy_path, loss=mine)
+    pair.sync()
+    groups = pair.rollouts()
+    before = pair.weights()
+    updated = pair.learner.update([groups])
+    # On fresh rollouts log π is what was sampled. The mean is over each response, then over all.
+    rewards = torch.stack([group.rewards for group in groups])
+    means = torch.stack(
+        [
+            (group.behaviour_log_probs.sum(dim=1) / group.response_mask.sum(dim=1))
+            for group in groups
+        ]
+    )
+    expected = float((-(rewards - 0.25) * means * 1.3).mean())
+    assert updated.steps[0].loss == pytest.approx(expected, rel=1e-4)
+    assert updated.steps[0].clip_fraction == 0.0
+    assert updated.responses.advantages.tolist() == (rewards - 0.25).flatten().tolist()
+    assert not equal(pair.weights(), before)
+
+
+@pytest.mark.parametrize("key", ["type", "advantage"])
+def test_a_wrong_function_is_refused_before_there_is_a_learner(
+    policy_path: str, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def wrong(*tensors, **settings):\n    return 0.0\n")
+    with pytest.raises(PluginError, match=rf"^loss\.{key}=.*mine\.py:wrong: .* is a float$"):
+        Pair(policy_path, loss={key: f"{path}:wrong"})
+
+
+def test_a_mistake_in_mid_run_names_the_function_in_one_line(
+    policy_path: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "def only_small(rewards, *, eps):\n    assert len(rewards) < 4\n    return rewards"
+    )
+    pair = Pair(policy_path, loss={"advantage": f"{path}:only_small"})
+    pair.sync()
+    with pytest.raises(PluginError, match=r"only_small: raised AssertionError \(line 2\)$"):
+        pair.learner.update([pair.rollouts()])
+
+
+# ---- KL ------------------------------------------------------------------------------------------
+
+
+def naive_log_probs(model: TransformerLM, groups: Sequence[RolloutGroup], config: GRPOConfig):
+    """Sums over each response, a response at a time, by a plain softmax."""
+    sums = []
+    for group in groups:
+        for ids, mask in zip(group.response_ids, group.response_mask, strict=True):
+            response = ids[mask]
+            row = torch.cat((group.prompt_ids, response))
+            with torch.no_grad():
+                logits = model(row[None, :-1])[0, len(group.prompt_ids) - 1 :]
+            logits = logits.double() / config.rollout.temperature
+            eos_id = read_tokenizer(config.model.path).eos_id
+            logits[: config.rollout.min_new_tokens - 1, eos_id] = -torch.inf
+            chosen = logits.log_softmax(-1).gather(1, response[:, None])
+            sums.append(float(chosen.sum()))
+    return torch.tensor(sums, dtype=torch.float64)
+
+
+MODES = [
+    {"k": 1},
+    {"k": 2},
+    {"k": 4, "k_mode": "minibatches", "optim": {"epochs": 2, "lr": 1e-2}},
+    {"k": 2, "k_mode": "fresh_batches"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_kl_after_a_round_equals_a_plain_recomputation(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    pair = Pair(policy_path, **mode)
+    for _ in range(2):
+        pair.sync()
+        batches = [pair.rollouts()]
+        if mode.get("k_mode") == "fresh_batches":
+            batches.append(pair.rollouts())
+        groups = [group for batch in batches for group in batch]
+        before = naive_log_probs(pair.learner.policy, groups, pair.config)
+        updated = pair.learner.update(batches)
+        after = naive_log_probs(pair.learner.policy, groups, pair.config)
+        reference = naive_log_probs(pair.learner.reference.model, groups, pair.config)
+        sampled = torch.cat([g.behaviour_log_probs.double().sum(dim=1) for g in groups])
+
+        others = {"reference": reference, "previous": before, "behaviour": sampled}
+        assert updated.kl.keys() == others.keys()
+        for name, other in others.items():
+            expected = float((after - other).mean())
+            assert updated.kl[name].k1 == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        figures = updated.responses
+        assert figures.policy_log_probs == pytest.approx(after.numpy(), abs=1e-3)
+        assert figures.reference_log_probs == pytest.approx(reference.numpy(), abs=1e-3)
+        assert figures.advantages.shape == after.shape
+        assert min(updated.kl["reference"].k3, updated.kl["previous"].k3) > 0
+    # The second round starts away from the reference.
+    assert updated.kl["reference"] != updated.kl["previous"]
+
+
+AT_THE_GENERATOR = {"placement": "disaggregated", "resources": {"reference": "generator"}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_the_pass_of_the_reference_in_the_generator_measures_and_trains_the_same(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    mode = {**mode, "loss": {**mode.get("loss", {}), "kl_coef": 0.1}}
+    here, there = Pair(policy_path, **mode), Pair(policy_path, **mode, **AT_THE_GENERATOR)
+    assert there.learner.reference is None
+    for _ in range(2):
+        results = []
+        for pair in (here, there):
+            pair.sync()
+            count = 2 if mode.get("k_mode") == "fresh_batches" else 1
+            results.append(pair.learner.update([pair.rollouts() for _ in range(count)]))
+        ours, theirs = results
+        assert theirs.reference_nll_nats == pytest.approx(ours.reference_nll_nats, abs=1e-5)
+        for name, drift in ours.kl.items():
+            assert theirs.kl[name].k1 == pytest.approx(drift.k1, rel=1e-3, abs=1e-4)
+            assert theirs.kl[name].k3 == pytest.approx(drift.k3, rel=1e-3, abs=1e-4)
+        losses = [[step.loss for step in each.steps] for each in results]
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
+        assert theirs.responses.reference_log_probs == pytest.approx(
+            ours.responses.reference_log_probs, abs=1e-3
+        )
+    assert distance(here.weights(), there.weights()) < 1e-3
+
+
+def test_a_group_without_the_log_probs_of_its_reference_is_never_trained_on(
+    policy_path: str,
+) -> None:
+    pair = Pair(policy_path, **AT_THE_GENERATOR)
+    pair.sync()
+    groups = [replace(group, reference_log_probs=None) for group in pair.rollouts()]
+    with pytest.raises(AssertionError, match="no reference pass"):
+        pair.learner.update([groups])
+
+
+def test_kl_before_a_step_is_that_after_the_step_before(policy_path: str) -> None:
+    one, two = Pair(policy_path, k=1), Pair(policy_path, k=2)
+    for pair in (one, two):
+        pair.sync()
+    first = one.learner.update([one.rollouts()])
+    start, second = two.learner.update([two.rollouts()]).steps
+    assert start.kl["previous"] == Drift(k1=0.0, k3=0.0)
+    reference = start.kl["reference"]
+    assert (reference.k1, reference.k3) == pytest.approx((0.0, 0.0), abs=1e-6)
+    for name, drift in first.kl.items():
+        assert drift.k3 > 0
+        assert second.kl[name].k1 == pytest.approx(drift.k1, rel=1e-4)
+        assert second.kl[name].k3 == pytest.approx(drift.k3, rel=1e-4)
+
+
+def test_the_mismatch_is_measured_on_tokens_of_the_weights_that_the_learner_has(
+    policy_path: str,
+) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    # A sampler that records each log-prob 0.1 too high has p / b = e^−0.1 at each token.
+    off = [
+        replace(g, behaviour_log_probs=g.behaviour_log_probs + 0.1 * g.response_mask)
+        for g in groups
+    ]
+    # Half of the groups are of other weights, whatever they record.
+    other = [replace(g, token_versions=torch.full_like(g.token_versions, 7)) for g in off]
+    lengths = [group.response_mask.sum(dim=1).float().mean().item() for group in groups]
+    updated = pair.learner.update([off[:2] + other[2:]])
+    expected = (math.exp(-0.1) - 1 + 0.1) * sum(lengths[:2]) / 2
+    assert updated.sampler_mismatch_nats == pytest.approx(expected, rel=1e-3)
+    # By now no rollouts are of the learner's weights.
+    assert pair.learner.update([pair.rollouts()]).sampler_mismatch_nats is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_sampler_and_learner_agree_without_a_mismatch(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    pair = Pair(policy_path, **mode)
+    pair.sync()
+    batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+    mismatch = pair.learner.update(batches).sampler_mismatch_nats
+    assert mismatch is not None
+    assert 0 <= mismatch < 1e-8
+
+
+# ---- Truncated importance sampling ---------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_importance_cap_changes_nothing_on_fresh_rollouts(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    ends = []
+    for cap in (None, 2.0):
+        pair = Pair(policy_path, **mode, loss={"importance_cap": cap, "kl_monitor": False})
+        pair.sync()
+        batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+        updated = pair.learner.update(batches)
+        assert updated.steps[0].ratio_max == pytest.approx(1.0, abs=1e-5)
+        ends.append(pair.weights())
+    assert distance(*ends) < 1e-4
+
+
+def test_stale_tokens_weigh_what_the_cap_allows(policy_path: str) -> None:
+    pair = Pair(policy_path, loss={"importance_cap": 1.05})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(3):
+        pair.learner.update([pair.rollouts()])
+    batch = collated(pair.learner, stale)
+    start = pair.learner._log_probs.without_gradient(pair.learner.policy, batch)
+    mask = batch.response_mask
+    weight = (start - batch.behaviour_log_probs).exp().clamp(max=1.05)
+    assert ((weight == 1.05) & mask).any()
+    assert ((weight < 1) & mask).any()
+    # At the first step the ratio is 1: a token's loss is −A times its weight.
+    token_loss = torch.where(mask, -batch.advantages * weight, 0.0)
+    expected = (token_loss.sum(dim=1) / mask.sum(dim=1)).mean()
+    (step,) = pair.learner.update([stale]).steps
+    assert step.loss == pytest.approx(float(expected), rel=1e-4)
+    assert step.ratio_max == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_monitoring_changes_no_weight(policy_path: str) -> None:
+    ends = []
+    for monitor in (True, False):
+        pair = Pair(policy_path, k=2, k_mode="fresh_batches", loss={"kl_monitor": monitor})
+        for _ in range(2):
+            pair.sync()
+            pair.learner.update([pair.rollouts(), pair.rollouts()])
+        ends.append(pair.weights())
+    assert equal(*ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_without_learning_the_kl_to_reference_and_previous_is_0(
+    policy_path: str, mode: dict[str, Any]
+) -> None:
+    optim = {**mode.get("optim", {}), "lr": 0.0}
+    rounds = 20 if mode["k"] == 1 else 4
+    pair = Pair(policy_path, **{**mode, "rounds": rounds, "optim": optim})
+    for _ in range(rounds):
+        pair.sync()
+        batches = [pair.rollouts() for _ in range(2 if "fresh" in mode.get("k_mode", "") else 1)]
+        kl = pair.learner.update(batches).kl
+        for other in ("reference", "previous"):
+            assert kl[other].k1 == pytest.approx(0.0, abs=1e-5)
+            assert 0 <= kl[other].k3 <= 1e-9
+        assert abs(kl["behaviour"].k1) <= 1e-3
+        assert 0 <= kl["behaviour"].k3 <= 1e-6
+
+
+def test_previous_is_the_policy_before_the_round_not_before_the_last_step(
+    policy_path: str,
+) -> None:
+    one, four = (Pair(policy_path, k=k, optim={"lr": 1e-3}) for k in (1, 4))
+    drifts = []
+    for pair in (one, four):
+        pair.sync()
+        drifts.append(pair.learner.update([pair.rollouts()]).kl["previous"].k3)
+    assert drifts[1] > 3 * drifts[0]
+
+
+@pytest.mark.slow
+def test_behaviour_kl_shows_staleness(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"lr": 1e-3})
+    pair.sync()
+    stale = pair.rollouts()
+    for _ in range(6):
+        pair.sync()
+        fresh = pair.learner.update([pair.rollouts()]).kl
+        # Sampled by the very policy before the round: behaviour and previous are one.
+        assert fresh["behaviour"].k3 == pytest.approx(fresh["previous"].k3, rel=0.02)
+    late = pair.learner.update([stale]).kl
+    assert late["behaviour"].k3 > 2 * late["previous"].k3
+
+
+def test_mean_kl_of_all_responses_is_the_exact_kl_of_a_tiny_vocabulary() -> None:
+    vocabulary, length = 4, 3
+    shape = ModelConfig(
+        vocab_size=vocabulary, context_length=8, d_model=8, num_layers=1, num_heads=1, d_ff=16
+    )
+    policy, reference = sharpened(shape, seed=0), sharpened(shape, seed=1)
+    everything = torch.cartesian_prod(*[torch.arange(vocabulary)] * length)
+    ids = torch.cat((torch.zeros(len(everything), 1, dtype=torch.int64), everything), dim=1)
+    mask = torch.ones(len(ids), length, dtype=torch.bool)
+    law = {"temperature": 0.9, "min_new_tokens": 1, "end_ids": (0,)}
+    with torch.no_grad():
+        log_p, log_q = (
+            response_log_probs(model, ids[:, :-1], ids[:, 1:], mask, **law)[0].double()
+            for model in (policy, reference)
+        )
+        p, q = (
+            (model(ids[:, :-1]) / 0.9).double().log_softmax(-1) for model in (policy, reference)
+        )
+    weight = log_p.sum(dim=1).exp()  # the probability of each response
+    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-5)
+    # By the chain rule: the KL of each next token, weighted by how likely its prefix is. Each
+    # response adds its share of every prefix.
+    exact = float((weight[:, None] * (p.exp() * (p - q)).sum(dim=-1)).sum())
+    assert exact > 0.1
+    for estimator in ("k1", "k3"):
+        tokens = KL_ESTIMATORS[estimator](log_p, log_q, mask)
+        assert float((weight * tokens.sum(dim=1)).sum()) == pytest.approx(exact, rel=1e-4)
+
+
+def test_ratios_are_counted_in_their_bins(policy_path: str) -> None:
+    pair = Pair(policy_path, k=3, optim={"lr": 1e-2})
+    pair.sync()
+    groups = pair.rollouts()
+    steps = pair.learner.update([groups]).steps
+    tokens = sum(group.num_tokens for group in groups)
+    assert [sum(step.ratio_counts) for step in steps] == [tokens] * 3
+    middle = len(RATIO_EDGES) // 2 - 1
+    assert RATIO_EDGES[middle] < 1 < RATIO_EDGES[middle + 1]
+    assert steps[0].ratio_counts[middle] == tokens  # the policy that sampled
+    assert steps[2].ratio_counts[middle] < tokens
+
+
+# ---- KL in the reward, and a coefficient that is steered ---------------------------------------
+
+
+def moved(policy_path: str, **loss: Any) -> Pair:
+    """A pair whose policy has left the reference."""
+    pair = Pair(policy_path, loss={"advantage": "group_mean", **loss})
+    pair.sync()
+    pair.learner.update([pair.rollouts()])
+    pair.sync()
+    return pair
+
+
+def sampled_kl(pair: Pair, groups: Sequence[RolloutGroup]) -> Tensor:
+    """Σ log b − log π_ref of each response, (groups, G)."""
+    annotated = pair.learner.reference.annotate(groups)
+    return torch.stack(
+        [(g.behaviour_log_probs - g.reference_log_probs).sum(dim=1) for g in annotated]
+    )
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_advantage(policy_path: str) -> None:
+    pair = moved(policy_path, kl_coef=0.1, kl_in="reward")
+    groups = pair.rollouts()
+    kl = sampled_kl(pair, groups)
+    assert kl.abs().max() > 0.1
+    updated = pair.learner.update([groups])
+    rewards = torch.stack([group.rewards for group in groups]) - 0.1 * kl
+    expected = ADVANTAGES["group_mean"](rewards, eps=1e-8)
+    assert updated.responses.advantages == pytest.approx(expected.flatten().numpy(), abs=1e-5)
+    # On-policy the loss is minus the mean advantage, 0, and has no term of its own for the KL.
+    assert updated.steps[0].loss == pytest.approx(0.0, abs=1e-5)
+    assert updated.responses.reference_log_probs is not None
+    assert updated.kl_coefficient == 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_steered_coefficient_follows_the_kl_and_is_kept_in_the_state(
+    policy_path: str, kl_in: str
+) -> None:
+    steering = {"kl_coef": 0.5, "kl_in": kl_in, "kl_target": 1e-3, "kl_gain": 0.5}
+    pair = moved(policy_path, **steering)
+    # The first round sampled with the reference itself: no KL, a fifth too little.
+    groups = pair.rollouts()
+    assert float(sampled_kl(pair, groups).mean()) > 2e-3
+    updated = pair.learner.update([groups])
+    assert updated.kl_coefficient == pytest.approx(0.5 * 0.9)
+    state = pair.learner.state()
+    assert state.counters["kl_coef"] == pytest.approx(0.5 * 0.9 * 1.1)
+
+    restored = Pair(policy_path, loss={"advantage": "group_mean", **steering})
+    restored.learner.load_state(state)
+    batch = pair.rollouts()
+    results = [learner.update([batch]) for learner in (pair.learner, restored.learner)]
+    assert results[0].steps == results[1].steps
+    assert results[0].kl_coefficient == results[1].kl_coefficient == state.counters["kl_coef"]
+    assert restored.learner.state().counters == pair.learner.state().counters
+
+    fixed = Pair(policy_path, loss={"kl_coef": 0.5})
+    fixed.learner.load_state(state)
+    assert fixed.learner.update([batch]).kl_coefficient == 0.5
+    assert "kl_coef" not in fixed.learner.state().counters
+
+
+# ---- Long responses ----------------------------------------------------------------------------
+
+
+def cut_off(groups: Sequence[RolloutGroup], rows: Sequence[int]) -> list[RolloutGroup]:
+    """The groups, in each of which these responses did not end by themselves."""
+    finished = torch.ones(len(groups[0].finished), dtype=torch.bool)
+    finished[list(rows)] = False
+    return [replace(group, finished=finished) for group in groups]
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_filter_leaves_cut_off_responses_out_of_the_loss_alone(
+    policy_path: str, aggregation: str
+) -> None:
+    loss = {"advantage": "group_mean", "aggregation": aggregation}
+    pair = Pair(policy_path, loss=loss, rollout={"overlong": "filter"}, optim={"microbatch": 5})
+    pair.sync()
+    groups = cut_off(pair.rollouts(), rows=[1])
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    # Its reward still counts in the mean of its group. At ratio 1 the loss of a token is −A.
+    advantages = rewards - rewards.mean(dim=1, keepdim=True)
+    kept = torch.tensor([True, False, True])
+    expected = {
+        "sequence_mean": -advantages[:, kept].sum() / rewards.numel(),
+        "token_mean": -(advantages * lengths)[:, kept].sum() / lengths[:, kept].sum(),
+        "constant": -(advantages * lengths)[:, kept].sum() / (10 * rewards.numel()),
+    }[aggregation]
+    updated = pair.learner.update([groups])
+    assert updated.steps[0].loss == pytest.approx(float(expected), abs=1e-5)
+    assert updated.responses.advantages == pytest.approx(advantages.flatten().numpy(), abs=1e-6)
+    # The step tells of the tokens that the loss counts, and log-probs are those of all responses.
+    assert sum(updated.steps[0].ratio_counts) == int(lengths[:, kept].sum())
+    assert (updated.responses.policy_log_probs < 0).all()
+
+
+def test_a_step_whose_responses_were_all_cut_off_has_no_gradient(policy_path: str) -> None:
+    pair = Pair(policy_path, rollout={"overlong": "filter"})
+    pair.sync()
+    before = pair.weights()
+    (step,) = pair.learner.update([cut_off(pair.rollouts(), rows=[0, 1, 2])]).steps
+    assert (step.loss, step.grad_norm, step.skipped) == (0.0, 0.0, False)
+    assert equal(pair.weights(), before)
+
+
+def test_lengths_are_taken_off_the_reward_before_the_advantage(policy_path: str) -> None:
+    pair = Pair(
+        policy_path,
+        loss={"advantage": "group_mean"},
+        rollout={"overlong": "penalty", "overlong_buffer": 5, "overlong_penalty": 0.5},
+        task={"length_penalty": 0.01, "length_target": 4},
+    )
+    pair.sync()
+    groups = pair.rollouts()
+    rewards = torch.stack([group.rewards for group in groups])
+    lengths = torch.stack([group.response_mask.sum(dim=1) for group in groups]).float()
+    assert 5 < lengths.max() <= 10
+    shaped = rewards - 0.5 * (lengths - 5).clamp(min=0) / 5 - 0.01 * (lengths - 4).abs()
+    expected = shaped - shaped.mean(dim=1, keepdim=True)
+    advantages = pair.learner.update([groups]).responses.advantages
+    assert advantages == pytest.approx(expected.flatten().numpy(), abs=1e-6)
+
+
+# ---- Steps that are not finite -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["rewards", "behaviour_log_probs"])
+def test_step_that_is_not_finite_changes_nothing_and_is_counted(
+    policy_path: str, field: str
+) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    pair.learner.update([groups])
+    before, optimizer = pair.weights(), pair.learner.state().optimizer
+
+    spoilt = getattr(groups[0], field).clone()
+    spoilt.view(-1)[0] = math.nan
+    updated = pair.learner.update([with_first(groups, **{field: spoilt})])
+    assert [step.skipped for step in updated.steps] == [True]
+    assert updated.skipped_steps == 1
+    assert (updated.version, updated.round) == (1, 2)
+    assert equal(pair.weights(), before)
+    assert equal(pair.learner.state().optimizer, optimizer)
+
+    after = pair.learner.update([groups])
+    assert (after.version, after.skipped_steps) == (2, 1)
+    assert not equal(pair.weights(), before)
+
+
+def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -> None:
+    pair = Pair(policy_path, k=2)
+    pair.sync()
+    groups = pair.rollouts()
+    # A token of the best response and one of the worst, sampled with a probability of e^-100.
+    unlikely = groups[0].behaviour_log_probs.clone()
+    for row in (groups[0].rewards.argmax(), groups[0].rewards.argmin()):
+        unlikely[row, 0] -= 100
+    older = groups[0].token_versions - 1  # than the learner, whose own words count otherwise
+    spoilt = with_first(groups, behaviour_log_probs=unlikely, token_versions=older)
+    updated = pair.learner.update([spoilt])
+    assert updated.skipped_steps == 0
+    assert all(math.isfinite(step.grad_norm) for step in updated.steps)
+    assert [step.ratio_max for step in updated.steps] == pytest.approx([math.exp(20)] * 2, rel=1e-4)
+    assert updated.step_columns()["bounded_tokens"] == [2, 2]
+
+
+@pytest.mark.slow
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_trial(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"max_skipped_steps": 2})
+    pair.sync()
+    groups = pair.rollouts()
+    spoilt = with_first(groups, rewards=torch.tensor([math.nan, 0.0, 1.0]))
+    for batch in (spoilt, spoilt, groups, spoilt, spoilt):
+        pair.learner.update([batch])
+    with pytest.raises(RuntimeError, match=r"optim\.max_skipped_steps=2"):
+        pair.learner.update([spoilt])
+
+
+# ---- Learning rate -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "factor"),
+    [
+        ("constant", lambda done: 1.0),
+        ("linear", lambda done: 1 - done),
+        ("cosine", lambda done: (1 + math.cos(math.pi * done)) / 2),
+    ],
+)
+def test_learning_rate_is_a_function_of_the_gradient_steps_done(
+    policy_path: str, schedule: str, factor: Any
+) -> None:
+    pair = Pair(policy_path, rounds=3, k=2, optim={"lr": 1e-3, "schedule": schedule})
+    pair.sync()
+    rates = [s.lr for _ in range(3) for s in pair.learner.update([pair.rollouts()]).steps]
+    assert rates == [pytest.approx(1e-3 * factor(i / 6), rel=1e-12) for i in range(6)]
+
+
+# ---- Checkpoints -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_restored_learner_goes_on_bit_for_bit(policy_path: str) -> None:
+    values: dict[str, Any] = {
+        "k": 2,
+        "k_mode": "minibatches",
+        "optim": {"lr": 1e-2, "weight_decay": 0.1, "schedule": "cosine"},
+    }
+    pair = Pair(policy_path, **values)
+    pair.sync()
+    batches = [pair.rollouts() for _ in range(3)]
+    pair.learner.update([batches[0]])
+    state = pair.learner.state()
+    stored, stored_optimizer = copy(state.policy), copy(state.optimizer)
+    expected = [pair.learner.update([batch]) for batch in batches[1:]]
+    assert equal(state.policy, stored), "the state shares storage with the policy"
+
+    restored = Pair(policy_path, **values)
+    restored.learner.load_state(state)
+    got = [restored.learner.update([batch]) for batch in batches[1:]]
+    assert [u.steps for u in got] == [u.steps for u in expected]
+    assert [(u.version, u.round) for u in got] == [(u.version, u.round) for u in expected]
+    assert equal(restored.weights(), pair.weights())
+    assert equal(restored.learner.state().optimizer, pair.learner.state().optimizer)
+    assert equal(state.policy, stored), "the restored learner trains on the state's own tensors"
+    assert equal(state.optimizer, stored_optimizer)
+
+
+def test_learner_that_takes_anothers_state_keeps_its_own_settings(policy_path: str) -> None:
+    # Population based training: a trial goes on from a better one's checkpoint, with a changed lr.
+    donor = Pair(policy_path)
+    donor.sync()
+    donor.learner.update([donor.rollouts()])
+    taker = Pair(policy_path, optim={"lr": 1e-3}, k=2)
+    taker.learner.load_state(donor.learner.state())
+    assert equal(taker.weights(), donor.weights())
+    taker.sync()
+    steps = taker.learner.update([taker.rollouts()]).steps
+    assert [step.lr for step in steps] == [1e-3, 1e-3]
+    assert taker.learner.version == 3
+
+
+def test_state_before_the_first_step_restores(policy_path: str) -> None:
+    pair = Pair(policy_path)
+    pair.sync()
+    groups = pair.rollouts()
+    restored = Pair(policy_path)
+    restored.learner.load_state(pair.learner.state())
+    assert restored.learner.update([groups]).steps == pair.learner.update([groups]).steps
+
+
+def test_skipped_steps_are_restored(policy_path: str) -> None:
+    pair = Pair(policy_path, optim={"max_skipped_steps": 1})
+    pair.sync()
+    spoilt = with_first(pair.rollouts(), rewards=torch.full((3,), math.nan))
+    pair.learner.update([spoilt])
+    restored = Pair(policy_path, optim={"max_skipped_steps": 1})
+    restored.learner.load_state(pair.learner.state())
+    with pytest.raises(RuntimeError, match="2 gradient steps in a row"):
+        restored.learner.update([spoilt])
+
+
+def test_state_trained_against_another_reference_is_refused(
+    policy_path: str, tmp_path: Path
+) -> None:
+    pair = Pair(policy_path)
+    state = pair.learner.state()
+    other = TransformerLM(pair.learner.policy.config, seed=4)
+    save_policy(tmp_path / "other", other, read_tokenizer(None), torch.float32)
+    with pytest.raises(ValueError, match=r"reference policy has checksum .*model\.path=.*other"):
+        Pair(str(tmp_path / "other")).learner.load_state(state)

@@ -1,0 +1,487 @@
+"""What is told apart, what is not comparable, and how it is said: on simulated experiments."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import experiments
+import numpy as np
+import pytest
+from a_a import drawn, verdict
+
+from grpo_trainable.telemetry.machine_load import DISTURBED_ABOVE
+from reports.contrasts import reward_difference, speed_up
+from reports.experiment import read_experiment
+from reports.pace import pace_of
+from reports.parquet_reader import read_files
+from reports.records import ExperimentRecord, TrialRecord
+from reports.summary import COVERS, UNEQUAL, compare, table
+from reports.verdicts import quantities, verdicts
+
+BASE, OTHER, THIRD = "colocated_k1", "sync", "async_k1"
+ROUNDS = 16
+
+
+def rows(
+    rng: np.random.Generator, slower: float = 1.0, others: Sequence[float] = ()
+) -> list[dict[str, Any]]:
+    """Rounds of one second that scatter by 8 %, in a run that drifts by 4 %."""
+    drift = slower * math.exp(rng.normal(0, 0.04))
+    wall_clock_s = np.cumsum(drift * np.exp(rng.normal(0, 0.08, ROUNDS)))
+    shares = [*others, *[0.01] * (ROUNDS - len(others))]
+    return [
+        experiments.row(n, time__wall_clock_s=float(at), time__disturbed_fraction=share)
+        for n, (at, share) in enumerate(zip(wall_clock_s, shares, strict=True), start=1)
+    ]
+
+
+def write(directory: Path, arms: Mapping[str, Sequence[list[dict[str, Any]]]]) -> ExperimentRecord:
+    """One trial a seed, of `ROUNDS` rounds of 64 responses."""
+    experiments.write_experiment(directory)
+    for arm, seeds in arms.items():
+        for seed, own in enumerate(seeds):
+            experiments.write_trial(directory, experiments.config(arm, seed, rounds=ROUNDS), own)
+    return read_experiment(directory)
+
+
+def told(record: ExperimentRecord) -> list[str]:
+    comparison = compare(record.trials)
+    files = {trial.name: read_files(trial) for trial in record.trials}
+    return verdicts(quantities(record, comparison, files), comparison)
+
+
+@pytest.mark.slow
+def test_equal_arms_are_not_told_apart_and_one_slowed_by_15_percent_is(tmp_path):
+    """20 experiments of five seeds, as they stand on disk."""
+    apart = {OTHER: 0, THIRD: 0}
+    for repeat in range(20):
+        rng = np.random.default_rng(repeat)
+        arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}
+        runs = {arm: [rows(rng, slower) for _ in range(5)] for arm, slower in arms.items()}
+        speed = compare(write(tmp_path / str(repeat), runs).trials).speed
+        for arm in apart:
+            apart[arm] += speed[arm].told_apart is True
+        assert speed[THIRD].value == pytest.approx(1 / 1.15, rel=0.12)
+
+    assert apart[OTHER] <= 1
+    assert apart[THIRD] >= 19
+
+
+def test_cost_is_charged_for_the_cores_that_an_arm_reserves(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = [rows(rng)] * 3
+    found = compare(write(tmp_path / "e", {BASE: runs, OTHER: runs}).trials)
+
+    assert found.speed[OTHER].value == pytest.approx(1.0)
+    assert found.cost[OTHER].value == pytest.approx(0.5)  # two cores for the same speed
+    assert found.cost[OTHER].interval is not None
+    assert found.cost[OTHER].interval.high == pytest.approx(0.5)
+
+
+# ---- Disturbed rounds ------------------------------------------------------------------------
+
+
+def one(tmp_path: Path, own: list[dict[str, Any]]) -> TrialRecord:
+    (trial,) = write(tmp_path / "one", {BASE: [own]}).trials
+    return trial
+
+
+def test_a_disturbed_round_is_left_out_of_the_speed(tmp_path):
+    # Seconds 1, 1, 9, 1 for 64 responses each; the third beside other work.
+    at = (1.0, 2.0, 11.0, 12.0)
+    shares = (0.0, DISTURBED_ABOVE, DISTURBED_ABOVE + 0.01, 0.0)
+    own = [
+        experiments.row(n, time__wall_clock_s=seconds, time__disturbed_fraction=share)
+        for n, (seconds, share) in enumerate(zip(at, shares, strict=True), start=1)
+    ]
+    # One more clean round, so that four remain.
+    own.append(experiments.row(5, time__wall_clock_s=13.0, time__disturbed_fraction=0.0))
+    found = one(tmp_path, own).pace
+
+    assert found is not None
+    assert (found.rounds, found.disturbed, found.comparable) == (5, 1, True)
+    assert found.samples_per_s == pytest.approx(64.0)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "rounds", "comparable"),
+    [(0, 1, True), (0, 3, True), (1, 3, False), (8, 16, True), (9, 16, False), (4, 7, False)],
+)
+def test_half_of_the_rounds_and_four_of_them_must_be_undisturbed(
+    tmp_path, disturbed, rounds, comparable
+):
+    own = [
+        experiments.row(n, time__wall_clock_s=float(n), time__disturbed_fraction=float(share))
+        for n, share in enumerate([0.9] * disturbed + [0.0] * (rounds - disturbed), start=1)
+    ]
+    found = one(tmp_path, own).pace
+
+    assert found is not None
+    assert found.comparable is comparable
+    # Without enough others, all rounds count.
+    assert len(found.seconds) == (rounds - disturbed if comparable else rounds)
+
+
+def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
+    own = [
+        experiments.row(n, time__wall_clock_s=float(n), time__disturbed_fraction=0.9)
+        for n in range(1, 9)
+    ]
+    trial = one(tmp_path, own)
+    callbacks = replace(trial.config.callbacks, leave_out_disturbed=False)
+    found = pace_of(trial.rows, replace(trial.config, callbacks=callbacks))
+
+    assert found is not None
+    assert (found.disturbed, len(found.seconds), found.comparable) == (0, 8, True)
+
+
+def test_rows_without_the_metric_are_undisturbed(tmp_path):
+    found = one(tmp_path, [experiments.row(n) for n in range(1, 9)]).pace
+
+    assert found is not None
+    assert (found.disturbed, found.comparable) == (0, True)
+
+
+def test_exactly_the_disturbed_arms_are_marked_with_their_reason(tmp_path):
+    rng = np.random.default_rng(0)
+    load = [0.4] * 12
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.6, load)], THIRD: [rows(rng)]}
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
+    cells = {row[0]: row for row in comparison.rows()}
+    reason = "sync, seed 0: other work took 40% of the machine in 12 of 16 rounds"
+
+    assert [arm for arm in cells if "?" in " ".join(cells[arm])] == [OTHER]
+    assert cells[OTHER][4:7] == ("?", "?", "?")  # samples/s, speed-up, at equal cost
+    assert OTHER not in comparison.speed
+    assert OTHER not in comparison.cost
+    assert comparison.not_comparable == {OTHER: reason}
+    assert cells[OTHER][3].endswith(" ?")  # wall-clock
+    assert cells[OTHER][7].endswith(" ?")  # device-hours
+    words = " ".join(table(compare(record.trials)).split())
+    shared = "with the share of the machine that other work took"
+    seeds = "sync, seed 0 (40% in 12 of 16 rounds)"
+    assert f"Too disturbed to count, {shared}: {seeds}. These seeds are left out" in words
+    assert "Wall-clock and device-hours count every round, disturbed ones included; those" in words
+    said = told(record)
+    assert f"Not comparable with {BASE} in speed (samples a second): {OTHER} ({reason})." in said
+    assert not any(f" {OTHER} (" in sentence for sentence in said if "Slower" in sentence)
+
+
+def test_actors_that_ran_behind_every_other_process_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    nice = [{**row, "fleet/niceness": 15.0} for row in rows(rng)]
+    plain = [{**row, "fleet/niceness": 0.0} for row in rows(rng)]
+    record = write(tmp_path / "nice", {BASE: [plain], OTHER: [nice]})
+    words = " ".join(table(compare(record.trials)).split())
+    assert f"Actors of {OTHER} ran at niceness 15: any ordinary process on their machine" in words
+    assert f"Actors of {BASE}" not in words
+
+
+def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_speed_alone(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng, 1.6, [0.4] * 16)], OTHER: [rows(rng)], THIRD: [rows(rng)]}
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
+    cells = {row[0]: row for row in comparison.rows()}
+
+    assert [arm for arm in cells if cells[arm][4] == "?"] == [BASE]
+    assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
+    assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
+    assert [sentence for sentence in told(record) if "compar" in sentence] == [
+        "Nothing can be compared with colocated_k1 in speed or cost: other work took 40% of the "
+        "machine in 16 of 16 rounds of seed 0."
+    ]
+
+
+def test_a_disturbed_seed_of_several_is_left_out_of_the_pairs(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded = rows(rng, 3.0, [0.5] * 16)
+    runs = {BASE: [rows(rng) for _ in range(4)], OTHER: [loaded, *(rows(rng) for _ in range(3))]}
+    record = write(tmp_path / "loaded", runs)
+    comparison = compare(record.trials)
+
+    words = " ".join(comparison.footnote().split())
+    assert f"Speed-ups that rest on some of the seeds alone: {OTHER} (3 of 4 seeds)." in words
+    assert any("3 of 4 seeds" in sentence for sentence in told(record))
+    assert list(comparison.speed[OTHER].seeds) == [1, 2, 3]
+    assert comparison.not_comparable == {}
+    assert comparison.speed[OTHER].value == pytest.approx(1.0, abs=0.1)
+    assert comparison.comparable(OTHER)
+
+
+def test_runs_without_a_common_seed_are_not_compared(tmp_path):
+    record = write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})
+    (trial,) = record.trials
+
+    assert speed_up([trial], []) is None
+
+
+# ---- Rewards ---------------------------------------------------------------------------------
+
+
+def test_rewards_are_paired_by_seed_and_prompt():
+    base = {0: {"a": 0.0, "b": 1.0, "c": 0.5}, 1: {"a": 0.0, "b": 0.0, "c": 1.0}, 2: {"a": 1.0}}
+    # Prompt c was not scored with seed 1, and seed 2 was not run.
+    arm = {0: {"a": 0.5, "b": 1.0, "c": 0.0}, 1: {"a": 1.0, "b": 0.5}}
+    found = reward_difference(arm, base)
+
+    assert found is not None
+    assert list(found.seeds) == [0, 1]
+    assert found.value == pytest.approx((0.5 + 0.0 + 1.0 + 0.5) / 4)
+
+
+def test_arms_that_answer_every_prompt_alike_have_no_interval_of_no_width():
+    rewards = {"a": 0.3, "b": 1.0, "c": 0.5}
+    found = reward_difference({0: rewards, 1: rewards}, {0: rewards, 1: rewards})
+    assert found is not None
+    assert (found.value, found.interval, found.told_apart, found.identical) == (0.0, None, False, 3)
+
+
+def test_the_same_difference_in_every_prompt_says_nothing_about_others():
+    base = {"a": 0.1, "b": 0.3, "c": 0.5}
+    arm = {name: reward + 0.2 for name, reward in base.items()}
+    found = reward_difference({0: arm}, {0: base})
+    assert found is not None
+    assert found.value == pytest.approx(0.2)
+    assert (found.interval, found.told_apart, found.identical) == (None, None, 0)
+
+
+def test_a_report_says_in_how_many_prompts_there_is_no_difference(tmp_path):
+    rng = np.random.default_rng(0)
+    directory = write(tmp_path / "e", {BASE: [rows(rng)], OTHER: [rows(rng)]}).directory
+    for trial in read_experiment(directory).trials:
+        last = [experiments.evaluation(ROUNDS, n, "x", 0.5) for n in range(4)]
+        experiments.write_part(trial.directory, "evaluations", ROUNDS, last)
+    said = " ".join(told(read_experiment(directory)))
+    assert f"{OTHER} (+0.000, no difference in any of 4 prompts)" in said
+    assert "+0.000 to +0.000" not in said
+
+
+def test_held_out_rewards_are_the_means_over_a_prompts_responses_at_the_end(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    trial = experiments.write_trial(
+        directory, experiments.config(rounds=2), [experiments.row(1), experiments.row(2)]
+    )
+    first = [experiments.evaluation(0, 7, "x", 0.0)]
+    experiments.write_part(trial, "evaluations", 1, first)
+    last = [
+        experiments.evaluation(2, 7, "x", 1.0, index=0),
+        experiments.evaluation(2, 7, "y", 0.0, index=1),
+        experiments.evaluation(2, 8, "z", 1.0),
+        experiments.evaluation(2, 9, "z", math.nan),
+    ]
+    experiments.write_part(trial, "evaluations", 2, last)
+    (record,) = read_experiment(directory).trials
+
+    assert read_files(record).held_out == {"prompt 7": 0.5, "prompt 8": 1.0}
+
+
+def test_a_prompt_that_the_held_out_set_repeats_counts_once(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    trial = experiments.write_trial(
+        directory, experiments.config(rounds=2), [experiments.row(1), experiments.row(2)]
+    )
+    # Two prompts, asked three times each.
+    last = [
+        experiments.evaluation(2, place, "x", float(place < 2), prompt=f"prompt {place % 2}")
+        for place in range(6)
+    ]
+    experiments.write_part(trial, "evaluations", 2, last)
+    (record,) = read_experiment(directory).trials
+
+    assert read_files(record).held_out == {
+        "prompt 0": pytest.approx(1 / 3),
+        "prompt 1": pytest.approx(1 / 3),
+    }
+
+
+# ---- What is said ----------------------------------------------------------------------------
+
+
+def test_one_seed_says_that_it_says_nothing_about_other_runs(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {BASE: [rows(rng)], OTHER: [rows(rng, 1.5)]}
+    said = told(write(tmp_path / "e", runs))
+
+    assert said[0].startswith(f"Slower than {BASE} (samples a second): {OTHER} (0.")
+    assert said[-1].startswith("All of this is about these runs alone: with one seed")
+    assert not any("by chance" in sentence for sentence in said)
+
+
+def test_one_sound_seed_of_several_is_not_taken_for_an_interval_over_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded = rows(rng, 3.0, [0.5] * 16)
+    runs = {
+        BASE: [rows(rng), rows(rng)],
+        OTHER: [loaded, rows(rng)],
+        THIRD: [rows(rng), rows(rng)],
+    }
+    record = write(tmp_path / "e", runs)
+    notes, said = compare(record.trials).footnotes(), told(record)
+
+    assert {COVERS[False], COVERS[True]} <= set(notes)
+    (alone,) = [sentence for sentence in said if "these runs alone" in sentence]
+    assert alone.startswith(
+        f"What is said of {OTHER} in speed (samples a second), {OTHER} in cost (samples a "
+        "device-hour) is about these runs alone"
+    )
+    assert said[-1].startswith("Two equal arms would be told apart by chance in 5% of the")
+    # With the other arm's interval alone there is nothing to say about seeds.
+    del runs[THIRD]
+    two = write(tmp_path / "two", runs)
+    assert COVERS[True] not in compare(two.trials).footnotes()
+    assert not any("by chance" in sentence for sentence in told(two))
+
+
+def test_a_trial_that_has_hardly_begun_is_no_seed_of_an_interval(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {
+        BASE: [rows(rng) for _ in range(3)],
+        OTHER: [rows(rng), rows(rng), rows(rng, 5.0)[:3]],
+    }
+    found = compare(write(tmp_path / "e", runs).trials).speed[OTHER]
+    assert list(found.seeds) == [0, 1]
+    assert found.value == pytest.approx(1.0, abs=0.1)
+
+    begun = {arm: [own[:3] for own in seeds] for arm, seeds in runs.items()}
+    found = compare(write(tmp_path / "begun", begun).trials).speed[OTHER]
+    assert list(found.seeds) == [0, 1, 2]
+    assert (found.interval, found.spread) == (None, None)
+
+
+def test_unequal_samples_are_named_beside_the_rewards(tmp_path):
+    rng = np.random.default_rng(0)
+    twice = [{**own, "count/trained": 2 * own["count/trained"]} for own in rows(rng)]
+    record = write(tmp_path / "unequal", {BASE: [rows(rng)], OTHER: [twice]})
+    assert UNEQUAL in compare(record.trials).footnotes()
+    assert UNEQUAL in told(record)
+
+    # A trial that still runs has fewer samples for the moment.
+    record = write(tmp_path / "running", {BASE: [rows(rng)], OTHER: [rows(rng)[:8]]})
+    assert UNEQUAL not in [*compare(record.trials).footnotes(), *told(record)]
+
+
+def test_an_arm_whose_rewards_taught_nothing_in_most_rounds_is_named(tmp_path):
+    """Of 16 rounds each: 9 without signal in one arm, 8 in another; a critic needs none."""
+
+    def without(number: int) -> list[dict[str, Any]]:
+        return [
+            experiments.row(n, group__zero_advantage_fraction=1.0 if n <= number else 0.9)
+            for n in range(1, ROUNDS + 1)
+        ]
+
+    write(tmp_path / "e", {BASE: [without(9)], OTHER: [without(8)]})
+    critic = experiments.config(THIRD, 0, rounds=ROUNDS, **{"loss.advantage": "gae"})
+    experiments.write_trial(tmp_path / "e", critic, without(16))
+    comparison = compare(read_experiment(tmp_path / "e").trials)
+    (line,) = [note for note in comparison.footnotes() if "stood still" in note]
+    assert line.startswith(f"{BASE} stood still: in 9 of 16 rounds no group had responses of")
+    assert "stood still: in 9 of 16 rounds" in table(comparison)
+
+
+def test_a_round_that_trained_on_nothing_stood_still(tmp_path):
+    skipped = [experiments.row(n) for n in range(1, ROUNDS + 1)]
+    for row in skipped[1:]:
+        del row["reward/train_mean"]
+    comparison = compare(write(tmp_path / "e", {BASE: [skipped]}).trials)
+    assert any(
+        note.startswith(f"{BASE} stood still: in 15 of 16") for note in comparison.footnotes()
+    )
+
+
+def test_what_is_not_told_apart_comes_with_the_seeds_that_would_tell(tmp_path):
+    rng = np.random.default_rng(3)
+    runs = {
+        BASE: [rows(rng) for _ in range(3)],
+        OTHER: [rows(rng, 1.06) for _ in range(3)],
+    }
+    record = write(tmp_path / "e", runs)
+    needed = compare(record.trials).speed[OTHER].seeds_needed
+    (sentence,) = [s for s in told(record) if s.startswith("Not told apart")]
+
+    assert needed is not None
+    assert f"{needed - 3} more seed" in sentence
+    assert "would probably tell it" in sentence
+    assert "95%" in sentence
+
+
+def test_the_share_of_chance_findings_grows_with_the_arms(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = {arm: [rows(rng), rows(rng)] for arm in (BASE, OTHER, THIRD)}
+    said = told(write(tmp_path / "e", runs))
+
+    assert "were all 2 arms equal" in said[-1]
+    assert "up to 10% of the experiments, in each quantity" in said[-1]  # 1 - 0.95²
+
+
+def test_one_arm_is_compared_with_nothing(tmp_path):
+    assert told(write(tmp_path / "e", {BASE: [rows(np.random.default_rng(0))]})) == []
+
+
+@pytest.mark.slow
+def test_report_json_holds_what_the_page_says(tmp_path):
+    from reports.report import write_report
+
+    rng = np.random.default_rng(0)
+    load = [0.4] * 12
+    runs = {BASE: [rows(rng), rows(rng)], OTHER: [rows(rng, 1.6, load), rows(rng, 1.6, load)]}
+    record = write(tmp_path / "loaded", runs)
+    page = write_report(record.directory, warn=lambda text: None)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    data = json.loads((page.parent / "report.json").read_text(), parse_constant=refuse)
+    assert (data["format"], data["baseline"]) == (1, BASE)
+    assert data["arms"][BASE]["comparable"] is True
+    assert data["arms"][BASE]["why_not"] is None
+    assert data["arms"][BASE]["samples_per_s"]["median"] == pytest.approx(64, rel=0.1)
+    assert data["arms"][OTHER]["comparable"] is False
+    assert "seed 1: other work took 40%" in data["arms"][OTHER]["why_not"]
+    pair = data["pairs"][OTHER]["speed_up"]
+    assert pair == {
+        **dict.fromkeys(("value", "low", "high", "told_apart", "seeds_needed")),
+        **{"seeds": [], "comparable": False, "why_not": data["arms"][OTHER]["why_not"]},
+    }
+    assert data["arms"][OTHER]["samples_per_s"] is None
+    assert [trial["samples_per_s"] for trial in data["trials"][2:]] == [None, None]
+    speeds = [trial["disturbed_samples_per_s"] for trial in data["trials"]]
+    assert speeds == [None, None, pytest.approx(40, rel=0.2), pytest.approx(40, rel=0.2)]
+    assert data["pairs"][OTHER]["reward_difference"] is None  # no evaluations were kept
+    assert [trial["disturbed_rounds"] for trial in data["trials"]] == [0, 0, 12, 12]
+    assert all(sentence in page.read_text() for sentence in data["told"])
+    hours = page.read_text().partition('<figure id="device_hours"')[2]
+    assert re.search(r'alt="Bars\. colocated_k1 [\d.]+, sync \? not comparable\."', hours)
+    ratios = page.read_text().partition('<figure id="speed_up"')[2]
+    assert 'alt="Bars. colocated_k1 1.00x, sync ? not comparable."' in ratios
+
+
+# ---- benchmarks/resampling.py -------------------------------------------------------------------
+
+
+def test_experiments_resampled_from_equal_arms_are_seldom_told_apart_and_slowed_ones_are(tmp_path):
+    rng = np.random.default_rng(1)
+    arms = {BASE: 1.0, OTHER: 1.0, THIRD: 1.15}
+    runs = {arm: [rows(rng, slower) for _ in range(5)] for arm, slower in arms.items()}
+    trials = write(tmp_path / "e", runs).arms
+    found = trials[BASE][0].pace
+    again = drawn(trials[BASE][0], random.Random(0)).pace
+
+    assert found is not None
+    assert again is not None
+    assert again.rounds == ROUNDS
+    seconds = {round(own, 6) for own in found.seconds}
+    assert {round(own, 6) for own in again.seconds} < seconds  # with replacement
+    equal = verdict(trials[OTHER], trials[BASE], 20, random.Random(0), swap=True)
+    slowed = verdict(trials[THIRD], trials[BASE], 20, random.Random(0), swap=False)
+    assert (equal["told_apart"], slowed["told_apart"]) == (False, True)
+    assert equal["repeats_told_apart"] <= 2
+    assert slowed["repeats_told_apart"] >= 18

@@ -1,0 +1,482 @@
+"""What stands on disk is read as it is; what cannot be read is named and left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+from experiments import (
+    change,
+    config,
+    evaluation,
+    gradient_step,
+    rollout,
+    row,
+    write_experiment,
+    write_part,
+    write_trial,
+)
+
+from reports.experiment import ExperimentError, read_experiment
+from reports.page import _examples_section
+from reports.parquet_reader import read_files, response_text
+from reports.summary import compare, table
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    return write_experiment(tmp_path / "three_seeds")
+
+
+def only_trial(experiment):
+    (trial,) = read_experiment(experiment).trials
+    return trial
+
+
+def cells(text: str) -> dict[str, list[str]]:
+    """The table's rows by arm; columns stand at least two blanks apart."""
+    lines = [line for line in text.splitlines() if "  " in line]
+    return {line.split()[0]: [c.strip() for c in line.split("  ") if c.strip()] for line in lines}
+
+
+# ---- Rows ------------------------------------------------------------------------------------
+
+
+def test_rows_are_read_in_order_with_numbers_only(experiment):
+    write_trial(experiment, config(), [{**row(1), "node_ip": "10.0.0.1", "config": {}}, row(2)])
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 2]
+    assert "node_ip" not in trial.rows[0]
+    assert "done" not in trial.rows[0]
+    assert trial.column("count/trained") == [16.0, 32.0]
+    assert trial.last("count/trained") == 32.0
+    assert trial.problems == []
+
+
+def test_a_half_written_line_is_skipped_and_named(experiment):
+    directory = write_trial(experiment, config(), [row(1), row(2)])
+    with open(directory / "result.json", "a") as file:
+        file.write('{"training_iteration": 3, "reward/tr')
+    trial = only_trial(experiment)
+
+    assert trial.round == 2
+    assert trial.problems == [
+        "colocated_k1-0-abc_00000/result.json: line 3 of 3 is half-written, skipped"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "{}", "null", '{"training_iteration": "2"}', "\x00\x00", '{"training_iteration": true}'],
+)
+def test_a_damaged_line_between_others_is_skipped_and_named(experiment, line):
+    directory = write_trial(experiment, config(), [row(1)])
+    with open(directory / "result.json", "a") as file:
+        file.write(f"{line}\n{json.dumps(row(3))}\n")
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 3]
+    assert "line 2 of 3 is damaged" in trial.problems[0]
+
+
+def test_rounds_trained_again_after_a_resume_replace_those_before(experiment):
+    first = [row(n, time__eval_s=1.0) for n in (1, 2, 3, 4, 5)]
+    again = [row(n, time__eval_s=10.0) for n in (3, 4)]
+    write_trial(experiment, config(), [*first, *again])
+    trial = only_trial(experiment)
+
+    assert [r["training_iteration"] for r in trial.rows] == [1, 2, 3, 4]
+    assert trial.column("time/eval_s") == [1, 1, 10, 10]
+
+
+def test_a_value_that_is_no_finite_number_is_left_out_and_named(experiment):
+    nan = float("nan")
+    write_trial(experiment, config(), [row(1), row(2, loss__policy=nan), row(3, loss__policy=nan)])
+    trial = only_trial(experiment)
+
+    assert trial.column("loss/policy") == []
+    assert trial.problems == [
+        "colocated_k1-0-abc_00000/result.json: loss/policy is nan, first in round 2"
+    ]
+
+
+@pytest.mark.parametrize("number", [1e308, -1e308, 3.6e38])
+def test_a_number_that_no_trial_computes_is_left_out_and_named(experiment, number):
+    write_trial(experiment, config(), [row(1), row(2, time__eval_s=number), row(3)])
+    trial = only_trial(experiment)
+
+    assert trial.column("time/eval_s") == [0.0, 0.0]
+    assert trial.problems == [
+        f"colocated_k1-0-abc_00000/result.json: time/eval_s is {number}, first in round 2"
+    ]
+
+
+def test_a_number_too_small_for_a_trial_is_0(experiment):
+    write_trial(experiment, config(), [row(1, time__wall_clock_s=1e-320, loss__policy=-1e-40)])
+    trial = only_trial(experiment)
+    assert trial.column("time/wall_clock_s") == [0.0]
+    assert trial.column("loss/policy") == [-1e-40]
+
+
+def test_evaluations_are_those_rows_that_measured_one(experiment):
+    # Measured before training, after round 2 and after round 3; row 1 repeats round 0.
+    rows = [
+        row(1, eval__round=0, reward__eval_mean=0.3),
+        row(2, eval__round=2, reward__eval_mean=0.5),
+        row(3, eval__round=3, reward__eval_mean=0.6),
+        row(4, eval__round=3, reward__eval_mean=0.6),
+    ]
+    write_trial(experiment, config(), rows)
+
+    points = [(round_, reward) for round_, reward, _ in only_trial(experiment).evaluated()]
+    assert points == [(0, 0.3), (2, 0.5), (3, 0.6)]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_description_with_a_number_that_is_not_finite_is_named(experiment, number):
+    write_trial(experiment, config(), [row(1)])
+    (experiment / "experiment.json").write_text(f'{{"started": {number}}}')
+    record = read_experiment(experiment)
+
+    assert record.description == {}
+    assert record.problems == [
+        f"three_seeds/experiment.json cannot be read ({number} is no finite number)"
+    ]
+
+
+# ---- Trials ----------------------------------------------------------------------------------
+
+
+def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment):
+    def write(arm, rows, error=None):
+        write_trial(experiment, config(arm, rounds=4), rows, error=error)
+
+    rows = [row(n) for n in (1, 2, 3)]
+    last = {**row(4), "done": True}
+    write("colocated_k1", [*rows, last])
+    write("colocated_k2", rows, error="Traceback\n  File\nActorFailed: generator died\n\n")
+    write("colocated_k4", rows)
+    write("colocated_k8", [])
+    write("sync", [*rows, last], error="ActorFailed: once")
+    write("async_k1", [rows[0], {**rows[1], "done": True}])
+    status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
+
+    assert status == {
+        "colocated_k1": "finished",
+        "colocated_k2": "failed after round 3 of 4: ActorFailed: generator died",
+        "colocated_k4": "still running or interrupted: round 3 of 4",
+        "colocated_k8": "no round yet",
+        "sync": "finished",
+        "async_k1": "stopped by the scheduler after round 2 of 4",
+    }
+
+
+def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
+    text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nTraceback\nActorFailed: once\n"
+    at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    for arm, reported in (("sync", at + 9), ("async_k1", at - 9)):
+        rows = [{**row(3), "timestamp": reported}]
+        write_trial(experiment, config(arm, rounds=4), rows, error=text)
+    status = {t.config.arm: t.status for t in read_experiment(experiment).trials}
+    assert status == {
+        "sync": "still running or interrupted: round 3 of 4; it had failed: ActorFailed: once",
+        "async_k1": "failed after round 3 of 4: ActorFailed: once",
+    }
+
+
+def test_trial_whose_last_policy_is_not_saved_is_not_done(experiment):
+    text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nPolicyNotSaved: sync/0: no space\n"
+    at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+    for arm, reported in (("sync", at - 9), ("async_k1", at + 9)):
+        rows = [{**row(4), "timestamp": reported, "done": True}]
+        write_trial(experiment, config(arm, rounds=4), rows, error=text)
+    trials = {t.config.arm: t for t in read_experiment(experiment).trials}
+    assert {arm: (t.done, t.failed, t.status) for arm, t in trials.items()} == {
+        "sync": (False, True, "failed after round 4 of 4: PolicyNotSaved: sync/0: no space"),
+        "async_k1": (True, False, "finished"),  # it was tried again
+    }
+
+
+def test_trials_of_one_arm_that_differ_are_told_apart(experiment):
+    for seed, lag in ((0, 1), (1, 2), (2, 2)):
+        write_trial(experiment, {**config("async_k1", seed), "lag": lag}, [row(1)])
+    write_trial(experiment, config("sync", 0), [row(1)])
+    arms = {arm: len(trials) for arm, trials in read_experiment(experiment).arms.items()}
+    assert arms == {"async_k1 (lag=1)": 1, "async_k1 (lag=2)": 2, "sync": 1}
+
+
+def test_trials_stand_in_the_order_of_the_space_then_of_seeds(experiment):
+    for arm, seed in (("async_k1", 0), ("sync", 1), ("sync", 0), ("colocated_k1", 0)):
+        write_trial(experiment, config(arm, seed), [row(1)])
+
+    trials = read_experiment(experiment).trials
+    order = [(trial.config.arm, trial.config.seed) for trial in trials]
+    assert order == [("colocated_k1", 0), ("sync", 0), ("sync", 1), ("async_k1", 0)]
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]", '{"kk": 1}', "{"])
+def test_a_trial_without_a_usable_config_is_left_out_and_named(experiment, content):
+    write_trial(experiment, config(), [row(1)])
+    directory = write_trial(experiment, config("sync"), [row(1)])
+    (directory / "params.json").unlink()
+    if content is not None:
+        (directory / "params.json").write_text(content)
+    record = read_experiment(experiment)
+
+    assert [trial.config.arm for trial in record.trials] == ["colocated_k1"]
+    (problem,) = record.problems
+    assert problem.startswith("sync-0-abc_00000: left out, its config cannot be used")
+    assert "\n" not in problem
+
+
+def test_where_there_is_no_experiment_one_line_says_so(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    other = tmp_path / "other" / "inner"
+    other.mkdir(parents=True)
+    for path, words in (
+        (tmp_path / "nowhere", "does not exist"),
+        (file, "is not a directory"),
+        (empty, "is empty"),
+        (tmp_path / "other", "is no experiment"),
+    ):
+        with pytest.raises(ExperimentError, match=words) as caught:
+            read_experiment(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_that_tune_was_given_from_python_is_read_too(tmp_path):
+    directory = tmp_path / "of_tuner"
+    directory.mkdir()
+    write_trial(directory, config(), [row(1)])
+    record = read_experiment(directory)
+
+    assert len(record.trials) == 1
+    assert record.problems == ["of_tuner/experiment.json is missing"]
+
+
+# ---- Parquet parts ---------------------------------------------------------------------------
+
+
+def test_steps_are_medians_over_the_rounds(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2), row(3)])
+    for round_, kls in ((1, (0.0, -0.1)), (2, (0.0, None)), (3, (-0.2, -0.5))):
+        steps = [gradient_step(round_, i + 1, kl, 0.1 * round_) for i, kl in enumerate(kls)]
+        write_part(trial, "steps", round_, steps)
+    steps = read_files(only_trial(experiment)).steps
+    assert [(s, p.kl_sampler_nats) for s, p in steps.items()] == [
+        (1, pytest.approx(0.0)),
+        (2, pytest.approx(0.3)),
+    ]
+    assert steps[1].clip_fraction == pytest.approx(0.2)
+
+
+def test_lags_count_each_group_once_at_its_first_use(experiment):
+    trial = write_trial(experiment, config("async_k1"), [row(1), row(2)])
+    # Two responses a group: cursors 0 and 1 at lag 0; then 2 at lag 1, 3 at lag 0, and 1 again.
+    write_part(trial, "rollouts", 1, [rollout(1, c) for c in (0, 0, 1, 1)])
+    second = [rollout(2, 2, lag=1), rollout(2, 2, lag=1), rollout(2, 3)]
+    write_part(trial, "rollouts", 2, [*second, rollout(2, 1, lag=1, first_use=False)])
+
+    assert read_files(only_trial(experiment)).lags == {0: 3, 1: 1}
+
+
+def test_a_damaged_part_is_skipped_and_named(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2), row(3)])
+    for n in (1, 2, 3):
+        write_part(trial, "rollouts", n, [rollout(n, n)])
+    path = trial / "rollouts" / "part-00000002.parquet"
+    os.truncate(path, path.stat().st_size // 2)
+    write_part(trial, "evaluations", 1, [{"round": 0, "cursor": 1}])
+    write_part(trial, "versions", 1, [{**change(1.0, "learner", 0), "side": b"\xff\xfe"}])
+    files = read_files(only_trial(experiment))
+
+    assert files.lags == {0: 2}
+    rollouts, evaluations, versions = files.damaged
+    assert rollouts.startswith(
+        "colocated_k1-0-abc_00000/rollouts/part-00000002.parquet is damaged, skipped ("
+    )
+    assert "evaluations/part-00000001.parquet is damaged" in evaluations
+    assert "versions/part-00000001.parquet is damaged" in versions
+
+
+def test_parts_beyond_the_last_row_are_not_read(experiment):
+    # A killed trial may have written a round whose row never came.
+    trial = write_trial(experiment, config(), [row(1)])
+    write_part(trial, "rollouts", 1, [rollout(1, 1)])
+    write_part(trial, "rollouts", 2, [rollout(2, 2)])
+
+    assert read_files(only_trial(experiment)).lags == {0: 1}
+
+
+TURN = {"action": " 5 ", "reward": 0.5, "observation": "too low\n"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        (json.dumps([TURN]), "policy: 5 (reward 0.5)\nenvironment: too low"),
+        (json.dumps([TURN | {"reward": None}]), "policy: 5 (cut off)\nenvironment: too low"),
+        *(
+            (turns, "as sampled")
+            for turns in (
+                *(None, "[]", "", "{", "3", "[[1]]", '{"action": "5"}', "[" * 100_000),
+                *(json.dumps([TURN, TURN | {"action": other}]) for other in (1, None, ["5"])),
+                *(json.dumps([TURN | {"reward": other}]) for other in ("1", 10**400, 1e308)),
+                json.dumps([TURN | {"observation": 7}]),
+            )
+        ),
+    ],
+    ids=range(17),
+)
+def test_an_episode_is_shown_turn_by_turn_and_what_is_none_as_it_was_sampled(turns, shown):
+    assert response_text({"turns": turns, "response": "as sampled"}) == shown
+
+
+def test_examples_pair_round_zero_with_the_latest_on_the_first_prompts(experiment):
+    trial = write_trial(experiment, config(), [row(n) for n in range(1, 5)])
+    zero = [evaluation(0, c, f"before {c}", 0.25, index=i) for i in (1, 0) for c in range(6)]
+    write_part(trial, "evaluations", 1, zero)
+    for n in (2, 4):
+        write_part(
+            trial, "evaluations", n, [evaluation(n, c, f"after {n}", 1.0) for c in range(1, 6)]
+        )
+    examples = read_files(only_trial(experiment)).examples
+
+    assert examples.round == 4
+    # Cursor 0 is not in the latest evaluation.
+    assert [pair.prompt for pair in examples.pairs] == [f"prompt {c}" for c in (1, 2, 3, 4)]
+    assert [pair.before for pair in examples.pairs] == [f"before {c}" for c in (1, 2, 3, 4)]
+    assert {pair.after for pair in examples.pairs} == {"after 4"}
+    assert {(p.before_scores, p.after_scores) for p in examples.pairs} == {
+        ("reward 0.25", "reward 1.00")
+    }
+    assert {p.truth for p in examples.pairs} == {None}  # of a version that did not keep it
+
+
+def test_examples_have_the_true_answer_and_the_parts_of_the_reward(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    parts = {"format_reward": 1.0, "answer_reward": 0.0}
+    for n in (0, 2):
+        rows = [
+            {**evaluation(n, 0, "x", 0.0), "ground_truth": '"\\\\frac{1}{2} <b>"', **parts},
+            {**evaluation(n, 1, "y", 0.5), "ground_truth": '["fox", 1]', **parts},
+            {**evaluation(n, 2, "z", 0.5), "ground_truth": "null", **parts},
+        ]
+        write_part(trial, "evaluations", max(n, 1), rows)
+    record = read_experiment(experiment)
+    files = read_files(only_trial(experiment))
+
+    truths = [pair.truth for pair in files.examples.pairs]
+    assert truths == ["\\frac{1}{2} <b>", '["fox", 1]', None]
+    assert files.examples.pairs[1].after_scores == "reward 0.50, format 1.00, answer 0.00"
+    page = _examples_section(record, {only_trial(experiment).name: files})
+    assert "<h4>True answer</h4><pre>\\frac{1}{2} &lt;b&gt;</pre>" in page
+    assert page.count("True answer") == 2
+    assert "Round 2 · reward 0.00, format 1.00, answer 0.00" in page
+
+
+def test_version_changes_are_in_order_from_the_first(experiment):
+    trial = write_trial(experiment, config(), [row(1), row(2)])
+    write_part(trial, "versions", 1, [change(1000.5, "generator", 0), change(1000.0, "learner", 0)])
+    write_part(trial, "versions", 2, [change(1003.0, "learner", 1), change(0.0, "learner", 9)])
+    changes = read_files(only_trial(experiment)).changes
+
+    assert [(c.second, c.side, c.version) for c in changes] == [
+        (0.0, "learner", 0),
+        (0.5, "generator", 0),
+        (3.0, "learner", 1),
+    ]
+
+
+def test_without_parts_there_is_nothing_and_nothing_is_wrong(experiment):
+    write_trial(experiment, config(), [row(1)])
+    files = read_files(only_trial(experiment))
+
+    assert files.lags == {}
+    assert files.examples.pairs == ()
+    assert files.changes == []
+    assert files.damaged == []
+
+
+# ---- The table -------------------------------------------------------------------------------
+
+
+def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
+    # 4 rounds of 16 groups of 4: 256 responses, half of them in the counted rounds 3 and 4.
+    for seed, seconds in enumerate((2.0, 4.0, 8.0)):
+        rows = [row(n) for n in (1, 2, 3)]
+        end = row(4, time__wall_clock_s=seconds, reward__eval_mean=0.5 + seed / 10, time__eval_s=1)
+        write_trial(experiment, config(seed=seed, rounds=4), [*rows, end])
+    end = row(4, time__wall_clock_s=2.0, cost__device_hours=0.5, lag__max=1.0)
+    write_trial(experiment, config("async_k1", seed=1, rounds=4), [*rows, end])
+    text = table(compare(read_experiment(experiment).trials))
+    by_arm = cells(text)
+
+    assert text.startswith(
+        "Medians over 3 seeds (least to most). Speed-ups are geometric means over the seeds, with "
+        "their 95 % interval.\n"
+    )
+    assert by_arm["colocated_k1"] == [
+        *("colocated_k1", "4", "256", "4.0 (2.0-8.0)", "32 (16-64)", "1.00x", "1.00x"),
+        *("0.0040", "0.300 -> 0.600 (0.500-0.700)", "-", "-", "0", "1.0", "0.0"),
+    ]
+    # 128 samples in 2 s are 64/s, against 32/s of the same seed: twice as fast, on twice the cores.
+    assert by_arm["async_k1"][1:9] == [
+        *("4", "256", "2.0", "64", "2.00x", "1.00x", "0.5000", "0.300 -> 0.500"),
+    ]
+    assert by_arm["async_k1"][11] == "1"
+    words = " ".join(text.split())
+    assert "samples a second, relative to colocated_k1, whatever" in words
+    assert "samples a device-hour, relative to colocated_k1." in words
+
+
+def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):
+    rows = [row(n, response__reference_nll_nats=9.0 if n <= 14 else n) for n in range(1, 17)]
+    rows[-1]["response/reference_nll_nats"] = -11.0  # with round 15: 2
+    write_trial(experiment, config(rounds=16), rows)
+
+    assert cells(table(compare(read_experiment(experiment).trials)))["colocated_k1"][8] == "2.00"
+
+
+def test_without_colocated_k1_speed_ups_are_relative_to_the_first_arm_and_say_so(experiment):
+    for arm, seconds in (("sync", 4.0), ("async_k1", 2.0)):
+        rows = [*(row(n) for n in (1, 2, 3)), row(4, time__wall_clock_s=seconds)]
+        write_trial(experiment, config(arm, rounds=4), rows)
+    trials = read_experiment(experiment).trials
+
+    assert compare(trials).speed["async_k1"].value == pytest.approx(2.0)
+    assert "1.00x" in cells(table(compare(trials)))["sync"]
+    assert "relative to sync" in table(compare(trials))
+
+
+def test_without_wall_clock_speed_is_unknown(experiment):
+    write_trial(experiment, config(), [row(1), row(2)])
+    comparison = compare(read_experiment(experiment).trials)
+
+    assert cells(table(comparison))["colocated_k1"][3:5] == ["-", "-"]
+    assert not comparison.has_ratios
+
+
+def test_one_arm_alone_has_no_speed_up_of_itself(experiment):
+    write_trial(experiment, config(rounds=4), [row(n) for n in range(1, 5)])
+    text = table(compare(read_experiment(experiment).trials))
+    header = text.splitlines()[0]
+
+    assert header.split()[3:7] == ["wall-clock", "s", "samples/s", "device-hours"]
+    assert "1.00x" not in text
+    for words in ("peed-up", "at equal cost", "interval"):
+        assert words not in text
+
+
+def test_trials_without_a_row_are_no_part_of_the_table(experiment):
+    write_trial(experiment, config(), [])
+    trials = read_experiment(experiment).trials
+
+    assert table(compare(trials)) == "no trial has finished a round"
+    assert table(compare([])) == "no trial has finished a round"

@@ -1,0 +1,332 @@
+"""What report.json says, and that docs/report.md explains every key and column of a report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import experiments
+import pytest
+
+from callbacks import gradient_steps, version_log
+from callbacks.console import live_table
+from callbacks.rollouts import EVALUATIONS, ROLLOUTS
+from grpo_trainable.config import GRPOConfig
+from reports import records
+from reports.answers import answer
+from reports.changes import QUANTITIES
+from reports.every_pair import every_pair
+from reports.experiment import read_experiment
+from reports.pace import pace_of
+from reports.parquet_reader import read_files
+from reports.report_data import report_data
+from reports.settings import settings_section
+from reports.summary import HEADER, compare, table
+from reports.verdicts import quantities, verdicts
+from search_spaces import SPACES, Column, columns
+from search_spaces.question import Question
+
+ROUNDS = 5
+NORM = Column(name="norm", title="gradient norm", metric="optim/grad_norm", factor=10.0)
+RATE = Column(name="rate", title="rate", metric="throughput/samples_per_s", over="mean")
+
+
+def data_of(directory: Path) -> dict[str, Any]:
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    comparison = compare(experiment.trials)
+    found = quantities(experiment, comparison, files)
+    asked = answer(experiment, comparison, files)
+    pairs = every_pair(experiment, comparison, files)
+    told = verdicts(found, comparison)
+    return report_data(experiment, comparison, asked, found, pairs, told, [])
+
+
+def write_arm(directory: Path, arm: str, norm: float, *, others: float = 0.0) -> Path:
+    config = GRPOConfig.from_dict({"arm": arm, "rounds": ROUNDS}).to_dict()
+    rows = [
+        experiments.row(
+            n,
+            time__wall_clock_s=2.0 * n,
+            time__disturbed_fraction=others,
+            optim__grad_norm=norm,
+            throughput__samples_per_s=32.0,
+        )
+        for n in range(1, ROUNDS + 1)
+    ]
+    trial = experiments.write_trial(directory, config, rows)
+    ends = [experiments.evaluation(r, cursor, "x", 0.5) for r in (0, ROUNDS) for cursor in (1, 2)]
+    experiments.write_part(trial, "evaluations", ROUNDS, ends)
+    return trial
+
+
+@pytest.fixture
+def own(tmp_path):
+    """An experiment whose space, with two columns of its own, is of somebody who is gone."""
+    question = Question(text="whose?", arms=("a", "b"), columns=(NORM, RATE)).to_dict()
+    inputs = {"task.reward": "ab" * 32, "model.path/config.json": "cd" * 32, "space": "ef" * 32}
+    return experiments.write_experiment(
+        tmp_path / "own",
+        space="of_theirs",
+        question=question,
+        inputs=inputs,
+        own_files={"task.reward": "/home/me/my_rewards.py", "space": "/home/me/s.py:MINE"},
+    )
+
+
+def test_the_columns_of_a_space_are_in_the_data_arm_by_arm(own):
+    write_arm(own, "a", 0.5)
+    write_arm(own, "b", 0.25)
+    data = data_of(own)
+
+    assert data["columns"]["norm"] == {
+        **{"title": "gradient norm", "metric": "optim/grad_norm"},
+        **{"how": "of the last round", "factor": 10.0},
+    }
+    assert data["arms"]["a"]["columns"]["norm"] == {"median": 5.0, "least": 5.0, "most": 5.0}
+    assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5
+    assert data["arms"]["b"]["columns"]["rate"]["median"] == 32.0
+    assert data["columns"].keys() == data["arms"]["a"]["columns"].keys()
+
+
+def test_a_disturbed_speed_of_any_column_is_marked_and_left_out_of_the_data(own):
+    write_arm(own, "a", 0.5)
+    write_arm(own, "b", 0.25, others=0.9)
+    experiment = read_experiment(own)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    asked = answer(experiment, compare(experiment.trials), files)
+
+    assert asked is not None
+    place = asked.header.index("rate")
+    assert [row[place] for row in asked.rows()] == ["32.00", "?"]
+    assert asked.note.endswith("?: too disturbed by other work to be compared.")
+    data = data_of(own)
+    assert data["arms"]["b"]["columns"]["rate"] is None
+    assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5
+
+
+def test_one_arm_alone_answers_no_question(own):
+    write_arm(own, "a", 0.5)
+    data = data_of(own)
+
+    assert data["columns"] == data["arms"]["a"]["columns"] == data["pairs"] == {}
+
+
+def test_the_pace_of_a_trial_is_worked_out_once(own, monkeypatch):
+    asked = []
+    monkeypatch.setattr(records, "pace_of", lambda *a: asked.append(a) or pace_of(*a))
+    for arm in ("a", "b"):
+        write_arm(own, arm, 0.5)
+    data_of(own)
+
+    assert len(asked) == 2
+
+
+# ---- Files and settings of the user's --------------------------------------------------------
+
+
+def test_files_of_the_users_are_named_with_their_digests(own):
+    write_arm(own, "a", 0.5)
+
+    assert data_of(own)["own_files"] == {
+        "task.reward": {"name": "my_rewards.py", "sha256": "ab" * 32},
+        "space": {"name": "s.py:MINE", "sha256": "ef" * 32},
+    }
+    section = settings_section(read_experiment(own))
+    table = section.partition("Your own files, as they were at the start")[2]
+    assert "<td>my_rewards.py</td><td>abababababab</td>" in table.partition("</table>")[0]
+    assert "config.json" not in table.partition("</table>")[0]  # which ships
+
+
+@pytest.mark.parametrize("own_files", [3, ["x"], {"task.reward": 1}, {"unknown": "/x"}, None])
+def test_damaged_notes_about_files_name_none(tmp_path, own_files):
+    directory = experiments.write_experiment(tmp_path / "odd", own_files=own_files)
+    write_arm(directory, "a", 0.5)
+    assert data_of(directory)["own_files"] == {}
+
+
+def test_that_no_file_of_the_users_was_read_is_said_where_it_is_known(tmp_path):
+    for name, noted in (("new", {}), ("old", None)):
+        directory = experiments.write_experiment(tmp_path / name, own_files=noted)
+        write_arm(directory, "a", 0.5)
+        said = "No file of your own was read." in settings_section(read_experiment(directory))
+        assert said == (name == "new")
+
+
+TASK = "/home/me/my_task.py:Sums"
+
+
+def changed_settings(directory: Path, **described: Any) -> str:
+    """What the page says of a trial whose task declares `largest` and `match`, which the keyword
+    task has as well; both are set to the task's own defaults."""
+    experiments.write_experiment(directory, **described)
+    own = {"name": TASK, "largest": 9, "match": "exactly", "signs": ["+", "-"]}
+    config = GRPOConfig.from_dict({"arm": "a", "rounds": 1, "task": own}).to_dict()
+    experiments.write_trial(directory, config, [experiments.row(1)])
+    section = settings_section(read_experiment(directory))
+    return section.partition("<p>")[2].partition("</p>")[0]
+
+
+def test_a_setting_of_a_users_task_is_compared_with_the_default_that_it_declares(tmp_path):
+    own = {"task.largest": 9.0, "task.match": "exactly", "task.signs": ("+", "-")}
+    said = changed_settings(tmp_path / "same", task_defaults={TASK: own})
+    assert said == (
+        f"Seed: 0. Shared settings that are not the defaults: rounds=1; task.name={TASK}."
+    )
+    own["task.largest"] = 10
+    said = changed_settings(tmp_path / "other", task_defaults={TASK: own})
+    assert said.endswith(f"rounds=1; task.name={TASK}; task.largest=9.")
+
+
+@pytest.mark.parametrize("described", [{}, {"task_defaults": 3}, {"task_defaults": {TASK: None}}])
+def test_a_default_that_was_not_recorded_is_not_guessed(tmp_path, described):
+    said = changed_settings(tmp_path / "old", **described)
+    assert said.endswith(
+        "Settings of a task of your own, whose defaults were not recorded: task.largest=9; "
+        "task.match=exactly; task.signs=[&quot;+&quot;, &quot;-&quot;]."
+    )
+
+
+# ---- The documentation -----------------------------------------------------------------------
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+REPORT = (DOCS / "report.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "metrics.md").read_text(encoding="utf-8")
+
+# Paths whose keys are names that an experiment gives, and what the documentation calls them.
+NAMED = {
+    "columns": "COLUMN",
+    "arms": "ARM",
+    "arms.ARM.columns": "COLUMN",
+    "arms.ARM.changes": "QUANTITY",
+    "pairs": "ARM",
+    "pairs.ARM": "FIGURE",
+    "every_pair.figures": "FIGURE",
+    "own_files": "SETTING",
+}
+
+
+def section(page: str, title: str) -> str:
+    (found,) = (text for text in page.split("\n## ")[1:] if text.startswith(f"{title}\n"))
+    return found
+
+
+def first_cells(text: str) -> list[str]:
+    """The first cell of every row of a section's tables."""
+    return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
+
+
+def expanded(path: str) -> list[str]:
+    """`arms.ARM.{rounds,samples}` as two paths."""
+    found = re.fullmatch(r"([^{]*)\{([^}]*)\}", path)
+    return [found[1] + last.strip() for last in found[2].split(",")] if found else [path]
+
+
+def paths_of(data: Any, path: str = "") -> set[str]:
+    """Every path to a value; a median with its least and most is one value."""
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        return {inner for item in data for inner in paths_of(item, path)}
+    if not isinstance(data, dict) or data.keys() == {"median", "least", "most"}:
+        return {path}
+    found = set()
+    for key, value in data.items():
+        name = NAMED.get(path, key)
+        found |= paths_of(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def test_every_key_of_report_json_is_documented_and_every_documented_key_is_there(own):
+    write_arm(own, "a", 0.5)
+    write_arm(own, "b", 0.25)
+    cells = first_cells(section(REPORT, "report.json"))
+    keys = [key for cell in cells for key in re.findall(r"`([^`]+)`", cell)]
+    documented = [path for key in keys for path in expanded(key)]
+
+    assert len(documented) == len(set(documented))
+    assert set(documented) == paths_of(data_of(own))
+
+
+def test_every_two_arms_are_compared(own):
+    for arm, reward in (("a", 0.5), ("b", 0.5), ("c", 0.5)):
+        write_arm(own, arm, reward)
+    data = data_of(own)
+
+    named = [(pair["arm"], pair["over"]) for pair in data["every_pair"]]
+    assert named == [("b", "a"), ("c", "a"), ("c", "b")]
+    for pair in data["every_pair"][:2]:  # the baseline is a
+        assert pair["figures"] == data["pairs"][pair["arm"]]
+    assert data["every_pair"][2]["figures"]["speed_up"]["value"] == pytest.approx(1.0)
+
+
+def test_every_column_of_the_table_is_documented():
+    assert first_cells(section(REPORT, "The table"))[1:] == list(HEADER)
+
+
+def shipped_columns() -> dict[str, Column]:
+    found = [column for space in SPACES.values() for column in space.columns]
+    found += [c for c in vars(columns).values() if isinstance(c, Column)]
+    groups = [group for group in vars(columns).values() if isinstance(group, tuple)]
+    found += [c for group in groups for c in group if isinstance(c, Column)]
+    return {column.name: column for column in found}
+
+
+def test_every_column_that_ships_is_documented_by_name_and_title():
+    cells = first_cells(section(REPORT, "What was asked"))
+    assert len(shipped_columns()) >= 20
+    for column in shipped_columns().values():
+        assert f"`{column.name}` {column.title}" in cells
+    for name in columns.ALWAYS:
+        assert any(cell.startswith(f"`{name}` ") for cell in cells)
+
+
+@pytest.mark.parametrize("figure", columns.DERIVED)
+def test_every_figure_that_is_no_metric_of_a_round_is_documented(figure):
+    assert f"`{figure}`" in first_cells(section(METRICS, "Figures of a whole trial"))
+
+
+def test_every_quantity_that_may_change_is_documented():
+    assert all(f"`{quantity.name}`" in section(REPORT, "report.json") for quantity in QUANTITIES)
+
+
+def header_and_cells(page: str, header: str) -> list[str]:
+    """The first cells of the table whose first header cell this is."""
+    _, _, rest = page.partition(f"| {header} |")
+    assert rest, f"no table begins with {header}"
+    return first_cells(rest.partition("\n\n")[0].partition("\n")[2])
+
+
+RESPONSE_TABLE = "column of `rollouts/`, and of `evaluations/`"
+
+
+@pytest.mark.parametrize(
+    ("schema", "tables"),
+    [
+        (EVALUATIONS, [RESPONSE_TABLE]),
+        (ROLLOUTS, [RESPONSE_TABLE, "column of `rollouts/` alone"]),
+        (gradient_steps.SCHEMA, ["column of `steps/`"]),
+        (version_log.SCHEMA, ["column of `versions/`"]),
+    ],
+    ids=["evaluations", "rollouts", "steps", "versions"],
+)
+def test_every_column_of_a_parquet_file_is_documented(schema, tables):
+    cells = [cell for table in tables for cell in header_and_cells(METRICS, table)]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(schema.names)
+
+
+def test_every_column_of_the_live_table_is_documented():
+    page = (DOCS / "running.md").read_text(encoding="utf-8")
+    titles = [column.header for column in live_table([], {}, 0).columns]
+    assert header_and_cells(page, "column of the live table") == [t for t in titles if t]
+
+
+# ---- In the singular -------------------------------------------------------------------------
+
+
+def test_one_of_anything_is_singular(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "one")
+    rows = [experiments.row(1, time__wall_clock_s=2.0, time__disturbed_fraction=0.5)]
+    experiments.write_trial(directory, experiments.config(rounds=1), rows)
+    words = " ".join(table(compare(read_experiment(directory).trials)).split())
+
+    assert "colocated_k1, seed 0 (50% in 1 of 1 round). " in words

@@ -1,0 +1,126 @@
+"""Trials run in randomised blocks, and Tune takes them in that order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ray import tune
+from ray.tune.experiment import Experiment
+
+from grpo_trainable.config import ConfigError, schedule
+from search_spaces import SPACES
+from search_spaces.search_space import in_blocks
+from tuning.grid import OrderedGrid
+
+SPACE = SPACES["async_vs_sync"]
+SEEDS = (3, 0, 7, 1)
+
+
+def test_every_block_is_one_seed_with_every_arm_once():
+    trials = in_blocks(SPACE.trials({}, SEEDS))
+    size = len(SPACE.arms)
+
+    assert len(trials) == size * len(SEEDS)
+    for place, seed in enumerate(SEEDS):
+        block = trials[place * size : (place + 1) * size]
+        assert {trial.seed for trial in block} == {seed}
+        assert {trial.arm for trial in block} == set(SPACE.arms)
+
+
+@pytest.mark.slow
+def test_the_order_within_a_block_depends_on_its_seed_alone():
+    def order(seed: int, *among: int) -> list[str]:
+        return [t.arm for t in in_blocks(SPACE.trials({}, among)) if t.seed == seed]
+
+    assert order(7, 7) == order(7, *SEEDS)
+    assert len({tuple(order(seed, *range(20))) for seed in range(20)}) == 20
+
+
+@pytest.mark.slow
+def test_over_many_blocks_no_arm_has_a_place_of_its_own():
+    seeds = range(400)
+    places: dict[str, list[int]] = {arm: [] for arm in SPACE.arms}
+    trials = in_blocks(SPACE.trials({}, seeds))
+    for place, trial in enumerate(trials):
+        places[trial.arm].append(place % len(SPACE.arms))
+
+    # Places 0 to 7 with mean 3.5 and standard deviation 2.3: the mean of 400 is within 4 x 0.115.
+    assert all(abs(sum(p) / len(p) - 3.5) < 0.46 for p in places.values())
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    tune.register_trainable("blocks", tune.Trainable)
+    searched = {"arm": tune.grid_search(["a", "b"]), "seed": tune.grid_search([0, 1])}
+    config = {**searched, "optim": {"lr": 0.1}}
+    return Experiment("blocks", run="blocks", config=config, storage_path=str(tmp_path))
+
+
+ORDER = [("b", 0), ("a", 0), ("a", 1), ("b", 1)]
+
+
+def test_tune_runs_the_trials_in_the_order_that_is_given(experiment):
+    grid = OrderedGrid(ORDER)
+    grid.add_configurations([experiment])
+    trials = [grid.next_trial() for _ in ORDER]
+
+    assert grid.total_samples == len(ORDER)
+    assert [(t.config["arm"], t.config["seed"]) for t in trials] == ORDER
+    assert [t.config["optim"] for t in trials] == [{"lr": 0.1}] * 4
+    # What was searched, as TensorBoard's hparams show it.
+    assert [t.evaluated_params for t in trials] == [{"arm": arm, "seed": s} for arm, s in ORDER]
+    assert len({t.trial_id for t in trials}) == 4
+    assert grid.next_trial() is None
+    assert grid.is_finished()
+
+
+def test_a_resumed_search_goes_on_in_its_order(experiment, tmp_path):
+    grid = OrderedGrid(ORDER)
+    grid.add_configurations([experiment])
+    grid.next_trial()
+    grid.save_to_dir(str(tmp_path), "session")
+    resumed = OrderedGrid([])
+    resumed.restore_from_dir(str(tmp_path))
+
+    others = [resumed.next_trial() for _ in ORDER[1:]]
+    assert [(t.config["arm"], t.config["seed"]) for t in others] == ORDER[1:]
+    assert resumed.next_trial() is None
+
+
+# ---- Equal samples ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize(
+    ("samples", "evaluated"),
+    # Rounds of 512 responses in the arms with k = 8 leave one evaluation of 512 samples.
+    [(512, {512}), (4096, {1024, 2048, 3072, 4096}), (1536, {512, 1024, 1536})],
+)
+def test_samples_are_cut_into_the_rounds_of_every_arm(name, samples, evaluated):
+    space = SPACES[name]
+    widest = max(schedule.responses_per_round(trial) for trial in space.trials({}, [0]))
+    for trial in space.trials({}, [0], samples=samples):
+        assert trial.rounds * schedule.responses_per_round(trial) == samples
+        every = trial.eval.every * schedule.responses_per_round(trial)
+        if widest == 512:
+            assert set(range(every, samples + 1, every)) == evaluated
+
+
+def test_samples_that_an_arm_cannot_have_are_refused_with_those_next_to_them():
+    with pytest.raises(ConfigError, match=r"64, 128, 256, 512 responses.*: 1024 and 1536$"):
+        SPACE.trials({}, [0], samples=1100)
+    with pytest.raises(ConfigError, match=r"next to it: 512$"):
+        SPACE.trials({}, [0], samples=100)
+    # One arm alone: rounds of 64.
+    with pytest.raises(ConfigError, match=r"next to it: 1088 and 1152$"):
+        SPACE.trials({"arm": "sync"}, [0], samples=1100)
+
+
+def test_evaluations_that_the_user_fixes_stay_as_they_are():
+    assert {t.eval.every for t in SPACE.trials({"eval.every": 3}, [0], samples=1024)} == {3}
+
+
+def test_samples_leave_a_spaces_own_trials_as_they_are():
+    assert SPACE.trials({}, [0], samples=6144) == SPACE.trials({}, [0])

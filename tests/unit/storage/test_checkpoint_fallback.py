@@ -1,0 +1,213 @@
+"""A trial goes on from the newest checkpoint that is whole, whatever Tune has noted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trials import FakeTrial, Restored, contents, note, row, saved
+
+from callbacks.checkpoints import CheckpointCallback
+from callbacks.interruption import CheckpointOnInterrupt, requested
+from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.storage.checkpointing import MANIFEST, CheckpointError, part_file
+
+pytestmark = pytest.mark.slow  # directories of whole experiments
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> FakeTrial:
+    """Twelve rounds, checkpoints after rounds 4, 8 and 12."""
+    trial = FakeTrial(tmp_path / "trial")
+    trial.init_local_path()
+    rows = "".join(json.dumps(row(n)) + "\n" for n in range(1, 13))
+    (tmp_path / "trial" / "result.json").write_text(rows)
+    for number, round_ in enumerate((4, 8, 12)):
+        saved(trial, number, round_)
+    return trial
+
+
+def truncate(path: Path) -> None:
+    file = path / part_file("policy")
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    file = path / part_file("optimizer")
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGES: list[Callable[[Path], Any]] = [
+    truncate,
+    flip,
+    lambda path: (path / MANIFEST).unlink(),
+    lambda path: (path / MANIFEST).write_text("{"),
+    lambda path: (path / ".nfs0001").write_text("a file of somebody else"),
+    shutil.rmtree,
+]
+
+
+def test_whole_checkpoint_is_restored_and_nothing_is_said(trial):
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (12, [])
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_one_gives_way_to_the_newest_whole_one(trial, damage):
+    damage(Path(trial.path) / "checkpoint_000002")
+    restored = Restored(trial)
+    assert restored.round == 8
+    (note,) = restored.notes
+    assert note.startswith("checkpoint_000002")
+    assert note.endswith("; going on from checkpoint_000001 (round 8)")
+
+
+def test_the_newest_is_taken_even_if_tune_had_not_noted_it(trial):
+    manager = trial.run_metadata.checkpoint_manager
+    older = manager._checkpoint_results[0]
+    truncate(Path(older.checkpoint.path))
+    manager._latest_checkpoint_result = older
+    assert Restored(trial).round == 12
+    manager._latest_checkpoint_result = None
+    restored = Restored(trial)
+    assert restored.round == 12
+    assert restored.notes == ["Tune had noted none; going on from checkpoint_000002 (round 12)"]
+
+
+@pytest.mark.parametrize(("torn", "round_"), [((), 12), ((2,), 8), ((1, 2), 4)])
+def test_a_newer_one_that_tunes_last_snapshot_lacks_is_taken(trial, torn, round_):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._latest_checkpoint_result = manager._checkpoint_results[0]
+    for number in torn:
+        truncate(Path(trial.path) / f"checkpoint_{number:06d}")
+    restored = Restored(trial)
+    assert restored.round == round_
+    said = "".join(restored.notes)
+    assert ("Tune had noted checkpoint_000000; going on from" in said) == (torn == ())
+
+
+def test_foreign_directory_does_not_keep_it_from_a_whole_one(trial):
+    truncate(Path(trial.path) / "checkpoint_000002")
+    foreign = Path(trial.path) / "checkpoint_000003"
+    foreign.mkdir()
+    (foreign / "dict_checkpoint.pkl").write_bytes(b"somebody else's")
+    assert Restored(trial).round == 8
+
+
+@pytest.mark.parametrize("how", ["file", "link"])
+def test_what_is_none_of_ours_beside_whole_files_is_no_damage(trial, how):
+    """Nothing is set aside: the trial is refused, and the file is named."""
+    directory = Path(trial.path)
+    for number in (0, 1):
+        shutil.rmtree(directory / f"checkpoint_{number:06d}")
+    newest = directory / "checkpoint_000002"
+    if how == "file":
+        (newest / ".DS_Store").touch()
+    else:
+        (newest / MANIFEST).rename(directory.parent / "elsewhere")
+        (newest / MANIFEST).symlink_to(directory.parent / "elsewhere")
+    before = contents(directory)
+    with pytest.raises(CheckpointError, match=r"checkpoint_000002/.*no other one can be used"):
+        Restored(trial)
+    assert contents(directory) == before
+
+
+def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
+    directory = Path(trial.path)
+    for path in directory.glob("checkpoint_*"):
+        truncate(path)
+    (directory / "params.json").write_text("{}")
+    before = contents(directory)
+    restored = Restored(trial)
+    assert restored.round == 0
+    (note,) = restored.notes
+    assert note.endswith("what the trial had is in set-aside-1; starting from round 0")
+    del before["params.json"]  # which Tune writes once
+    assert contents(directory / "set-aside-1") == before
+    assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
+
+
+def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial):
+    path = Path(trial.path) / "checkpoint_000002" / MANIFEST
+    path.write_text(path.read_text().replace('"format_version": 4', '"format_version": 99'))
+    with pytest.raises(CheckpointError, match="format version 99, this program reads"):
+        Restored(trial)
+
+
+def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_path):
+    # As when population based training lets a trial continue from a better one's.
+    donor = FakeTrial(tmp_path / "donor")
+    note(trial, saved(donor, 7, 6), 6)
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (6, [])
+
+
+def test_new_trial_has_nothing_to_choose(tmp_path):
+    trial = FakeTrial(tmp_path / "new")
+    restored = Restored(trial)
+    assert (restored.round, restored.notes) == (0, [])
+
+
+# ---- The callback ------------------------------------------------------------------------------
+
+
+def test_clone_of_pbt_keeps_no_details_of_its_donor(trial):
+    trial.latest_checkpoint_result.metrics[DETAILS] = "bulk"
+    CheckpointCallback().on_trial_start(iteration=0, trials=[trial], trial=trial)
+    assert DETAILS not in trial.latest_checkpoint_result.metrics
+
+
+def test_last_checkpoint_that_was_not_written_is_told_at_the_end(trial, tmp_path, capsys):
+    callback, other = CheckpointCallback(), FakeTrial(tmp_path / "other", arm="async_k1")
+    for written in (True, False):
+        for one in (trial, other):
+            hooks = {"iteration": 1, "trials": [trial, other], "trial": one}
+            if written or one is other:
+                callback.on_checkpoint(checkpoint=None, **hooks)
+            callback.on_trial_save(**hooks)
+    callback.on_experiment_end(trials=[trial, other])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "sync/0: its last checkpoint could not be written; the one before stays"
+
+
+def test_tune_neither_offers_nor_removes_what_the_trial_has_removed(trial):
+    manager = trial.run_metadata.checkpoint_manager
+    manager._checkpoint_config.num_to_keep = 2
+    for number in (0, 1):
+        shutil.rmtree(Path(trial.path) / f"checkpoint_{number:06d}")
+    callback = CheckpointCallback()
+    callback.on_checkpoint(iteration=1, trials=[trial], trial=trial, checkpoint=None)
+    saved(trial, 3, 16)
+    rounds = [r.metrics["training_iteration"] for r in manager.best_checkpoint_results]
+    assert rounds == [12, 16]
+
+
+def test_interrupt_ends_the_experiment_once_every_trial_that_runs_has_a_checkpoint(trial, tmp_path):
+    starting = FakeTrial(tmp_path / "starting")
+    trial.last_result = row(12)
+    callback, ended = CheckpointOnInterrupt(), []
+    before = signal.signal(signal.SIGUSR1, lambda *_: ended.append(True))
+    hooks = {"iteration": 1, "trials": [trial, starting]}
+    try:
+        requested.set()
+        result = row(12)
+        callback.on_trial_result(trial=trial, result=result, **hooks)
+        assert result["should_checkpoint"]
+        # It could not be written: another is tried with the next row.
+        callback.on_trial_save(trial=trial, **hooks)
+        callback.on_step_end(**hooks)
+        assert not ended
+        callback.on_checkpoint(trial=trial, checkpoint=None, **hooks)
+        callback.on_step_end(**hooks)
+        assert ended == [True]
+    finally:
+        requested.clear()
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,55 @@
+"""What is told about the prompts of a trial before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpo_trainable.config import GRPOConfig
+from grpo_trainable.models.directory import read_tokenizer
+from grpo_trainable.tasks.prompts import Prompts, build_task
+from tuning.notes import about_prompts
+
+
+def told(**settings: Any) -> list[str]:
+    trial = GRPOConfig.from_dict(settings)
+    task = build_task(trial)
+    return list(about_prompts(trial, task, Prompts(trial, task, read_tokenizer(None))))
+
+
+@pytest.fixture
+def sums(tmp_path) -> dict[str, str]:
+    """Settings of a task with 3 problems to train on and 2 held out."""
+    files = {}
+    for key, first, count in (("train_file", 0, 3), ("eval_file", 3, 2)):
+        lines = [f'{{"question": "{first + i} + 1?", "answer": "2"}}\n' for i in range(count)]
+        (tmp_path / key).write_text("".join(lines))
+        files[key] = str(tmp_path / key)
+    return {"name": "math", "equality": "exact", **files}
+
+
+def test_the_numbers_of_prompts_are_told_and_that_held_out_ones_repeat(sums):
+    assert told(task=sums, eval={"prompts": 2}) == ["prompts: 3 to train on, 2 held out"]
+    assert told(task=sums, eval={"prompts": 3}) == [
+        "prompts: 3 to train on, 2 held out",
+        "note: eval.prompts=3 asks for 3 held-out prompts, and there are 2: some are asked several "
+        "times",
+    ]
+
+
+def test_each_task_of_a_mix_has_its_own_numbers(sums):
+    both = {label: {**sums, "weight": 1} for label in ("sums", "more")}
+    lines = told(task={"name": "mix", "mix": both}, eval={"prompts": 5})
+    assert lines[0] == "prompts of sums: 3 to train on, 2 held out"
+    assert "note: eval.prompts=5 asks for 3 held-out prompts of sums, and there are 2" in lines[1]
+    assert lines[2:] == ["prompts of more: 3 to train on, 2 held out"]
+
+
+def test_a_prompt_inside_a_prompt_is_told(sums, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}\nassistant:")
+    model = {"chat_template": str(tmp_path / "chat.jinja")}
+    for template, notes in (("r1_zero", 1), ("short", 1), ("question_only", 0)):
+        lines = told(task={**sums, "template": template}, model=model, eval={"prompts": 2})
+        assert len([line for line in lines if "a prompt inside a prompt" in line]) == notes

@@ -1,0 +1,367 @@
+"""How much memory a trial takes, estimated from its config before anything starts.
+
+docs/memory.md has each formula. N parameters, of which T are trained; b bytes of a number in the
+body, 4 or 2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.models.directory import policy_directory, read_config
+from grpo_trainable.models.hf.directory import is_hugging_face, refuse_unusable
+from grpo_trainable.models.model_config import PRESETS, ModelConfig
+from grpo_trainable.models.shape import HELD, PolicySettings
+from tuning.model_dimensions import KNOWN, Dimensions, dimensions_of, stored_parameters
+
+FLOAT = 4  # bytes of a float32
+# What a prompt is taken to have where the context leaves room for it: prompts are read later.
+PROMPT_TOKENS = 256
+CHECKPOINT = "checkpoint"
+PUBLISHED = "published snapshot"  # the first of several learners alone has one
+# A process that has imported torch and ray holds about this, measured on Linux without a GPU.
+PROCESS_BYTES = 350_000_000
+# One that plays has imported neither; an environment of the user's may need more.
+ENVIRONMENT_BYTES = 30_000_000
+# A token of a rollout: id and reference log-prob, log-prob, version, round, and the mask's byte.
+TOKEN_BYTES = 8 + 4 + 4 + 4 + 4 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One thing that takes memory, in the actor that holds it."""
+
+    what: str
+    bytes: int
+    gpus: float = 0.0  # GPUs that the actor reserves; 0: it is in main memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one trial takes at its peak."""
+
+    parts: Sequence[Part]
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(part.bytes for part in self.parts if not part.gpus)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """All GPUs together."""
+        return sum(part.bytes for part in self.parts if part.gpus)
+
+    def __str__(self) -> str:
+        """The sum and the parts, the largest first, in one line."""
+        merged: dict[str, int] = {}
+        for part in self.parts:
+            merged[part.what] = merged.get(part.what, 0) + part.bytes
+        largest = sorted(merged.items(), key=lambda item: -item[1])
+        return ", ".join(f"{what} {size(count)}" for what, count in largest if count)
+
+
+def size(count: int) -> str:
+    """Bytes in GB or MB, for people."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{max(1, round(count / 1e6))} MB"
+
+
+# ---- The policy ------------------------------------------------------------------------------
+
+
+def policy_dimensions(model: PolicySettings) -> Dimensions | None:
+    """The sizes of the policy that a trial starts from; None where its files do not tell.
+
+    A hub id that presets name is known without being here.
+
+    Raises:
+        ValueError: the directory cannot be used, in one line that begins with it.
+    """
+    if model.env is not None:
+        return None
+    if model.path in KNOWN:
+        return dimensions_of(KNOWN[model.path])
+    directory = policy_directory(model)
+    if directory is None or not is_hugging_face(directory):
+        return _of_ours(PRESETS[model.preset] if directory is None else read_config(directory))
+    refuse_unusable(directory)  # says best what is wrong with it
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    found = dimensions_of(config)
+    return found and replace(found, parameters=stored_parameters(directory))
+
+
+def _of_ours(config: ModelConfig) -> Dimensions:
+    head = config.vocab_size * config.d_model
+    norms = (2 * config.num_layers + 1) * config.d_model
+    return Dimensions(
+        hidden=config.d_model,
+        layers=config.num_layers,
+        heads=config.num_heads,
+        kv_heads=config.num_heads,
+        head_dim=config.head_dim,
+        inner=config.d_ff,
+        vocab=config.vocab_size,
+        context=config.context_length,
+        parameters=config.matmul_parameters + norms + head * (1 if config.tied_head else 2),
+        ours=True,
+    )
+
+
+# ---- A trial ---------------------------------------------------------------------------------
+
+
+def estimate(
+    config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None = None
+) -> Estimate:
+    """What a trial with this policy, and this teacher, takes at its peak, all actors together."""
+    trial = _Trial(config, dimensions, teacher)
+    r = config.resources
+    if config.placement == "colocated":
+        # One process does one after the other, and what is freed in between is used again.
+        held = [*trial.learner(), *trial.sampling_weights()]
+        phases = trial.training(), trial.sampling(), trial.loading()
+        actors = [(r.worker_gpus, [*held, *max(phases, key=_sum)])]
+    else:
+        first = [*trial.learner(), *max(trial.training(), trial.loading(), key=_sum)]
+        other = [part for part in first if part.what != PUBLISHED]
+        learners = [first, *[other] * (r.num_learners - 1)]
+        generator = [*trial.sampling_weights(), *trial.sampling()]
+        actors = [(r.learner_gpus, parts) for parts in learners]
+        actors += [(r.generator_gpus, generator)] * r.num_generators
+    parts = [
+        Part(what=part.what, bytes=part.bytes, gpus=gpus) for gpus, held in actors for part in held
+    ]
+    processes = (1 + len(actors)) * PROCESS_BYTES
+    rest = [
+        Part(what="buffer", bytes=trial.buffer_bytes()),
+        Part(what=CHECKPOINT, bytes=trial.checkpoint_host_bytes()),
+        Part(what="processes", bytes=processes + _beside(config)),
+    ]
+    return Estimate(parts=[*parts, *rest])
+
+
+def _beside(config: GRPOConfig) -> int:
+    """Bytes of the processes that score, or play the groups of a chunk, of all that sample."""
+    r = config.resources
+    samplers = 1 if config.placement == "colocated" else r.num_generators
+    if config.env.plays:
+        return samplers * schedule.unit_prompts(config) * ENVIRONMENT_BYTES
+    scored_apart = sum(trial.task.is_scored_apart for trial in config.alone)
+    return samplers * scored_apart * r.reward_workers * PROCESS_BYTES
+
+
+def _sum(parts: Sequence[Part]) -> int:
+    return sum(part.bytes for part in parts)
+
+
+class _Trial:
+    """The parts of one trial. Every number of bytes is that of one actor."""
+
+    def __init__(
+        self, config: GRPOConfig, dimensions: Dimensions, teacher: Dimensions | None
+    ) -> None:
+        self.config, self.size, self.teacher = config, dimensions, teacher
+        model, rollout = config.model, config.rollout
+        self.body = 2 if model.dtype == "bfloat16" else FLOAT  # b
+        self.lora = model.lora_rank is not None
+        self.trained = (
+            dimensions.parameters
+            if model.lora_rank is None
+            else dimensions.adapter_parameters(model.lora_rank, model.lora_targets)
+        )
+        room = max(1, dimensions.context - rollout.max_new_tokens)
+        self.prompt_tokens = min(PROMPT_TOKENS, room)
+        self.row_tokens = self.prompt_tokens + rollout.max_new_tokens
+
+    @property
+    def own_critic(self) -> bool:
+        return self.config.has_critic and self.config.critic.body == "own"
+
+    @property
+    def weights_bytes(self) -> int:
+        """The bytes of one copy of the weights, N b (docs/memory.md)."""
+        return self.size.parameters * self.body
+
+    # ---- What is held all the time -----------------------------------------------------------
+
+    def learner(self) -> list[Part]:
+        """Weights, gradients, moments and master weights; reference and teacher; the published
+        snapshot. Of learners that hold them between them, what each has."""
+        r = self.config.resources
+        adapters = self.trained * FLOAT if self.lora else 0
+        masters = self.master_bytes
+        # Adapters are turned off for the reference: nothing is held twice.
+        reference = self.config.reference_role == "learner" and not self.lora
+        teacher = 0 if self.teacher is None else self.teacher.parameters * self.body
+        travel = 2 if self.config.transport_dtype == "bfloat16" else self.body
+        # The first learner gathers all of them before it takes the snapshot.
+        gathered = self.weights_bytes if self.sharers > 1 else 0
+        return [
+            Part(what="weights", bytes=(self.weights_bytes + adapters) // self.sharers),
+            Part(what="gradients", bytes=self.trained * FLOAT // self.sharers),
+            Part(what="optimizer moments", bytes=2 * self.trained * FLOAT // self.sharers),
+            Part(what="master weights", bytes=masters),
+            Part(what="reference", bytes=self.weights_bytes // self.sharers if reference else 0),
+            Part(what="teacher", bytes=teacher // self.sharers),
+            Part(what="gathered layers", bytes=self.gathered_bytes()),
+            Part(what=PUBLISHED, bytes=self.size.parameters * travel + gathered + self.apart_bytes),
+            Part(what="critic", bytes=self.critic_bytes(adapters + masters)),
+            # Kept where learners go on when another one is lost.
+            Part(what="copy to go back to", bytes=self.state_bytes() if r.elastic else 0),
+        ]
+
+    @property
+    def _bodies(self) -> int:
+        return 2 if self.own_critic else 1
+
+    @property
+    def apart_bytes(self) -> int:
+        """Bytes of adapters that travel, and are sampled with, beside the model."""
+        return self.trained * FLOAT if self.config.adapters_apart else 0
+
+    def state_bytes(self) -> int:
+        """Bytes of what a checkpoint has of the learners: parameters, master weights, moments."""
+        parameters = self.trained * FLOAT if self.lora else self.weights_bytes
+        return self._bodies * (parameters + self.master_bytes + 2 * self.trained * FLOAT)
+
+    @property
+    def master_bytes(self) -> int:
+        return 0 if self.lora or self.body == FLOAT else self.trained * FLOAT
+
+    @property
+    def sharers(self) -> int:
+        """Learners that hold a policy between them."""
+        r = self.config.resources
+        return r.num_learners if r.learner_strategy == "fsdp2" else 1
+
+    def gathered_bytes(self) -> int:
+        """Parameters and gradients that a learner has whole while a pass needs them: what lies
+        outside the layers, and two layers, of which the next is on its way."""
+        if self.sharers == 1:
+            return 0
+        outside = min(self.size.parameters, 2 * self.size.vocab * self.size.hidden)
+        layer = (self.size.parameters - outside) // self.size.layers
+        return 2 * (outside + 2 * layer) * self.body
+
+    def critic_bytes(self, beside: int) -> int:
+        """A body that the critic has for itself, with gradients, moments and what is held `beside`
+        it; its head is a vector."""
+        if not self.own_critic:
+            return 0
+        return self.weights_bytes + beside + 3 * self.trained * FLOAT
+
+    def sampling_weights(self) -> list[Part]:
+        """The generator's own copy, and the reference where the generator has it."""
+        reference = self.config.reference_role == "generator"
+        narrow = self.config.model.sampler_dtype == "bfloat16"
+        weights = self.size.parameters * 2 if narrow else self.weights_bytes
+        return [
+            Part(what="sampling weights", bytes=weights + self.apart_bytes),
+            Part(what="reference", bytes=self.weights_bytes if reference else 0),
+        ]
+
+    # ---- What comes and goes -----------------------------------------------------------------
+
+    def sampling(self) -> list[Part]:
+        """KV cache, and logits beside their probabilities, of the rows of one call."""
+        rows, size = schedule.most_rows(self.config), self.size
+        # Storage of the cache for rows; a slot has a place on each of its shelves.
+        places, slots = rows, self.config.rollout.slots
+        if slots is not None:
+            rows, places = slots, 2 * slots
+        of_cache = FLOAT if size.ours else self.body
+        token = 2 * size.layers * size.keys * of_cache
+        head = size.vocab * size.hidden * FLOAT if self._widens_head else 0
+        return [
+            Part(what="KV cache", bytes=places * self.row_tokens * token),
+            Part(what="sampling logits", bytes=2 * rows * size.vocab * FLOAT + head),
+        ]
+
+    def training(self) -> list[Part]:
+        """Activations of a microbatch, and its head."""
+        rows = self.microbatch_rows()
+        responses = rows * self.config.rollout.max_new_tokens
+        size = self.size
+        probabilities = min(responses * size.vocab, max(size.vocab, HELD))
+        matrix = size.vocab * size.hidden * FLOAT
+        # The gradient of the head as it is made, and the head itself in float32.
+        matrices = matrix * ((not self.lora) + self._widens_head)
+        hidden = 2 * responses * size.hidden * FLOAT
+        tokens = rows * (self.row_tokens - 1)
+        return [
+            Part(
+                what="activations", bytes=tokens * self.activation_bytes() * (1 + self.own_critic)
+            ),
+            Part(what="head", bytes=probabilities * FLOAT + matrices + hidden),
+        ]
+
+    def loading(self) -> list[Part]:
+        """What a learner reads of a checkpoint, less gradients and moments, which it has not yet.
+
+        All of it is read, also where learners hold a policy between them.
+        """
+        if self._trains_on_gpu:
+            return []
+        shares = 1 / self.sharers + self._bodies - 1
+        waiting = int(shares * 3 * self.trained * FLOAT)
+        return [Part(what=CHECKPOINT, bytes=max(0, self.state_bytes() - waiting))]
+
+    def checkpoint_host_bytes(self) -> int:
+        """Bytes of main memory into which learners with GPUs read a checkpoint."""
+        learners = self.config.resources.num_learners
+        return learners * self.state_bytes() if self._trains_on_gpu else 0
+
+    @property
+    def _widens_head(self) -> bool:
+        return self.body < FLOAT and self.config.model.head_fp32
+
+    def microbatch_rows(self) -> int:
+        """Rows of the largest microbatch, each as long as can be."""
+        optim, rollout = self.config.optim, self.config.rollout
+        most = optim.microbatch
+        if optim.microbatch_tokens is not None:
+            most = max(1, optim.microbatch_tokens // (self.row_tokens - 1))
+        return min(most, rollout.prompts * rollout.group_size)
+
+    def activation_bytes(self) -> int:
+        """What autograd keeps of one token for the backward pass, all layers together."""
+        size, layer = self.size, sum(self._activations_of_a_layer())
+        around = 3 * size.hidden * self.body  # embedding and last norm
+        if not self.config.model.gradient_checkpointing:
+            return size.layers * layer + around
+        # The input of each layer, and one layer whose activations are computed again.
+        return size.layers * size.hidden * self.body + layer + around
+
+    @property
+    def _trains_on_gpu(self) -> bool:
+        r = self.config.resources
+        return (r.worker_gpus if self.config.placement == "colocated" else r.learner_gpus) > 0
+
+    def _activations_of_a_layer(self) -> Iterator[int]:
+        """Counted over the tensors that autograd keeps; a test compares them with real ones."""
+        d, f = self.size.hidden, self.size.inner
+        q, k = self.size.queries, self.size.keys
+        yield FLOAT * (self.size.heads + 2)  # a log-sum for each head, a root mean square a norm
+        if self.size.ours:
+            yield FLOAT * (12 * d + 4 * f)
+            return
+        yield self.body * (6 * d + 2 * q + 2 * k + 4 * f)
+        if self.body < FLOAT:
+            yield FLOAT * d  # norms compute in float32
+            yield 0 if self._trains_on_gpu else 6 * q + 4 * k  # a CPU's attention does as well
+        if self.size.normed_heads:
+            yield (8 if self.body == FLOAT else 6) * (q + k)
+        if self.lora and self.body < FLOAT:
+            yield FLOAT * (5 * d + q + f)  # the input of every adapter, in float32
+
+    # ---- The trial's own process -------------------------------------------------------------
+
+    def buffer_bytes(self) -> int:
+        """The rollouts of the rounds that are kept or under way, in the trial's process."""
+        config = self.config
+        rounds = config.buffer_capacity + config.lag
+        response = config.rollout.max_new_tokens * TOKEN_BYTES
+        prompts = schedule.prompts_per_round(config) * self.prompt_tokens * 8
+        return rounds * (schedule.responses_per_round(config) * response + prompts)
