@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpo_trainable.control.policy import ControlPolicy
+from grpo_trainable.control.policy import ControlPolicy, build_control_policy
 from grpo_trainable.control.spaces import episode_seed, make_environment
 from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.engines.loaded_weights import LoadedWeights
 from grpo_trainable.engines.local import common_limits
 from grpo_trainable.engines.recorded import RecordedRow, as_group
 from grpo_trainable.models.sampling import uniforms
-from grpo_trainable.models.store import build_control_policy
 from grpo_trainable.plugins import one_line
 from grpo_trainable.protocol.rollout import Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, as_score

@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from grpo_trainable.control.spaces import CONVOLUTIONS, Spaces, convolved
-from grpo_trainable.models.policy import NamedWeights
+from grpo_trainable.control.spaces import CONVOLUTIONS, Spaces, convolved, spaces_of
+from grpo_trainable.control.tokenizer import control_tokenizer
+from grpo_trainable.models.policy import ActingPolicy
+from grpo_trainable.models.shape import PolicySettings
+from grpo_trainable.models.tokenizer import Tokenizer
 
 WIDTH = 64  # of the two layers that see numbers
 IMAGE_WIDTH = 128  # of the layer behind the convolutions
@@ -20,7 +23,7 @@ LOG_STD = -0.5  # of a continuous action at the start
 LOG_STD_RANGE = (-5.0, 2.0)
 
 
-class ControlPolicy(NamedWeights):
+class ControlPolicy(ActingPolicy):
     """Two layers of tanh for numbers, or three convolutions for an image; then one matrix.
 
     A discrete action has the law softmax(logits / temperature). A continuous one is tanh(z), spread
@@ -56,6 +59,16 @@ class ControlPolicy(NamedWeights):
     def head_weight(self) -> Tensor:
         """The weights of the last matrix, (choices or A, D)."""
         return self.head.weight
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        """(numbers,), or (height, width, channels) of an image."""
+        return self.spaces.observation
+
+    @property
+    def action_numbers(self) -> int:
+        """Numbers of a continuous action; 0 where actions are discrete."""
+        return self.spaces.action_numbers
 
     def hidden(self, observations: Tensor) -> Tensor:
         """Hidden states (T, D) of observations (T, …)."""
@@ -141,3 +154,14 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 def _normal(uniform: Tensor) -> Tensor:
     """Standard normal numbers by inverse CDF; a draw is the middle of the 2^-24 it stands for."""
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
+
+
+def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolicy, Tokenizer]:
+    """Build the policy that acts in the environment `model.env`, with random weights from `seed`.
+
+    Raises:
+        ValueError: the environment cannot be had, or has spaces that no policy here has.
+    """
+    assert model.env is not None, "others act in no environment"
+    spaces = spaces_of(model.env)
+    return ControlPolicy(spaces, seed), control_tokenizer(spaces)

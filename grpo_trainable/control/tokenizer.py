@@ -1,13 +1,18 @@
-"""Names for what a control policy does, so that its episodes have tokens as a text has."""
+"""Names for what a control policy does, so that its episodes have tokens as a text has.
+
+No torch is imported: the command asks for shape and tokenizer before anything starts.
+"""
 
 from __future__ import annotations
 
 import tokenizers
 from tokenizers import models
 
-from grpo_trainable.control.spaces import Spaces
+from grpo_trainable.control.spaces import Spaces, spaces_of
+from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
+MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so nothing bounds an episode
 PROMPT = "begin"  # stands for any prompt
 NUMBERS = "act"  # stands for any action of numbers
 
@@ -21,3 +26,13 @@ def control_tokenizer(spaces: Spaces) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=PROMPT))
     backend.add_special_tokens([END_OF_TEXT, PAD])
     return Tokenizer.of_ours(backend)
+
+
+def describe_control_policy(env: str) -> tuple[PolicyShape, Tokenizer]:
+    """Return the shape and the tokenizer of the policy that acts in an environment.
+
+    Raises:
+        ValueError: the environment cannot be had, or has spaces that no policy here has.
+    """
+    tokenizer = control_tokenizer(spaces_of(env))
+    return PolicyShape(context_length=MOST_STEPS, vocab_size=tokenizer.vocab_size), tokenizer

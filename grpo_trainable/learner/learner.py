@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig, threads
-from grpo_trainable.control.policy import ControlPolicy
 from grpo_trainable.learner.advantages import critic_figures
 from grpo_trainable.learner.gradient_steps import GradientSteps
 from grpo_trainable.learner.kl_monitor import KLMonitor
 from grpo_trainable.learner.log_probs import LogProbs, Reference, ScoredBatch
-from grpo_trainable.learner.minibatches import largest_microbatch, step_rows, with_spaces
+from grpo_trainable.learner.minibatches import largest_microbatch, step_rows, with_observations
 from grpo_trainable.learner.ranks import ALONE, Ranks
 from grpo_trainable.learner.round_batches import RoundBatches
 from grpo_trainable.learner.teacher import build_teacher
 from grpo_trainable.learner.training_state import TrainingState
+from grpo_trainable.models.policy import ActingPolicy
 from grpo_trainable.models.store import build_any_trained_policy
 from grpo_trainable.protocol.checksums import checksum
 from grpo_trainable.protocol.messages import (
@@ -36,7 +36,6 @@ from grpo_trainable.protocol.messages import (
 from grpo_trainable.protocol.rollout import LiveWeights, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import StagingSender, WeightSender
 from grpo_trainable.storage.checkpointing import LearnerFiles
-from grpo_trainable.tasks.stop_rules import end_ids
 from grpo_trainable.telemetry.actor_process import RoleContext, keep_freed_memory
 from grpo_trainable.telemetry.progress import steps_done
 from grpo_trainable.telemetry.timers import StageClock, now
@@ -106,7 +105,7 @@ class Learner:
         )
         device, ranks = self._context.device, self._ranks
         policy = model.to(device)
-        self._end_ids = end_ids(config, tokenizer)
+        self._end_ids = tokenizer.end_ids_with(config.rollout.stop)
         self._log_probs = LogProbs(config, self._end_ids, ranks)
         untrained = policy.without_adapters()
         reference_checksum = checksum((untrained or policy).weights())
@@ -144,8 +143,8 @@ class Learner:
         """
         with self._context.call():
             micro = largest_microbatch(self.config, prompt_tokens, self._end_ids)
-            if isinstance(self.policy, ControlPolicy):
-                micro = with_spaces(micro, self.policy.spaces)
+            if isinstance(self.policy, ActingPolicy):
+                micro = with_observations(micro, self.policy)
             micro = micro.to(self._context.device)
             # Every rank needs a microbatch of a pass that they share: where they hold a policy
             # between them, one without any would be waited for.

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.control.policy import ControlPolicy
 from grpo_trainable.learner.minibatches import microbatches
 from grpo_trainable.learner.ranks import ALONE, Ranks
-from grpo_trainable.models.policy import NamedWeights, Policy
+from grpo_trainable.models.policy import ActingPolicy, NamedWeights, Policy
 from grpo_trainable.models.scoring import response_states, state_log_probs
 from grpo_trainable.models.store import build_any_policy
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch, by_group, collate
-from grpo_trainable.tasks.stop_rules import end_ids
 
 
 class LogProbs:
@@ -37,7 +35,7 @@ class LogProbs:
         self, model: NamedWeights, states: Tensor, batch: TrainBatch
     ) -> tuple[Tensor, Tensor]:
         """The same from the `states_of` the batch, (T, D)."""
-        if isinstance(model, ControlPolicy):
+        if isinstance(model, ActingPolicy):
             return self._of_actions(model, states, batch)
         assert isinstance(model, Policy), "there is no other kind"
         return state_log_probs(
@@ -51,7 +49,7 @@ class LogProbs:
         )
 
     def _of_actions(
-        self, model: ControlPolicy, states: Tensor, batch: TrainBatch
+        self, model: ActingPolicy, states: Tensor, batch: TrainBatch
     ) -> tuple[Tensor, Tensor]:
         mask = batch.response_mask
         taken = batch.target_ids if batch.actions is None else batch.actions
@@ -73,7 +71,7 @@ class LogProbs:
 
 def states_of(model: NamedWeights, batch: TrainBatch) -> Tensor:
     """Hidden states (T, D) of the positions that predict what was sampled, row by row."""
-    if isinstance(model, ControlPolicy):
+    if isinstance(model, ActingPolicy):
         assert batch.observations is not None, "an episode of control has them"
         return model.hidden(batch.observations[batch.response_mask])
     assert isinstance(model, Policy), "there is no other kind"
@@ -148,7 +146,7 @@ class Reference:
         self.model = ranks.divide(policy.requires_grad_(False))
         self._device = device
         self._pad_id = tokenizer.pad_id
-        self._log_probs = LogProbs(config, end_ids(config, tokenizer), ranks)
+        self._log_probs = LogProbs(config, tokenizer.end_ids_with(config.rollout.stop), ranks)
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """(B, S), in nats; 0 off the mask."""

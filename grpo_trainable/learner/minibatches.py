@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.control.spaces import Spaces
 from grpo_trainable.learner.dealing import deal
 from grpo_trainable.learner.ranks import ALONE, Ranks
+from grpo_trainable.models.policy import ActingPolicy
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.progress import advance
 
@@ -101,13 +101,13 @@ def largest_microbatch(
     )
 
 
-def with_spaces(batch: TrainBatch, spaces: Spaces) -> TrainBatch:
-    """A made-up batch as the rows of a control policy, which sees nothing and does nothing."""
-    shape, numbers = batch.input_ids.shape, spaces.action_numbers
+def with_observations(batch: TrainBatch, policy: ActingPolicy) -> TrainBatch:
+    """A made-up batch as the rows of a policy that acts: it observes zeros and does nothing."""
+    shape, numbers = batch.input_ids.shape, policy.action_numbers
     return replace(
         batch,
         target_ids=torch.zeros_like(batch.target_ids),
-        observations=torch.zeros(*shape, *spaces.observation),
+        observations=torch.zeros(*shape, *policy.observation_shape),
         actions=torch.zeros(*shape, numbers) if numbers else None,
     )
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from grpo_trainable.control.spaces import spaces_of
-from grpo_trainable.control.tokenizer import control_tokenizer
 from grpo_trainable.models.hf import directory as hf_directory
 from grpo_trainable.models.hf.directory import is_hugging_face, local_directory
 from grpo_trainable.models.hf.lora_targets import refuse_unknown_targets
@@ -25,6 +23,7 @@ from grpo_trainable.models.model_config import (
 )
 from grpo_trainable.models.shape import PolicySettings, PolicyShape
 from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.plugins import load
 
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
@@ -33,7 +32,9 @@ ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
 GAMES_POLICY = ASSETS / "games"  # it plays at random
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
-MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so nothing bounds an episode
+# Called with `model.env`, returns (PolicyShape, Tokenizer). Loaded by name, like an engine: what acts
+# in environments builds on models.
+DESCRIBE_ACTING = "grpo_trainable.control.tokenizer:describe_control_policy"
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 
 
@@ -140,8 +141,7 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
 def policy_shape(model: PolicySettings) -> PolicyShape:
     """The shape of the policy that `build_policy` builds."""
     if model.env is not None:
-        vocab_size = control_tokenizer(spaces_of(model.env)).vocab_size
-        return PolicyShape(context_length=MOST_STEPS, vocab_size=vocab_size)
+        return _acting(model.env)[0]
     directory = policy_directory(model)
     if directory is not None and is_hugging_face(directory):
         return hf_directory.read_shape(directory)
@@ -152,9 +152,13 @@ def policy_shape(model: PolicySettings) -> PolicyShape:
 def policy_tokenizer(model: PolicySettings) -> Tokenizer:
     """The tokenizer of the policy that `build_policy` builds."""
     if model.env is not None:
-        return control_tokenizer(spaces_of(model.env))
+        return _acting(model.env)[1]
     directory = policy_directory(model)
     return read_tokenizer(None if directory is None else str(directory))
+
+
+def _acting(env: str) -> tuple[PolicyShape, Tokenizer]:
+    return load("model.env", DESCRIBE_ACTING)(env)
 
 
 def read_tokenizer(path: str | None) -> Tokenizer:

@@ -1,6 +1,6 @@
-"""What the learner, scoring and engines know of a language model.
+"""What the learner, scoring and engines know of a policy.
 
-B rows, S positions, D width of the hidden states, V vocabulary.
+B rows, S positions, D width of the hidden states, V vocabulary; T steps of episodes.
 """
 
 from __future__ import annotations
@@ -104,6 +104,31 @@ class Policy(NamedWeights):
     def refuse_too_long(self, length: int) -> None:
         if length > self.context_length:
             raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
+
+
+class ActingPolicy(NamedWeights):
+    """A policy that acts on what it observes in an environment, by a law of actions of its own."""
+
+    @property
+    @abstractmethod
+    def observation_shape(self) -> tuple[int, ...]:
+        """The shape of one observation."""
+
+    @property
+    @abstractmethod
+    def action_numbers(self) -> int:
+        """Numbers of a continuous action; 0 where actions are discrete."""
+
+    @abstractmethod
+    def hidden(self, observations: Tensor) -> Tensor:
+        """Hidden states (T, D) of observations (T, …)."""
+
+    @abstractmethod
+    def log_probs(
+        self, hidden_TD: Tensor, actions: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropy (T,) in nats of actions that were taken: (T,) int64, or numbers (T,
+        `action_numbers`). The entropy carries no gradient."""
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -11,9 +11,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from grpo_trainable.control.policy import ControlPolicy
-from grpo_trainable.control.spaces import spaces_of
-from grpo_trainable.control.tokenizer import control_tokenizer
 from grpo_trainable.models.directory import (
     WEIGHTS,
     policy_directory,
@@ -25,14 +22,18 @@ from grpo_trainable.models.hf import directory as hf_directory
 from grpo_trainable.models.hf.directory import is_hugging_face
 from grpo_trainable.models.model_config import PRESETS
 from grpo_trainable.models.parameters import copy_parameters, unique_parameters
-from grpo_trainable.models.policy import NamedWeights, Policy
+from grpo_trainable.models.policy import ActingPolicy, NamedWeights, Policy
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.plugins import load
 
 if TYPE_CHECKING:
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
+
+# Called with `config.model` and a seed, returns (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
+BUILD_ACTING = "grpo_trainable.control.policy:build_control_policy"
 
 # ---- Of ours -----------------------------------------------------------------------------------
 
@@ -77,24 +78,16 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
 
 
 def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
-    """The policy that a config's `model` names, as `build_policy` or `build_control_policy` build
-    it.
+    """The policy that a config's `model` names: a language model, or what acts in `model.env`.
 
     Raises:
-        ValueError: as they do.
+        ValueError: as `build_policy`, or the environment cannot be had.
     """
-    return (build_policy if model.env is None else build_control_policy)(model, seed)
+    return build_policy(model, seed) if model.env is None else _build_acting(model, seed)
 
 
-def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolicy, Tokenizer]:
-    """The policy that acts in the environment `model.env`, with random weights drawn from `seed`.
-
-    Raises:
-        ValueError: the environment cannot be had, or has spaces that no policy here has.
-    """
-    assert model.env is not None, "others act in no environment"
-    spaces = spaces_of(model.env)
-    return ControlPolicy(spaces, seed), control_tokenizer(spaces)
+def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Tokenizer]:
+    return load("model.env", BUILD_ACTING)(model, seed)
 
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
@@ -131,13 +124,13 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 def build_any_trained_policy(
     model: PolicySettings, seed: int, *, adapters_apart: bool = False
 ) -> tuple[NamedWeights, Tokenizer]:
-    """The same for the learner, as `build_trained_policy` or `build_control_policy` build it.
+    """The same for the learner.
 
     Raises:
-        ValueError: as they do.
+        ValueError: as `build_any_policy`.
     """
     if model.env is not None:
-        return build_control_policy(model, seed)
+        return _build_acting(model, seed)
     return build_trained_policy(model, seed, adapters_apart=adapters_apart)
 
 

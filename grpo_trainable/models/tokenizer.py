@@ -116,6 +116,12 @@ class Tokenizer:
         finally:
             self._backend.encode_special_tokens = True
 
+    def end_ids_with(self, stop: Sequence[str] | None) -> tuple[int, ...]:
+        """Return `end_ids` and the special tokens that `rollout.stop` spells, each once."""
+        asked = (self.special_tokens.get(text) for text in stop or ())
+        ids = (*self.end_ids, *(index for index in asked if index is not None))
+        return tuple(dict.fromkeys(ids))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`. Special tokens and ids outside the vocabulary are left out.
 

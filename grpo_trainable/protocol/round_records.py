@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
     from torch import Tensor
 
     from grpo_trainable.protocol.rollout import RolloutGroup
-    from grpo_trainable.tasks import JSONValue
 
 DETAILS = "details"
 
@@ -47,8 +46,8 @@ class RoundDetails:
 
 
 # Example -> the text of the prompt; the task of a mix that it is of, None without a mix; and its
-# true answer.
-Prompt = Callable[[int], "tuple[str, str | None, JSONValue]"]
+# true answer, as JSON.
+Prompt = Callable[[int], "tuple[str, str | None, Any]"]
 Decode = Callable[[list[int]], str]
 
 

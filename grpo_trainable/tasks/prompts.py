@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.models.hf.chat import chat_template
 from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.plugins import load
 from grpo_trainable.protocol.rollout import Request, SamplingLimits
 from grpo_trainable.tasks import (
     TASKS,
@@ -23,7 +24,7 @@ from grpo_trainable.tasks import (
 )
 from grpo_trainable.tasks.custom import CustomTask
 from grpo_trainable.tasks.mix import MixTask, mixture_of
-from grpo_trainable.tasks.stop_rules import end_ids, interruption, stop_strings
+from grpo_trainable.tasks.stop_rules import interruption, stop_strings
 
 
 def build_task(config: GRPOConfig) -> Task | MixTask:
@@ -44,7 +45,7 @@ def _build_one(config: GRPOConfig) -> Task:
     if task.is_custom:
         rewards = not config.env.plays
         return CustomTask(task.name, dict(task.own), config.seed, rewards=rewards)
-    return TASKS[task.name](task, config.seed)
+    return load("task.name", TASKS[task.name])(task, config.seed)
 
 
 class Prompts:
@@ -82,7 +83,7 @@ class Prompts:
                 min_new_tokens=rollout.min_new_tokens,
                 max_new_tokens=rollout.max_new_tokens,
                 temperature=temperature,
-                end_ids=end_ids(config, tokenizer),
+                end_ids=tokenizer.end_ids_with(rollout.stop),
                 stop_strings=stop_strings(config, tokenizer, task),
                 interruption=interrupted,
             )

@@ -1,5 +1,7 @@
-"""What ends a response besides its length, ids and strings, and what interrupts it: by a trial's
-settings and task."""
+"""Which strings end a response, and what interrupts it: by a trial's settings and task.
+
+The ids that end it are the tokenizer's (`Tokenizer.end_ids_with`).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,6 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import Interruption
 from grpo_trainable.tasks import Task
 from grpo_trainable.tasks.mix import MixTask
-
-
-def end_ids(config: GRPOConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokenizer's end ids, and the special tokens that `rollout.stop` spells."""
-    asked = (tokenizer.special_tokens.get(text) for text in config.rollout.stop or ())
-    ids = (*tokenizer.end_ids, *(index for index in asked if index is not None))
-    return tuple(dict.fromkeys(ids))
 
 
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:

@@ -12,9 +12,8 @@ from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.protocol.rollout import SamplingLimits
 from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.templates import SHORT, prompt_of
-from grpo_trainable.tools.pretraining.corpus import Document, encode
+from grpo_trainable.tools.pretraining.corpus import Document, Measurements, encode
 from grpo_trainable.tools.pretraining.measuring import (
-    Measurements,
     Response,
     described,
     first_samples,

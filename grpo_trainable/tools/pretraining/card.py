@@ -10,7 +10,7 @@ import tokenizers
 import torch
 
 from grpo_trainable.models.model_config import ModelConfig
-from grpo_trainable.tools.pretraining.measuring import Measurements
+from grpo_trainable.tools.pretraining.corpus import Measurements
 from grpo_trainable.tools.pretraining.recipe import Recipe
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_trainable.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from grpo_trainable.models.transformer import TransformerLM
-    from grpo_trainable.tools.pretraining.measuring import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +18,17 @@ class Document:
 
     prompt: str
     response: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What was measured of a policy, for its card."""
+
+    facts: dict[str, Any]  # name -> value, as JSON
+    how: dict[str, str]  # name -> how it was measured
+    rows: list[tuple[str, str, str]]  # rows of a table: what, its value in words, the fact's name
+    sampling: str  # how the samples were sampled
+    headline: str  # the most important of it, in a line
 
 
 @dataclass(frozen=True, kw_only=True)

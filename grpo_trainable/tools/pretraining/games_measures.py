@@ -14,8 +14,8 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.tasks import Score
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from grpo_trainable.tools.pretraining.corpus import Document, encode
-from grpo_trainable.tools.pretraining.measuring import Measurements, described, mean_loss
+from grpo_trainable.tools.pretraining.corpus import Document, Measurements, encode
+from grpo_trainable.tools.pretraining.measuring import described, mean_loss
 
 EPISODES = 1024  # episodes of each game
 GROUPS_AT_ONCE = 8  # each has a process

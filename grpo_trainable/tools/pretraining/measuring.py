@@ -22,17 +22,6 @@ PROMPTS_AT_ONCE = 32
 CARD_SAMPLES = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """What was measured of a policy, for its card."""
-
-    facts: dict[str, Any]  # name -> value, as JSON
-    how: dict[str, str]  # name -> how it was measured
-    rows: list[tuple[str, str, str]]  # rows of a table: what, its value in words, the fact's name
-    sampling: str  # how the samples were sampled
-    headline: str  # the most important of it, in a line
-
-
 @torch.no_grad()
 def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
     """Nats per response token, end-of-text included, over all tokens of `rows`."""

@@ -15,10 +15,9 @@ from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.tools.pretraining.arithmetic_corpus import arithmetic_corpus
 from grpo_trainable.tools.pretraining.card import card_text, make_card
-from grpo_trainable.tools.pretraining.corpus import Corpus, check_prompts, encode
+from grpo_trainable.tools.pretraining.corpus import Corpus, Measurements, check_prompts, encode
 from grpo_trainable.tools.pretraining.file_corpus import file_corpus
 from grpo_trainable.tools.pretraining.games_corpus import games_corpus
-from grpo_trainable.tools.pretraining.measuring import Measurements
 from grpo_trainable.tools.pretraining.recipe import Recipe
 from grpo_trainable.tools.pretraining.story_corpus import story_corpus
 from grpo_trainable.tools.pretraining.training import train

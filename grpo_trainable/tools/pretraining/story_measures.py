@@ -12,9 +12,8 @@ from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.protocol.rollout import SamplingLimits
 from grpo_trainable.tasks.keyword import NOUNS_FILE, KeywordTask, read_keywords, split_of
 from grpo_trainable.tasks.messages import as_text
-from grpo_trainable.tools.pretraining.corpus import Document, encode
+from grpo_trainable.tools.pretraining.corpus import Document, Measurements, encode
 from grpo_trainable.tools.pretraining.measuring import (
-    Measurements,
     Response,
     described,
     distinct_trigram_share,

@@ -11,10 +11,10 @@ from conftest import untimed
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.control.engine import ControlEngine, build_control_engine
+from grpo_trainable.control.policy import build_control_policy
 from grpo_trainable.control.spaces import spaces_of
 from grpo_trainable.engines.engine import EngineSetup
 from grpo_trainable.learner.log_probs import LogProbs
-from grpo_trainable.models.store import build_control_policy
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, collate
 from grpo_trainable.tasks import RewardError, Score
 from grpo_trainable.tasks.prompts import Prompts, build_task

@@ -14,12 +14,12 @@ from grpo_trainable.algo.advantages import group_mean
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.control.policy import ControlPolicy
 from grpo_trainable.control.spaces import HELD_OUT, Spaces, episode_seed
+from grpo_trainable.control.task import ControlTask
 from grpo_trainable.control.tokenizer import control_tokenizer
 from grpo_trainable.learner.log_probs import LogProbs
-from grpo_trainable.learner.minibatches import largest_microbatch, with_spaces
+from grpo_trainable.learner.minibatches import largest_microbatch
 from grpo_trainable.learner.reward_shaping import token_rewards
 from grpo_trainable.protocol.rollout import RolloutGroup, collate
-from grpo_trainable.tasks import ControlTask
 
 pytestmark = pytest.mark.numerics
 
@@ -255,8 +255,9 @@ def test_each_action_answers_for_what_it_earned():
 @pytest.mark.parametrize("spaces", [CHOICES, NUMBERS, IMAGE])
 def test_a_made_up_microbatch_runs_through_the_policy(spaces: Spaces):
     config = GRPOConfig.from_dict({"task": {"name": "control"}, "rollout": {"max_new_tokens": 3}})
-    micro = with_spaces(largest_microbatch(config, 1, [4]), spaces)
-    found, _ = LogProbs(config, [4]).with_entropy(ControlPolicy(spaces, 0), micro)
+    policy = ControlPolicy(spaces, 0)
+    micro = with_observations(largest_microbatch(config, 1, [4]), policy)
+    found, _ = LogProbs(config, [4]).with_entropy(policy, micro)
     assert found.shape == (64, 3)
     assert bool(found.isfinite().all())
 

@@ -13,7 +13,7 @@ from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.tasks.prompts import Prompts, build_task
-from grpo_trainable.tasks.stop_rules import end_ids, stop_strings
+from grpo_trainable.tasks.stop_rules import stop_strings
 from grpo_trainable.transports.in_process import InProcess
 
 TOKENIZER = read_tokenizer(None)
@@ -38,9 +38,9 @@ def test_the_task_is_asked_where_the_settings_say_nothing():
 
 def test_a_special_token_among_the_strings_stands_for_its_id():
     config = config_of(["<|pad|>", "END", "<|endoftext|>"])
-    assert end_ids(config, TOKENIZER) == (EOS, PAD)
+    assert TOKENIZER.end_ids_with(config.rollout.stop) == (EOS, PAD)
     assert stop_strings(config, TOKENIZER, task()) == ("END",)
-    assert end_ids(config_of("END"), TOKENIZER) == (EOS,)
+    assert TOKENIZER.end_ids_with(("END",)) == (EOS,)
 
 
 def test_a_task_cannot_ask_for_a_special_token():
