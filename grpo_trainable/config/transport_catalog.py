@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from grpo_trainable.plugins import PluginError, load_instance
+from grpo_trainable.plugins import PluginError, load, load_instance
 
 Sidedness = Literal["in_process", "pull", "two_sided"]
 GPUs = Literal["any", "none", "shared", "own"]
@@ -110,9 +110,7 @@ class Transport:
 
 
 def _gpus_seen() -> int:
-    import torch  # takes seconds, and most transports need no GPU
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return load("transport", "grpo_trainable.transports.transport:gpus_seen")()
 
 
 def _no_memfd() -> str | None:

@@ -18,3 +18,10 @@ def read_only_is_fine() -> None:
     fetched by two threads.
     """
     warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable", UserWarning)
+
+
+def gpus_seen() -> int:
+    """Return how many CUDA devices this process sees."""
+    import torch  # takes seconds, and most transports need no GPU
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
