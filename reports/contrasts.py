@@ -1,7 +1,8 @@
 """The difference of an arm from the baseline in speed and reward, and whether it exceeds noise.
 
 Runs are paired by seed. Rounds in which other work took too much of the machine
-(`grpo_trainable.telemetry.machine_load`) are left out of speeds while enough others remain (`reports.pace`).
+(`grpo_trainable.telemetry.machine_load`) are left out of speeds while enough others remain
+(`reports.pace`).
 """
 
 from __future__ import annotations

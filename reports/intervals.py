@@ -5,8 +5,8 @@ Two runs of one program differ by more than the noise of their rounds: the machi
 a speed-up is estimated once a seed, from runs that stood near each other in time, and the interval
 is Student's over the logarithms of the seeds' ratios, whose spread includes the noise of rounds. A
 percentile bootstrap over seeds and rounds covers far less than it says with three to five seeds;
-`tests/unit/reports/test_intervals.py` simulates both. With one seed the interval covers the noise of the
-rounds alone, which follow each other, and says nothing about other runs.
+`tests/unit/reports/test_intervals.py` simulates both. With one seed the interval covers the noise
+of the rounds alone, which follow each other, and says nothing about other runs.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
 GAMES_POLICY = ASSETS / "games"  # it plays at random
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
-# Called with `model.env`, returns (PolicyShape, Tokenizer). Loaded by name, like an engine: what acts
-# in environments builds on models.
+# Called with `model.env`, returns (PolicyShape, Tokenizer). Loaded by name, like an engine: what
+# acts in environments builds on models.
 DESCRIBE_ACTING = "grpo_trainable.control.tokenizer:describe_control_policy"
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 

@@ -27,7 +27,7 @@ from grpo_trainable.tasks.task import (
     train_size,
 )
 
-# `task.name` -> what it is made by. `control` builds on what tasks build on, so it has its own room.
+# `task.name` -> what it is made by.
 TASKS = {
     "keyword": "grpo_trainable.tasks.keyword:KeywordTask",
     "math": "grpo_trainable.tasks.math:MathTask",

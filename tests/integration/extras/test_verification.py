@@ -175,7 +175,7 @@ def workers(scorer) -> set[int]:
 
 
 def verdicts(scorer: Any, requests: list[ScoreRequest]) -> list[Any]:
-    """The scores without what the responses answer, which tests/unit/tasks/test_math_task.py looks at."""
+    """The scores without what the responses answer, which test_math_task.py looks at."""
     scores = scorer.score(requests)
     return [replace(s, answer=None) if isinstance(s, Score) else s for s in scores]
 

@@ -268,7 +268,10 @@ def test_a_process_is_ours_once_it_is_added_and_only_on_this_machine():
 
 
 def test_a_place_says_how_far_a_process_is_behind_others():
-    script = "from grpo_trainable.telemetry.machine_load import place; import os; os.nice(7); print(place().niceness)"
+    script = (
+        "from grpo_trainable.telemetry.machine_load import place; import os; os.nice(7); "
+        "print(place().niceness)"
+    )
     child = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -98,7 +98,8 @@ SPACE = ("--space", "async_vs_sync")
         (
             [*SPACE, "--set", "arm=sync", "--set", "transport=json:JSONDecoder"],
             [
-                "transport=json:JSONDecoder: must be a grpo_trainable.config.transport_catalog.Transport"
+                "transport=json:JSONDecoder: must be a "
+                "grpo_trainable.config.transport_catalog.Transport"
             ],
         ),
         ([*SPACE, "--set", "rollout.max_new_tokens=128"], ["context is 128 tokens", "at most"]),
