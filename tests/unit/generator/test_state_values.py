@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import Pair
 from policies import Pieces, write_quick_policy
-from test_learner import Pair
 
 from grpo_trainable.algo import vine
 from grpo_trainable.config import VineSettings

@@ -112,7 +112,7 @@ TRAINS = """
 import sys
 from pathlib import Path
 from policies import write_quick_policy
-from test_learner import Pair
+from pairs import Pair
 
 pair = Pair(write_quick_policy(Path(sys.argv[1])), rollout={"max_new_tokens": 4})
 pair.sync()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import Pair, copy, distance, equal
 from policies import write_quick_policy
-from test_learner import Pair, copy, distance, equal
 
 from grpo_trainable.algo import explained_variance
 from grpo_trainable.protocol.rollout import RolloutGroup

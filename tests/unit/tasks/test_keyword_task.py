@@ -172,7 +172,7 @@ def test_several_keywords_a_prompt_are_distinct_and_make_new_combinations(words_
 
 
 def test_the_shipped_nouns_are_the_default():
-    task = TASKS["keyword"](TaskSettings(), 0)
+    task = KeywordTask(TaskSettings(), 0)
     (keyword,) = task.train_example(0).ground_truth
     assert split_of(keyword) == "train"
     assert len({example.prompt for example in task.eval_examples(128)}) == 128
