@@ -29,9 +29,9 @@ class Transport:
     """Everything that is known about one way for weights to travel.
 
     `grpo_trainable.protocol.weight_transfer` has the interfaces of its two ends. Both are made in
-    the process that uses them, by a callable or by `module:name` of one: the sender without arguments,
-    the receiver with `deadline_s`, the seconds within which weights must arrive, and `device`,
-    "cpu" or "cuda", where its generator computes.
+    the process that uses them, by a callable or by `module:name` of one: the sender without
+    arguments, the receiver with `deadline_s`, the seconds within which weights must arrive, and
+    `device`, "cpu" or "cuda", where its generator computes.
     """
 
     name: str  # rows, traces and errors call it so

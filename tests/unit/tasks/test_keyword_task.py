@@ -8,7 +8,6 @@ import pytest
 
 from grpo_trainable.config import TaskSettings
 from grpo_trainable.tasks import (
-    TASKS,
     Example,
     KeywordTask,
     Score,

@@ -233,10 +233,10 @@ def test_a_usable_directory_is_told_without_importing_torch_or_transformers(tmp_
     (directory / "model.safetensors").touch()
     code = (
         "import sys; from pathlib import Path; from grpo_trainable.models.hf import directory\n"
-        f"directory = Path({str(directory)!r})\n"
-        "assert hf_directory.is_hugging_face(directory)\n"
-        "hf_directory.refuse_unusable(directory)\n"
-        "hf_directory.read_shape(directory), hf_directory.read_tokenizer(directory)\n"
+        f"model = Path({str(directory)!r})\n"
+        "assert directory.is_hugging_face(model)\n"
+        "directory.refuse_unusable(model)\n"
+        "directory.read_shape(model), directory.read_tokenizer(model)\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
