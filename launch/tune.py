@@ -335,7 +335,7 @@ def tell(
     `command`: what writes the report."""
     from reports.experiment import read_experiment
     from reports.summary import compare, table
-    from tuning.left_off import left_off
+    from tuning.interrupt import left_off
 
     experiment = read_experiment(directory)
     comparison = compare(experiment.trials)

@@ -9,8 +9,8 @@ from typing import TypeAlias
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.config.transport_catalog import transport_named
-from tuning.mutations import pbt_bounds
 from tuning.notes import about_prompts
+from tuning.schedulers import pbt_bounds
 
 # A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
 # chat template takes its time.

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import ray
+
+from callbacks.fail_safe import FailSafeCallback
+from callbacks.trial_files import label
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import GRPOConfig, resources
 
@@ -164,3 +169,49 @@ def _times(trial: GRPOConfig, nodes: Nodes, most: int) -> int:
         if left is None:
             return times
     return most
+
+
+# ---- Trials that wait ----------------------------------------------------------------------------
+
+
+LOOK_S = 10.0  # pause between two looks at the nodes
+
+
+def nodes_alive() -> Nodes:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+class WaitingCallback(FailSafeCallback):
+    """Prints a line for each trial that the nodes that are alive have no room for, and another once
+    they have."""
+
+    def __init__(
+        self,
+        nodes: Callable[[], Nodes] = nodes_alive,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._nodes, self._clock = nodes, clock
+        self._waiting: set[str] = set()  # trials that were told of, by id
+        self._looked_at = -LOOK_S
+
+    def on_step_begin(self, iteration: int, trials: list, **info: Any) -> None:
+        pending = [trial for trial in trials if trial.status == "PENDING"]
+        if not (pending or self._waiting) or self._clock() < self._looked_at + LOOK_S:
+            return
+        self._looked_at = self._clock()
+        nodes = self._nodes()
+        for trial in trials:
+            wanted = trial.placement_group_factory
+            bundles = wanted.bundles
+            if trial not in pending or room_beside(bundles, nodes, wanted.strategy) is not None:
+                if trial.trial_id in self._waiting:
+                    print(f"{label(trial)}: there is room again", flush=True)
+                self._waiting.discard(trial.trial_id)
+            elif trial.trial_id not in self._waiting:
+                self._waiting.add(trial.trial_id)
+                print(
+                    f"{label(trial)} waits for room: its actors need {shown(bundles)}, each on one "
+                    f"node, and the nodes that are alive have {shown(nodes)}; it goes on when "
+                    "another node joins",
+                    flush=True,
+                )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +29,10 @@ from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
 from tuning.interrupt import Interrupt
-from tuning.mutations import pbt_bounds, within_bounds
-from tuning.nodes import Nodes, check_resources, this_machine, total
+from tuning.nodes import Nodes, WaitingCallback, check_resources, this_machine, total
 from tuning.plan import Plan
-from tuning.schedulers import ASHA, FIFO, PBT, Limited
+from tuning.schedulers import ASHA, FIFO, PBT, Limited, pbt_bounds, within_bounds
 from tuning.snapshots import StateUnreadable, keep_whole, refuse_to_begin_anew
-from tuning.token import make_token
-from tuning.waiting import WaitingCallback
 
 
 @contextmanager
@@ -243,3 +241,20 @@ SCHEDULERS: dict[str, Callable[[Plan], Limited]] = {
 
 def trial_name(trial: Any) -> str:
     return f"{trial.config['arm']}-{trial.config['seed']}-{trial.trial_id}"
+
+
+def make_token(home: Path, environment: Mapping[str, str]) -> None:
+    """Makes the token that Ray looks for in a home directory, where there is none and the
+    environment names no other. Ray would make it too, but readable for everybody whom the umask
+    allows."""
+    other = environment.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+    if other or environment.get("RAY_AUTH_MODE", "token") != "token":
+        return
+    path = home / ".ray" / "auth_token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with open(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))

@@ -25,8 +25,8 @@ from search_spaces import SPACES
 from search_spaces.algorithms import ALGORITHMS
 from search_spaces.presets import PRESETS
 from tuning import plan as plan_module
-from tuning.mutations import pbt_bounds, within_bounds
 from tuning.plan import Options, Plan
+from tuning.schedulers import pbt_bounds, within_bounds
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuning.token import make_token
+from tuning.run import make_token
 
 
 def test_a_token_is_made_that_nobody_else_can_read(tmp_path: Path) -> None:

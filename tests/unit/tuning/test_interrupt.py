@@ -8,7 +8,7 @@ from pathlib import Path
 import experiments
 
 from reports.experiment import read_experiment
-from tuning.left_off import left_off
+from tuning.interrupt import left_off
 
 
 def checkpoint(trial: Path, number: int, round_: int) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from trials import FakeTrial
 
-from tuning.waiting import LOOK_S, WaitingCallback
+from tuning.nodes import LOOK_S, WaitingCallback
 
 
 def test_a_trial_says_that_it_waits_for_room_and_when_there_is_some(
