@@ -20,7 +20,7 @@ from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
 from search_spaces import SPACES
-from search_spaces.question import Question
+from search_spaces.search_space import Question
 
 REPORT_FILES = ("report.html", "report.json", "plots")  # writing them refuses links
 

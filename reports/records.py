@@ -12,7 +12,7 @@ from typing import Any
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.storage.last_policy import PolicyNotSaved
 from reports.pace import Pace, pace_of
-from search_spaces.question import Question
+from search_spaces.search_space import Question
 
 # Trials compute in float32, whose numbers lie between these. With others a figure that is made of
 # several could overflow.

@@ -1,4 +1,4 @@
-"""A search space by the name that a user gives it: one of ours, or one in a file of the user's."""
+"""Search spaces and presets by the names that a user gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.plugins import PluginError, is_reference, load_instance, loa
 from grpo_trainable.text import did_you_mean
 from search_spaces import SPACES
 from search_spaces.columns import DERIVED
-from search_spaces.presets import PRESETS
+from search_spaces.presets import PRESETS, Preset
 from search_spaces.search_space import SearchSpace
 
 
@@ -98,3 +98,18 @@ def _checked(text: str, found: SearchSpace) -> SearchSpace:
     return replace(
         found, arms={arm: make_absolute(found.arms[arm], base_dir) for arm in found.arms}
     )
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of this name.
+
+    Raises:
+        ConfigError: there is none, in one line.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if name in SPACES:
+        raise ConfigError(f"--preset {name}: that is a search space: --space {name}")
+    # REINFORCE++ is spoken as it is spelled here.
+    hint = did_you_mean(name.replace("+", "p"), PRESETS) or f"valid: {', '.join(PRESETS)}"
+    raise ConfigError(f"--preset {name}: unknown; {hint}")

@@ -32,9 +32,8 @@ from grpo_trainable.storage.digests import digest_of
 from grpo_trainable.tasks.custom import default_settings, keys_with, with_task_settings
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
-from search_spaces.find import absolute, directory_of, find_space, source_file
-from search_spaces.preset import Preset
-from search_spaces.presets import find_preset
+from search_spaces.find import absolute, directory_of, find_preset, find_space, source_file
+from search_spaces.presets import Preset
 from search_spaces.search_space import SearchSpace, in_blocks
 from tuning.checks import Missing, check_population, checks_of
 from tuning.directories import (

@@ -30,7 +30,7 @@ from grpo_trainable.learner.kl_coefficient import KLCoefficient
 from grpo_trainable.learner.log_probs import ScoredBatch
 from grpo_trainable.learner.optimizer import StepTaken
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
-from search_spaces.algorithms import ALGORITHMS
+from search_spaces.presets import ALGORITHMS
 
 PROMPT, A, B, END = range(4)
 RESPONSES = [(END,), (A, END), (B, END), (A, A), (A, B), (B, A), (B, B)]

@@ -17,7 +17,7 @@ from reports.parquet_reader import read_files
 from reports.report import write_report
 from reports.summary import compare
 from search_spaces import SPACES, Column, columns
-from search_spaces.question import Question
+from search_spaces.search_space import Question
 
 
 def answered(directory: Path) -> Answer | None:

@@ -25,7 +25,7 @@ from reports.settings import settings_section
 from reports.summary import HEADER, compare, table
 from reports.verdicts import quantities, verdicts
 from search_spaces import SPACES, Column, columns
-from search_spaces.question import Question
+from search_spaces.search_space import Question
 
 ROUNDS = 5
 NORM = Column(name="norm", title="gradient norm", metric="optim/grad_norm", factor=10.0)

@@ -11,13 +11,12 @@ import pytest
 
 from grpo_trainable.config import ConfigError
 from search_spaces import SPACES, Column, SearchSpace
-from search_spaces.find import absolute, find_space, source_file
-from search_spaces.presets import find_preset
+from search_spaces.find import absolute, find_preset, find_space, source_file
 
 MINE = """\
 from search_spaces import Column, SearchSpace
 from search_spaces.columns import SPEED
-from search_spaces.lag import LAG
+from search_spaces.spaces import LAG
 
 MINE = SearchSpace(
     name="mine",
@@ -113,7 +112,7 @@ def test_a_preset_and_a_space_are_told_apart():
 
 
 def test_a_question_is_plain_data_and_comes_back_equal():
-    from search_spaces.question import Question
+    from search_spaces.search_space import Question
 
     for space in SPACES.values():
         stored = json.loads(json.dumps(space.asked.to_dict()))

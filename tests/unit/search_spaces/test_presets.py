@@ -18,9 +18,8 @@ from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
-from search_spaces.algorithms import ALGORITHMS
-from search_spaces.preset import Preset
-from search_spaces.presets import PRESETS, find_preset
+from search_spaces.find import find_preset
+from search_spaces.presets import ALGORITHMS, PRESETS, Preset
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 

@@ -22,8 +22,7 @@ from grpo_trainable.models.hf.directory import NotOnTheHub
 from launch import report, tune
 from reports import EXPERIMENT_FILE
 from search_spaces import SPACES
-from search_spaces.algorithms import ALGORITHMS
-from search_spaces.presets import PRESETS
+from search_spaces.presets import ALGORITHMS, PRESETS
 from tuning import plan as plan_module
 from tuning.plan import Options, Plan
 from tuning.schedulers import pbt_bounds, within_bounds

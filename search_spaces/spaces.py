@@ -1,0 +1,279 @@
+"""Questions asked as grids of arms: each space holds the arms that its question decides between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo_trainable.config.transport_catalog import TRANSPORTS
+from search_spaces.columns import (
+    DRIFT,
+    IMPORTANCE,
+    LEARNING,
+    LENGTH,
+    OFF_POLICY,
+    REUSE,
+    SIGNAL,
+    SPEED,
+    STALENESS,
+    STEPS,
+    SYNC,
+)
+from search_spaces.presets import ALGORITHMS
+from search_spaces.search_space import SearchSpace
+
+# ---- Synchronous or asynchronous? Complete systems side by side, at equal samples. ---------------
+
+ROUNDS = 96  # rounds of the arms with one rollout batch a round
+EVAL_EVERY = 16
+
+
+def fresh(k: int) -> dict[str, Any]:
+    """Settings with k rollout batches a round and 1/k of the rounds: samples and evaluations are
+    equally many for every k."""
+    return {
+        "k": k,
+        "k_mode": "fresh_batches",
+        "rounds": ROUNDS // k,
+        "eval.every": EVAL_EVERY // k,
+    }
+
+
+ASYNC_VS_SYNC = SearchSpace(
+    name="async_vs_sync",
+    question="what does asynchrony buy in wall-clock, and cost in reward, at equal samples?",
+    arms={
+        "colocated_k1": {"placement": "colocated", **fresh(1)},
+        # This arm reserves as many cores as the disaggregated ones and trains with two threads.
+        "colocated_k1_two_cores": {
+            "placement": "colocated",
+            "resources.worker_cpus": 1.9,
+            **fresh(1),
+        },
+        "colocated_k2": {"placement": "colocated", **fresh(2)},
+        "colocated_k4": {"placement": "colocated", **fresh(4)},
+        "colocated_k8": {"placement": "colocated", **fresh(8)},
+        "sync": {"placement": "disaggregated", "lag": 0, **fresh(1)},
+        "async_k1": {"placement": "disaggregated", "lag": 1, **fresh(1)},
+        "async_k4": {"placement": "disaggregated", "lag": 1, **fresh(4)},
+    },
+    columns=(SPEED, *STALENESS, *OFF_POLICY, *DRIFT),
+)
+
+
+# ---- How many gradient steps from one round's rollouts, and of which kind? -----------------------
+
+KS = (2, 4, 8)
+
+
+def _reused(k_mode: str, k: int) -> dict[str, Any]:
+    """Settings with one rollout batch a round for every k: equal samples in equally many rounds."""
+    return {**fresh(1), "k": k, "k_mode": k_mode}
+
+
+GRADIENT_STEPS = SearchSpace(
+    name="gradient_steps",
+    question="how many gradient steps per rollout batch, and of which kind, at equal samples?",
+    arms={
+        "k1": fresh(1),
+        # k passes over the batch: k times the steps.
+        **{f"same_batch_k{k}": _reused("same_batch", k) for k in KS},
+        # The batch in k parts: k times the steps, each on a k-th of the rows.
+        **{f"minibatches_k{k}": _reused("minibatches", k) for k in KS},
+        # k batches a round, sampled by one version: as many steps as with k = 1.
+        **{f"fresh_batches_k{k}": fresh(k) for k in KS},
+    },
+    columns=(STEPS, SPEED, *OFF_POLICY, *DRIFT),
+)
+
+
+# ---- How stale may rollouts be, and does truncated importance sampling help? ---------------------
+
+LAGS = (0, 1, 2, 4, 8)
+CAP = 2.0
+# Two passes over each batch: training takes longer than sampling, so the generator runs ahead as
+# far as the lag allows and the bound is reached.
+STALE = {"placement": "disaggregated", **fresh(1), "k": 2, "k_mode": "same_batch"}
+
+LAG = SearchSpace(
+    name="lag",
+    question="how much staleness is tolerated, with and without a cap on the importance weight?",
+    arms={
+        **{f"lag{lag}": {**STALE, "lag": lag} for lag in LAGS},
+        **{f"lag{lag}_capped": {**STALE, "lag": lag, "loss.importance_cap": CAP} for lag in LAGS},
+    },
+    columns=(*STALENESS, SPEED, *OFF_POLICY, *DRIFT),
+)
+
+
+# ---- What does a replay buffer buy? --------------------------------------------------------------
+
+SAMPLINGS = ("fifo", "uniform", "mixed")
+
+
+def _replay(capacity: int, sampling: str) -> dict[str, Any]:
+    """Settings for gradient steps on two rollout batches, drawn from those of `capacity` rounds."""
+    return {
+        **fresh(1),
+        "buffer_capacity": capacity,
+        "buffer_sampling": sampling,
+        "buffer.sample_batches": 2,
+    }
+
+
+REPLAY = SearchSpace(
+    name="replay",
+    question="what does training on rollouts more than once buy, at equal fresh samples?",
+    arms={
+        "no_replay": fresh(1),
+        # A draw of two batches takes all of a capacity of two, whatever the sampling.
+        "capacity2": _replay(2, "recency"),
+        **{f"capacity{c}_{s}": _replay(c, s) for c in (4, 8) for s in SAMPLINGS},
+    },
+    columns=(*REUSE, SPEED, *OFF_POLICY, *DRIFT),
+)
+
+
+# ---- How should weights travel? ------------------------------------------------------------------
+
+# The arms are asynchronous, where most of a sync overlaps with the work of both sides.
+ASYNCHRONOUS = {"placement": "disaggregated", "lag": 1, **fresh(1)}
+GPUS: dict[str, dict[str, Any]] = {
+    "nccl": {"resources.generator_gpus": 1, "resources.learner_gpus": 1},
+    "cuda_ipc": {"resources.generator_gpus": 0.5, "resources.learner_gpus": 0.5},
+}
+
+TRANSPORT = SearchSpace(
+    name="transport",
+    question="how should weights travel, and what share of a round does it take?",
+    arms={
+        name: {**ASYNCHRONOUS, "transport": name, **GPUS.get(name, {})}
+        for name in ("object_store", "shm", "gloo", "nixl", "nccl", "cuda_ipc")
+    },
+    columns=(*SYNC, SPEED, *STALENESS),
+    missing=lambda name: TRANSPORTS[name].missing_on_machine(),
+)
+
+
+# ---- Which loss? ---------------------------------------------------------------------------------
+
+# Four gradient steps on parts of the batch: on the first step of a round every ratio is 1, and the
+# losses hardly differ.
+FOUR_STEPS = {**fresh(1), "k": 4, "k_mode": "minibatches"}
+TYPES = (
+    *("grpo_clip", "reinforce_with_baseline", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr"),
+    *("dppo_tv", "dppo_kl", "m2po", "clip_cov", "kl_cov"),
+)
+
+
+def _loss(**loss: Any) -> dict[str, Any]:
+    return {**FOUR_STEPS, **{f"loss.{name}": value for name, value in loss.items()}}
+
+
+LOSSES = SearchSpace(
+    name="losses",
+    question="which loss, all else equal, with four gradient steps a round?",
+    arms={
+        **{name: _loss(type=name) for name in TYPES},
+        "dual_clip": _loss(type="grpo_clip", dual_clip=3.0),
+    },
+    columns=(*LEARNING, *OFF_POLICY, *DRIFT, SPEED),
+)
+
+
+# ---- What is a response compared with? -----------------------------------------------------------
+
+BASELINE_NAMES = ("group_mean", "rloo", "group_std", "group_mean_batch_std", "batch", "maxrl")
+
+# No ratio and no clip: the arms differ in the advantage alone.
+BASELINES = SearchSpace(
+    name="baselines",
+    question="what should a response be compared with: nothing, its group, the others, the batch?",
+    arms={
+        "none": {**fresh(1), "loss.type": "no_baseline", "loss.advantage": "none"},
+        **{
+            name: {**fresh(1), "loss.type": "reinforce_with_baseline", "loss.advantage": name}
+            for name in BASELINE_NAMES
+        },
+    },
+    columns=(*LEARNING, *SIGNAL, *DRIFT, SPEED),
+)
+
+
+# ---- What is the loss of a response divided by? --------------------------------------------------
+
+LENGTH_NORM = SearchSpace(
+    name="length_norm",
+    question="does dividing by the length of a response change how long responses become?",
+    arms={
+        aggregation: {**fresh(1), "loss.aggregation": aggregation}
+        for aggregation in ("sequence_mean", "token_mean", "constant")
+    },
+    columns=(*LENGTH, *LEARNING, *DRIFT, SPEED),
+)
+
+
+# ---- Is the advantage divided by a standard deviation? -------------------------------------------
+
+NORMS = {
+    "group_std": "group_std",
+    "no_std": "group_mean",
+    "batch_std": "group_mean_batch_std",
+}
+
+STD_NORM = SearchSpace(
+    name="std_norm",
+    question="should advantages be divided by the standard deviation of their group, of the batch, "
+    "or not at all?",
+    arms={arm: {**fresh(1), "loss.advantage": name} for arm, name in NORMS.items()},
+    columns=(*LEARNING, *SIGNAL, *DRIFT, SPEED),
+)
+
+
+# ---- Which learning rate? ------------------------------------------------------------------------
+
+# The default first: the others are compared with it.
+RATES = ("3e-4", "2e-5", "5e-5", "1e-4", "5e-4", "1e-3")
+
+LEARNING_RATE = SearchSpace(
+    name="learning_rate",
+    question="how high may the learning rate be before the policy is damaged?",
+    arms={f"lr{rate}": {**fresh(1), "optim.lr": float(rate)} for rate in RATES},
+    columns=(*LEARNING, *DRIFT, SPEED),
+)
+
+
+# ---- Which objective permits which staleness? ----------------------------------------------------
+
+OBJECTIVE_LAGS = (0, 4, 8)
+# The presets' objectives alone: all arms sample and train alike.
+OBJECTIVES = (
+    *("grpo", "dr_grpo", "dapo", "cispo", "gspo", "gmpo", "sapo", "topr", "dppo_tv", "dppo_kl"),
+    *("m2po", "clip_cov", "kl_cov", "rloo", "maxrl", "icepop"),
+)
+
+
+def objective(name: str) -> dict[str, Any]:
+    """What a preset sets of the loss."""
+    settings = ALGORITHMS[name].settings
+    return {key: value for key, value in settings.items() if key.startswith("loss.")}
+
+
+OBJECTIVES_BY_LAG = SearchSpace(
+    name="objectives_by_lag",
+    question="which objective permits which staleness?",
+    arms={
+        f"{name}_lag{lag}": {**STALE, "lag": lag, **objective(name)}
+        for name in OBJECTIVES
+        for lag in OBJECTIVE_LAGS
+    },
+    columns=(*STALENESS, *OFF_POLICY, *IMPORTANCE, *LEARNING, *DRIFT),
+)
+
+
+SPACES: dict[str, SearchSpace] = {
+    space.name: space
+    for space in (
+        *(ASYNC_VS_SYNC, GRADIENT_STEPS, LAG, REPLAY, TRANSPORT),
+        *(LOSSES, BASELINES, LENGTH_NORM, STD_NORM, LEARNING_RATE, OBJECTIVES_BY_LAG),
+    )
+}
