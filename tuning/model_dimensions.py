@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_trainable.models.hf.directory import weight_shapes
-from grpo_trainable.models.hf.lora_targets import ALL_LINEAR, names_in
+from grpo_trainable.models.hf.directory import ALL_LINEAR, names_in, weight_shapes
 
 # What configs of different architectures call the same thing.
 NAMES = {

@@ -2,7 +2,6 @@
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator
-from grpo_trainable.algo.distillation import teacher_advantages
 from grpo_trainable.algo.kl import KL_ESTIMATORS, k1, k2, k3, sequence_kl, steered_coefficient
 from grpo_trainable.algo.losses import (
     LOSSES,
@@ -43,6 +42,7 @@ from grpo_trainable.algo.token_advantages import (
     discounted_returns,
     gae,
     group_to_go,
+    teacher_advantages,
     vine,
     whitened_tokens,
 )

@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo.masking import zero_off_mask
-from grpo_trainable.algo.ratios import bounded_log_ratio, sequence_ratio, token_ratio
+from grpo_trainable.algo.ratios import (
+    bounded_log_ratio,
+    clipped_surrogate,
+    sequence_ratio,
+    token_ratio,
+)
 from grpo_trainable.algo.selection import clip_cov, kl_cov, m2po
-from grpo_trainable.algo.surrogate import clipped_surrogate
 from grpo_trainable.algo.trust_regions import dppo_kl, dppo_tv, gmpo, sapo, topr
 
 _T = TypeVar("_T")

@@ -6,6 +6,7 @@ mask may hold anything.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from grpo_trainable.algo.masking import masked_row_mean, masked_sum, zero_off_mask
@@ -102,3 +103,21 @@ def bounded_tokens(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     """Tokens whose ratio is above e^LOG_RATIO_MAX, bool (B, S), False off the mask;
     `loss/bounded_tokens` counts them."""
     return zero_off_mask(log_probs - old_log_probs, mask) > LOG_RATIO_MAX
+
+
+# ---- The surrogate objective: ρA, whose gradient at ρ = 1 is that of A·log π ---------------------
+
+
+def clipped_surrogate(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """−min(ρA, clip(ρ)A), and where the min took the clipped term, which gives no gradient: ρ is
+    out of range on the side that A favours."""
+    unclipped = ratio * advantages
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return -torch.minimum(unclipped, clipped), clipped < unclipped
+
+
+def surrogate_without(ratio: Tensor, advantages: Tensor, dropped: Tensor) -> tuple[Tensor, Tensor]:
+    """−ρA, and 0 for the tokens `dropped`, bool (B, S)."""
+    return (-ratio * advantages).masked_fill(dropped, 0), dropped

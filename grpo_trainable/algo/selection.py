@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo.masking import masked_mean, zero_off_mask
-from grpo_trainable.algo.ratios import token_ratio
-from grpo_trainable.algo.surrogate import clipped_surrogate, surrogate_without
+from grpo_trainable.algo.ratios import clipped_surrogate, surrogate_without, token_ratio
 
 
 class Selection(Protocol):

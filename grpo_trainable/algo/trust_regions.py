@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.algo.masking import masked_row_mean, zero_off_mask
-from grpo_trainable.algo.ratios import bounded_log_ratio, response_ratio, token_ratio
-from grpo_trainable.algo.surrogate import surrogate_without
+from grpo_trainable.algo.ratios import (
+    bounded_log_ratio,
+    response_ratio,
+    surrogate_without,
+    token_ratio,
+)
 
 
 def sapo(

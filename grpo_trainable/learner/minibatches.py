@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.learner.dealing import deal
-from grpo_trainable.learner.ranks import ALONE, Ranks
+from grpo_trainable.learner.ranks import ALONE, Ranks, deal
 from grpo_trainable.models.policy import ActingPolicy
 from grpo_trainable.protocol.rollout import TrainBatch
 from grpo_trainable.telemetry.progress import advance

@@ -15,9 +15,8 @@ from rank_threads import ThreadGroup, a_round, config_with, learner_of, together
 from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.learner.dealing import deal
 from grpo_trainable.learner.learner import Learner
-from grpo_trainable.learner.ranks import MESSAGE_BYTES, Replicas
+from grpo_trainable.learner.ranks import MESSAGE_BYTES, Replicas, deal
 from grpo_trainable.protocol.messages import LearnerState, Updated
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
 from grpo_trainable.storage.checkpointing import (
