@@ -345,8 +345,10 @@ def greedy(args: argparse.Namespace) -> dict[str, Any]:
             out = Path(place) / how
             command = [sys.executable, str(measure.ROOT / "launch" / "evaluate.py")]
             command += ["--task", "math", "--prompts", str(PROBLEMS), "--seed", str(args.seed)]
-            subprocess.run([*command, *options, "--out", str(out)], check=True)
+            command += [*options, "--out", str(out)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             found[how] = json.loads((out / DATA).read_text())["figures"]
+            print(f"  {how}: pass@1 {found[how]['pass@1']['value']:.3f}")
     workload = {"policy": "arithmetic", "task": "math", "problems": PROBLEMS, "how": HOW}
     return {"workload": workload, **found}
 
