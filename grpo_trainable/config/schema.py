@@ -182,38 +182,8 @@ CHECKS: dict[str, Check] = {
 # Keys that change neither what is sampled nor its reward, only what training makes of that.
 OF_TRAINING = tuple(key for key, check in CHECKS.items() if check.of_training)
 
-# Of several keys that are not read, the first of these is reported; a dot at the end stands for the
-# rest of a section. All others come after them, as they are declared: a new key needs no entry.
-REPORTED_FIRST = (
-    *("weight_update", "buffer_sampling", "buffer.", "transport_dtype", "model.preset"),
-    *("model.env", "model.path", "model.chat_template", "model.gradient_checkpointing"),
-    *("model.packing", "model.sampler_dtype", "rollout.stop", "loss.teacher", "env.name"),
-    *("model.", "task.train_file", "task.eval_file", "task.keywords_file"),
-    *("task.keywords_per_prompt", "task.match", "task.template", "task.answer_in"),
-    *("task.equality", "task.dataset", "task.size", "task.options", "task.mix", "task.reward"),
-    *("task.reward_deadline_s", "task.max_error_rate", "task.strict", "task.", "rollout.slots"),
-    *("rollout.min_new_tokens", "env.max_turns", "env.discount", "env.step_deadline_s"),
-    *("env.episode_deadline_s", "env.patience_s", "env.allow_unsafe", "rollout."),
-    *("loss.advantage_eps", "pools.", "loss.gamma", "loss.gae_lambda", "loss.whiten", "critic."),
-    *("vine.", "loss.clip", "loss.clip_high", "loss.dual_clip", "loss.tau_positive"),
-    *("loss.tau_negative", "loss.second_moment", "loss.cov_fraction", "loss.cov_band"),
-    *("loss.cov_kl_coef", "loss.teacher_coef", "loss.importance_level", "loss.importance_rule"),
-    *("loss.importance_floor", "loss.", "optim.", "callbacks.", "resources.num_generators"),
-    *("resources.spread", "resources.reference", "resources.generator_gpus"),
-    *("resources.num_learners", "resources.learner_strategy", "resources.elastic"),
-    *("resources.learner_cpus", "resources.learner_gpus", "resources.worker_cpus"),
-    *("resources.reward_workers", "resources.reward_cpus"),
-)
-
-
-def _place(key: str) -> int:
-    section = f"{key.rpartition('.')[0]}."
-    places = (place for place, name in enumerate(REPORTED_FIRST) if name in (key, section))
-    return next(places, len(REPORTED_FIRST))
-
-
-# The keys that only some combinations read, in the order in which they are refused.
-SOMETIMES_READ = sorted((key for key, check in CHECKS.items() if check.read_if), key=_place)
+# The keys that only some combinations read. Of several that are not read the first is reported.
+SOMETIMES_READ = [key for key, check in CHECKS.items() if check.read_if]
 
 
 def of_other_placement(key: str, placement: str) -> bool:

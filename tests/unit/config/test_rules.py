@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from grpo_trainable.config import CHECKS, ConfigError, GRPOConfig, TaskSettings, set_dotted
-from grpo_trainable.config.schema import REPORTED_FIRST
 
 APART = {"placement": "disaggregated"}
 REPLAY = {"buffer_capacity": 2, "buffer.sample_batches": 2}
@@ -514,26 +512,6 @@ def test_several_conditions_are_named_together() -> None:
         "buffer.fresh_fraction=0.25: not read with buffer_capacity=1 and buffer_sampling=recency; "
         "needs buffer_capacity >= 2 and buffer_sampling=mixed"
     )
-
-
-@pytest.mark.parametrize(
-    ("settings", "reported"),
-    [
-        ({"model.dtype": "bfloat16", "buffer.max_age": 1}, "buffer.max_age"),
-        ({"critic.clip": 0.5, "loss.whiten": False, "loss.kl_in": "reward"}, "loss.whiten"),
-        ({**CONTROL, "model.dtype": "bfloat16", "env.name": "my:Env"}, "env.name"),
-        ({"resources.spread": "spread", "resources.reward_workers": 2}, "resources.spread"),
-    ],
-)
-def test_of_several_keys_that_are_not_read_the_same_is_reported(settings, reported) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(reported)}=.*: not read with"):
-        config_of(settings)
-
-
-def test_the_order_in_which_they_are_reported_names_keys_and_sections() -> None:
-    sections = {f"{key.rpartition('.')[0]}." for key in CHECKS}
-    assert set(REPORTED_FIRST) <= CHECKS.keys() | sections
-    assert len(set(REPORTED_FIRST)) == len(REPORTED_FIRST)
 
 
 @pytest.mark.parametrize("key", ["task.train_file", "task.eval_file"])
