@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ray.air.constants import EXPR_RESULT_FILE
-
 from callbacks.trial_files import parts_after
 from grpo_trainable.storage.object_store import StoredPath, reason
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ray.air.constants import EXPR_RESULT_FILE
-
 from callbacks.interruption import requested
 from callbacks.mirror import LAST_S, Mirror
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import label, read_rows, trial_directory, trial_place
 from grpo_trainable.storage.object_store import StoredPath
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.storage.trial_storage import round_of_last_row
 from grpo_trainable.text import plural
 

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray.train._internal.storage import StorageContext
-
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
 from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
@@ -38,6 +36,7 @@ from grpo_trainable.storage.checkpointing import (
     read_state,
     verified_digests,
 )
+from grpo_trainable.storage.ray_private import StorageContext
 from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.tasks.custom import with_task_settings
 from grpo_trainable.tasks.input_files import input_digests, refuse_changed_inputs

@@ -25,6 +25,7 @@ from grpo_trainable.cluster.openmp import WAITING
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import schedule, set_dotted
 from grpo_trainable.storage.object_store import Place
+from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
@@ -118,7 +119,7 @@ def fit(plan: Plan) -> list[Failure]:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune's snapshots of an experiment warn once a second, with a traceback.
-        logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
+        logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped)
