@@ -29,6 +29,7 @@ from grpo_trainable.protocol.round_records import (
     first_use_lags,
     response_columns,
     rollout_columns,
+    step_columns,
 )
 from grpo_trainable.storage.checkpointing import (
     begun,
@@ -275,8 +276,8 @@ class Trial:
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
-            columns = response_columns(held_out.groups, partial(self._prompts.told, "eval"), decode)
-            columns = {"round": [held_out.round] * len(columns["reward"]), **columns}
+            told = partial(self._prompts.told, "eval")
+            columns = response_columns(held_out.groups, held_out.round, told, decode)
             for name, values in columns.items():
                 evaluations.setdefault(name, []).extend(values)
         trial = [Span("round", report.start, report.end), *trained.checkpoints]
@@ -292,7 +293,7 @@ class Trial:
                 reference_log_probs=updated.responses.reference_log_probs,
             ),
             evaluations=evaluations,
-            steps=updated.step_columns(),
+            steps=step_columns(updated),
             versions=report.versions,
             spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
             notes=trained.notes,
