@@ -23,7 +23,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.console import ConsoleCallback
     from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
-    from callbacks.mirroring import MirrorCallback
+    from callbacks.mirror import MirrorCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
     from callbacks.round_files import (
         GradientStepsCallback,
@@ -33,7 +33,7 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
-    from callbacks.verbosity import set_verbose
+    from callbacks.trial_files import set_verbose
 
     set_verbose(verbose)
     return [

@@ -10,12 +10,12 @@ from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
     config_of,
     cut_parts,
+    is_verbose,
     label,
     read_parts,
     trial_directory,
     write_part,
 )
-from callbacks.verbosity import is_verbose
 from grpo_trainable.protocol.round_records import RoundDetails, table, version_columns
 from grpo_trainable.protocol.versions import VersionChange
 

@@ -20,7 +20,7 @@ from ray.tune.experiment import Trial
 
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
-from callbacks.verbosity import set_verbose
+from callbacks.trial_files import set_verbose
 from grpo_trainable.cluster.openmp import WAITING
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import schedule, set_dotted

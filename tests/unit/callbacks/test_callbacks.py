@@ -33,8 +33,7 @@ from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_hist
 from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts, read_rows, trial_directory
-from callbacks.verbosity import set_verbose
+from callbacks.trial_files import cut_lines, cut_parts, read_rows, set_verbose, trial_directory
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.protocol.versions import Sync, VersionChange
