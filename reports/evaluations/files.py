@@ -166,7 +166,7 @@ def _damaged(directory: Path, reason: str) -> EvaluationError:
     return EvaluationError(f"{directory}: holds no evaluation that can be read: {reason}")
 
 
-# ---- The content of evaluation.json --------------------------------------------------------------
+# ---- The content of evaluation.json; docs/evaluation.md lists its keys ---------------------------
 
 
 def evaluation_data(

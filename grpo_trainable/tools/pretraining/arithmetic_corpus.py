@@ -154,7 +154,7 @@ def _distinct(
     return list(found.values())
 
 
-# ---- How well a policy solves --------------------------------------------------------------------
+# ---- How well a policy solves: loss, right answers, format, lengths ------------------------------
 
 
 SAMPLED_PROBLEMS = 256

@@ -103,7 +103,7 @@ def calculating(rng: Random, recipe: GamesRecipe) -> Player:
     return play
 
 
-# ---- How well a policy plays ---------------------------------------------------------------------
+# ---- How well a policy plays: its loss, and how many episodes of each game it wins ---------------
 
 
 EPISODES = 1024  # episodes of each game

@@ -81,7 +81,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
     return measured
 
 
-# ---- The card ------------------------------------------------------------------------------------
+# ---- The card: how the policy was made and how good it is ----------------------------------------
 
 
 def make_card(
