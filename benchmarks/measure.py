@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grpo_trainable import command_line
-from grpo_trainable.cluster.openmp import WAITING
 from grpo_trainable.command_line import Parser, number
+from grpo_trainable.config import resources
 from grpo_trainable.storage.atomic import replacing
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def environment_of(threads: int) -> dict[str, str]:
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        **WAITING,
+        **resources.OPENMP,
     }
 
 

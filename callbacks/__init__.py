@@ -21,17 +21,19 @@ def grpo_callbacks(*, verbose: bool = False, console: bool = True) -> list[Callb
     """
     from callbacks.checkpoints import CheckpointCallback
     from callbacks.console import ConsoleCallback
-    from callbacks.gradient_steps import GradientStepsCallback
     from callbacks.interruption import CheckpointOnInterrupt
     from callbacks.kl import KLCallback
-    from callbacks.mirroring import MirrorCallback
+    from callbacks.mirror import MirrorCallback
     from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
-    from callbacks.rollouts import RolloutsCallback
+    from callbacks.round_files import (
+        GradientStepsCallback,
+        RolloutsCallback,
+        VersionLogCallback,
+    )
     from callbacks.stage_timings import StageTimingsCallback
     from callbacks.tensorboard import TensorBoardCallback
     from callbacks.trace import TraceCallback
-    from callbacks.verbosity import set_verbose
-    from callbacks.version_log import VersionLogCallback
+    from callbacks.trial_files import set_verbose
 
     set_verbose(verbose)
     return [

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from ray.air.constants import EXPR_RESULT_FILE
-
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.trial_files import config_of, continued_file, label, read_rows
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ray.air._internal.json import SafeFallbackEncoder
-from ray.air.constants import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 from ray.tune.utils import flatten_dict
 
@@ -22,6 +20,11 @@ from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_file, cut_lines, names_of, trial_directory
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.atomic import append
+from grpo_trainable.storage.ray_private import (
+    EXPR_PROGRESS_FILE,
+    EXPR_RESULT_FILE,
+    SafeFallbackEncoder,
+)
 
 
 class ResultJsonCallback(RoundWriter, JsonLoggerCallback):

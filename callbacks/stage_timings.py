@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ray.air.constants import EXPR_RESULT_FILE
-
 from callbacks.fail_safe import FailSafeCallback
-from callbacks.trial_files import continued_file, label, read_rows
-from callbacks.verbosity import is_verbose
+from callbacks.trial_files import continued_file, is_verbose, label, read_rows
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
 
 

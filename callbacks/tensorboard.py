@@ -21,10 +21,9 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from callbacks import summaries
-from callbacks.rollouts import EVALUATIONS
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import continued_files, mixed_tasks, names_of, trial_directory
-from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
+from grpo_trainable.protocol.round_records import DETAILS, SCHEMAS, RoundDetails
 from grpo_trainable.storage.atomic import append
 from grpo_trainable.telemetry.metrics import KL_TO, RATIO_EDGES
 from grpo_trainable.telemetry.stages import IDLE_SIDES, STAGES
@@ -197,8 +196,9 @@ def examples_table(evaluations: dict[str, list[Any]]) -> str:
     """The first response to each of the first prompts of every evaluation, as Markdown."""
     lines = ["| round | prompt | response | reward |", "|---|---|---|---|"]
     shown: dict[int, int] = {}
-    for row in zip(*(evaluations[name] for name in EVALUATIONS.names), strict=True):
-        example = dict(zip(EVALUATIONS.names, row, strict=True))
+    names = SCHEMAS["evaluations"].names
+    for row in zip(*(evaluations[name] for name in names), strict=True):
+        example = dict(zip(names, row, strict=True))
         round_ = example["round"]
         if example["response_index"] != 0 or shown.get(round_, 0) == EXAMPLES:
             continue

@@ -30,6 +30,8 @@ PART = re.compile(r"part-(\d{8})\.parquet")
 # From the trial's directory. A deeper one is a copy that somebody has put aside.
 STORED_PART = re.compile(rf"[^/]+/{PART.pattern}")
 
+_verbose = False
+
 
 def is_local(trial: Any) -> bool:
     """Whether the storage path is a directory of this machine."""
@@ -124,6 +126,21 @@ def label(trial: Any) -> str:
     """The name of a trial in messages: `arm/seed`."""
     config = config_of(trial)
     return f"{config.arm}/{config.seed}"
+
+
+def set_verbose(on: bool) -> None:
+    """Have callbacks of this process print more than the console does.
+
+    No callback keeps this: Tune pickles callbacks with the experiment, and a resumed experiment may
+    be more or less verbose than the first command.
+    """
+    global _verbose
+    _verbose = on
+
+
+def is_verbose(trial: Any) -> bool:
+    """Return True where the command or the trial's `callbacks.verbose` asks for more lines."""
+    return _verbose or config_of(trial).callbacks.verbose
 
 
 def cut_lines(path: Path, last: int, iteration: Callable[[bytes], int | None]) -> None:

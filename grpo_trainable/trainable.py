@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import tune
-from ray.train._internal.session import _TrainingResult
 from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
@@ -17,6 +16,7 @@ from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.storage.checkpointing import DamagedCheckpoint, refuse_foreign_files
 from grpo_trainable.storage.last_policy import PAUSES_S, PolicyNotSaved, save_persistently
 from grpo_trainable.storage.object_store import reason
+from grpo_trainable.storage.ray_private import _TrainingResult
 
 if TYPE_CHECKING:
     from grpo_trainable.trial import TrainedRound

@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ray.train._internal.storage import StorageContext
-
 from grpo_trainable.cluster.ray_actors import RayRuntime, driver_pid
 from grpo_trainable.cluster.trial_actors import TrialActors
 from grpo_trainable.config import GRPOConfig, make_absolute, resources, schedule
@@ -31,6 +29,7 @@ from grpo_trainable.protocol.round_records import (
     first_use_lags,
     response_columns,
     rollout_columns,
+    step_columns,
 )
 from grpo_trainable.storage.checkpointing import (
     begun,
@@ -38,6 +37,7 @@ from grpo_trainable.storage.checkpointing import (
     read_state,
     verified_digests,
 )
+from grpo_trainable.storage.ray_private import StorageContext
 from grpo_trainable.storage.trial_storage import TrialStorage
 from grpo_trainable.tasks.custom import with_task_settings
 from grpo_trainable.tasks.input_files import input_digests, refuse_changed_inputs
@@ -276,8 +276,8 @@ class Trial:
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
-            columns = response_columns(held_out.groups, partial(self._prompts.told, "eval"), decode)
-            columns = {"round": [held_out.round] * len(columns["reward"]), **columns}
+            told = partial(self._prompts.told, "eval")
+            columns = response_columns(held_out.groups, held_out.round, told, decode)
             for name, values in columns.items():
                 evaluations.setdefault(name, []).extend(values)
         trial = [Span("round", report.start, report.end), *trained.checkpoints]
@@ -293,7 +293,7 @@ class Trial:
                 reference_log_probs=updated.responses.reference_log_probs,
             ),
             evaluations=evaluations,
-            steps=updated.step_columns(),
+            steps=step_columns(updated),
             versions=report.versions,
             spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
             notes=trained.notes,

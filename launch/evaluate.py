@@ -255,8 +255,11 @@ def _evaluator(args: argparse.Namespace, plan: _Plan) -> Evaluator:
     import torch
 
     from grpo_trainable.telemetry.actor_process import keep_freed_memory
-    from grpo_trainable.tools.evaluation.evaluator import Evaluator
-    from grpo_trainable.tools.evaluation.machine import sampling_device, sampling_threads
+    from grpo_trainable.tools.evaluation.evaluator import (
+        Evaluator,
+        sampling_device,
+        sampling_threads,
+    )
     from grpo_trainable.tools.evaluation.policy import load_evaluated_policy
     from reports.evaluations.files import prepare_directory
 
@@ -354,7 +357,7 @@ def _sampled(evaluator: Evaluator) -> list[Generation]:
 
 
 def _origin(argv: Sequence[str], started: float) -> dict[str, Any]:
-    from reports.evaluations.commit import running_commit
+    from reports.evaluations.files import running_commit
     from tuning.plan import surroundings
 
     around = surroundings()

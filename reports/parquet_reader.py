@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from grpo_trainable.protocol.round_records import SCHEMAS
 from reports import experiment_files
 from reports.experiment_files import content_of, one_line
 from reports.records import MAX_NUMBER, TrialRecord
@@ -27,43 +28,17 @@ MAX_SECONDS = 1 << 40  # seconds since 1970; a larger number is no time
 OPTIONAL = frozenset({"turns", "ground_truth", "format_reward", "answer_reward"})
 
 # The columns that are read of each kind of part; the parts have more.
-SCHEMAS = {
-    "rollouts": pa.schema(
-        {"round": pa.int32(), "cursor": pa.int64(), "lag": pa.int32(), "first_use": pa.bool_()}
-    ),
-    "evaluations": pa.schema(
-        {
-            "round": pa.int32(),
-            "cursor": pa.int64(),
-            "response_index": pa.int32(),
-            "prompt": pa.string(),
-            "response": pa.string(),
-            "ground_truth": pa.string(),
-            "reward": pa.float32(),
-            "format_reward": pa.float32(),
-            "answer_reward": pa.float32(),
-            "finished": pa.bool_(),
-            "tokens": pa.int32(),
-            "turns": pa.string(),
-        }
-    ),
-    "steps": pa.schema(
-        {
-            "round": pa.int32(),
-            "step": pa.int32(),
-            "clip_fraction": pa.float32(),
-            "kl_behaviour_nats": pa.float32(),
-        }
-    ),
-    "versions": pa.schema(
-        {"at": pa.float64(), "side": pa.string(), "actor": pa.string(), "version": pa.int32()}
-    ),
+READ = {
+    "rollouts": ("round", "cursor", "lag", "first_use"),
+    "evaluations": tuple(name for name in SCHEMAS["evaluations"].names if name != "task"),
+    "steps": ("round", "step", "clip_fraction", "kl_behaviour_nats"),
+    "versions": ("at", "side", "actor", "version"),
 }
 
 
 def read_parts(trial: TrialRecord, kind: str) -> tuple[pa.Table, list[str]]:
     """The parts of one kind up to the trial's last row as one table, and what was damaged."""
-    schema, tables, damaged = SCHEMAS[kind], [], []
+    schema, tables, damaged = pa.schema(map(SCHEMAS[kind].field, READ[kind])), [], []
     root = trial.directory.parent
     try:
         names = list(experiment_files.entries(root, trial.name, kind))
@@ -257,7 +232,7 @@ def _turns(stored: str | None) -> list[dict[str, Any]]:
 
 
 def _is_turn(value: Any) -> bool:
-    """True for a turn as `details` writes it: an action, its reward, and what was answered."""
+    """True for a turn of a response: an action, its reward, and what was answered."""
     if not isinstance(value, dict) or not value.keys() >= {"action", "observation", "reward"}:
         return False
     action, observation, reward = value["action"], value["observation"], value["reward"]

@@ -20,11 +20,11 @@ from ray.tune.experiment import Trial
 
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
-from callbacks.verbosity import set_verbose
-from grpo_trainable.cluster.openmp import WAITING
+from callbacks.trial_files import set_verbose
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import schedule, set_dotted
+from grpo_trainable.config import resources, schedule, set_dotted
 from grpo_trainable.storage.object_store import Place
+from grpo_trainable.storage.ray_private import SYNCER_LOGGER
 from grpo_trainable.trainable import NAME, register
 from tuning.cluster import check_nodes, join, ship_to_nodes
 from tuning.grid import OrderedGrid, param_space
@@ -76,12 +76,12 @@ def _start_ray(plan: Plan) -> None:
     options: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
-        "runtime_env": {"env_vars": WAITING},
+        "runtime_env": {"env_vars": resources.OPENMP},
     }
     if address is not None:
         join(address, **options)
         return
-    os.environ.update(WAITING)
+    os.environ.update(resources.OPENMP)
     make_token(Path.home(), os.environ)
     # Ray gives its workers niceness 15: beside one busy process a trial would seem to hang.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -118,7 +118,7 @@ def fit(plan: Plan) -> list[Failure]:
         # A failed trial's traceback is in its error.txt; the last line is printed at the end.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         # Tune's snapshots of an experiment warn once a second, with a traceback.
-        logging.getLogger("ray.train._internal.syncer").setLevel(logging.CRITICAL)
+        logging.getLogger(SYNCER_LOGGER).setLevel(logging.CRITICAL)
     keep_whole()
     refuse_to_begin_anew()
     register(plan.inputs, plan.shipped)

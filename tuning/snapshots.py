@@ -15,17 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileSystem
-from ray.train._internal import storage
-from ray.tune.execution.tune_controller import TuneController
 
 from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.storage.object_store import Place, StoredPath, reason
+from grpo_trainable.storage.ray_private import TuneController, _FilesystemSyncer
 from grpo_trainable.storage.trial_storage import place
 
 
 def keep_whole() -> None:
     """Have Tune, in this process, bring each file of a snapshot whole or not at all."""
-    storage._FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
+    _FilesystemSyncer._sync_up_command = _sync_up_command  # Tune has no public way
 
 
 def _sync_up_command(

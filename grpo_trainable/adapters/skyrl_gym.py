@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_trainable.adapters.libraries import library
-from grpo_trainable.adapters.messages import text_of
 from grpo_trainable.environments import JSONValue, Turn
-from grpo_trainable.tasks.messages import as_messages
+from grpo_trainable.tasks.messages import as_messages, text_of
 
 NO_EXTRAS = ("prompt", "env_class")
 

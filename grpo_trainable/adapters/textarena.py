@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from grpo_trainable.adapters.libraries import library
-from grpo_trainable.adapters.randomness import OwnRandomness
 from grpo_trainable.environments import JSONValue, Turn
 
 
@@ -53,3 +54,24 @@ def textarena_environment(name: str, **options: Any) -> type:
             """Lets go of nothing: a game is memory only."""
 
     return Adapted
+
+
+class OwnRandomness:
+    """Isolate one user of Python's own random generator from all others.
+
+    What others draw or seed in between changes nothing here, and nothing here changes theirs.
+    """
+
+    def __init__(self) -> None:
+        self._state = random.Random().getstate()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While it lasts, `random` goes on where it was left here."""
+        others = random.getstate()
+        random.setstate(self._state)
+        try:
+            yield
+        finally:
+            self._state = random.getstate()
+            random.setstate(others)

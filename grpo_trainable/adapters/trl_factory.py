@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo_trainable.adapters import tool_calls
-from grpo_trainable.adapters.messages import text_of
 from grpo_trainable.environments import JSONValue, Turn
+from grpo_trainable.tasks.messages import text_of
 
 TOOLS = "Tools, called as name(argument=value):\n"
 

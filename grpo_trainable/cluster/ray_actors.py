@@ -8,11 +8,11 @@ from typing import Any
 
 import ray
 import ray.util
-from ray._private import state
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_trainable.protocol.calls import ActorFailed, ActorLost, DeliveryFailed, OutOfBand
+from grpo_trainable.storage.ray_private import jobs
 from grpo_trainable.telemetry.timers import now
 
 ANY_BUNDLE = -1
@@ -91,7 +91,7 @@ class RayActor:
 def driver_pid() -> int | None:
     """The id of the process that started this job; None when it runs on another machine."""
     job = ray.get_runtime_context().get_job_id()
-    for entry in state.jobs():
+    for entry in jobs():
         here = entry["DriverIPAddress"] == ray.util.get_node_ip_address()
         if entry["JobID"] == job and here:
             return entry["DriverPid"]

@@ -174,6 +174,13 @@ def conflicts(config: Config) -> Iterator[Conflict]:
 
 # ---- What the actors reserve ---------------------------------------------------------------------
 
+# Environment variables of every actor: how its threads wait for each other between two matrix
+# products. GNU OpenMP reads both, others the first. A thread looks for work for half a millisecond
+# at most, then sleeps. To sleep at once costs two threads a quarter of their speed, since products
+# of small matrices end sooner than a thread wakes up. To look longer takes the core that another
+# actor was promised.
+OPENMP = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+
 
 def threads(cpus: float) -> int:
     """Return the compute threads of an actor that reserved `cpus`: 0.95 gives 1, 1.9 gives 2."""

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from grpo_trainable.engines.agreement import TOKENS, probes, refuse_disagreement
 from grpo_trainable.engines.engine import EngineSetup, Partner
-from grpo_trainable.engines.episode_cache import EpisodeCache
 from grpo_trainable.engines.episode_rows import EpisodeRows
 from grpo_trainable.engines.local import Decoder, LocalEngine, PromptBatch, common_limits
-from grpo_trainable.engines.slot_decoder import SlotDecoder
-from grpo_trainable.models.kv_cache import KVCache, decode, padded, prefill
+from grpo_trainable.models.kv_cache import KVCache, decode, decode_in_place, padded, prefill
 from grpo_trainable.models.narrow import narrow
+from grpo_trainable.models.shelved_cache import ShelvedCache
 from grpo_trainable.models.stop_strings import stops_of
 from grpo_trainable.models.store import build_policy
 from grpo_trainable.models.tokenizer import Tokenizer
@@ -176,3 +175,103 @@ class TorchDecoder:
             columns=self._columns,
         )
         return hidden
+
+
+class SlotDecoder:
+    """Computes logits on a `ShelvedCache`: rows enter its slots where others have ended."""
+
+    def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
+        self._model = model
+        self._pad_id = pad_id
+        self._prompts = batch.prompts
+        self._prompt_of: list[int] = batch.fan_out.tolist()  # which of them each of the B rows has
+        self._rows: list[int] = []  # (A,) which of the B
+        self._device = batch.fan_out.device
+        columns = batch.longest + batch.max_new_tokens
+        self._cache = ShelvedCache(model.config, columns, slots, self._device)
+
+    def enter(self, rows: range) -> Tensor:
+        # Rows of a group follow each other, so that these are the prompts from one on.
+        first, last = self._prompt_of[rows[0]], self._prompt_of[rows[-1]]
+        fan_out = [self._prompt_of[row] - first for row in rows]
+        self._rows += rows
+        return self._first(self._prompts[first : last + 1], fan_out)
+
+    def next(self, tokens: Tensor) -> Tensor:
+        return self._model.head(self._cache.decode(self._model, tokens))
+
+    def keep(self, rows: Tensor) -> None:
+        places = rows.tolist()
+        self._rows = [self._rows[place] for place in places]
+        self._cache.keep(places)
+
+    def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
+        prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
+        sampled = sampled.cpu()
+        sequences = [
+            torch.cat((prompt, own[:length]))
+            for prompt, own, length in zip(prompts, sampled, lengths, strict=True)
+        ]
+        self._cache.clear()
+        self._prefill(sequences, range(len(sequences)))
+
+    def _first(self, prompts: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
+        """Logits (rows, V) of the first tokens of rows with these prompts."""
+        hidden = self._prefill(prompts, fan_out)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
+        hidden = hidden[torch.arange(len(prompts), device=self._device), last]
+        logits = self._model.head(hidden)
+        return logits[torch.tensor(fan_out, device=self._device)]
+
+    def _prefill(self, sequences: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
+        """Hidden states (sequences, S, D); rows of them are in the cache from now on."""
+        ids = padded(sequences, self._pad_id).to(self._device)
+        return self._cache.prefill(self._model, ids, [len(s) for s in sequences], fan_out)
+
+
+class EpisodeCache:
+    """Computes logits of rows that have come unequally far.
+
+    Each row writes a token to the column of its own position, over the padding of its prompt, so
+    that what is cached does not depend on when an environment answered. B rows at first, of which A
+    are left; V vocabulary. Logits are the caller's to change.
+    """
+
+    _cache: KVCache
+
+    def __init__(self, model: TransformerLM, batch: PromptBatch, pad_id: int) -> None:
+        self._model = model
+        self._batch = batch
+        self._pad_id = pad_id
+        self._device = batch.fan_out.device
+
+    def first(self) -> Tensor:
+        """Logits (B, V) of every row's first token. Each distinct prompt is run once."""
+        hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
+        last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
+        return self._model.head(last)[self._batch.fan_out]
+
+    def next(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Logits (A, V) after one more token of every row, at its position in prompt and response.
+        A token that was given before takes its own place."""
+        hidden = decode_in_place(self._model, tokens, positions, self._cache)
+        return self._model.head(hidden)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keeps only these of the A rows."""
+        self._cache.keep(rows)
+
+    def rebuild(self, sequences: Sequence[Tensor]) -> None:
+        """Fills the cache anew with the weights that are there now: all tokens of each row."""
+        self._prefill(sequences, torch.arange(len(sequences), device=self._device))
+
+    def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states (sequences, S, D) and the sequences' lengths, and a new cache of the rows
+        that `fan_out` says."""
+        ids = padded(sequences, self._pad_id)
+        lengths = torch.tensor([len(sequence) for sequence in sequences], device=self._device)
+        columns = self._batch.longest + self._batch.max_new_tokens
+        hidden, self._cache = prefill(
+            self._model, ids.to(self._device), lengths, fan_out, columns=columns
+        )
+        return hidden, lengths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from grpo_trainable.algo import aggregate, value_loss
 from grpo_trainable.config import GRPOConfig
@@ -16,11 +16,36 @@ from grpo_trainable.learner.ranks import ALONE, Ranks
 from grpo_trainable.models.parameters import copy_parameters
 from grpo_trainable.models.policy import NamedWeights
 from grpo_trainable.models.store import build_any_trained_policy
-from grpo_trainable.models.value_head import ValueHead, trained_body
 from grpo_trainable.protocol.messages import CriticStep
 from grpo_trainable.protocol.rollout import TrainBatch
 
 PREFIX = "critic/"  # begins the names of its tensors in a checkpoint, and of no policy's parameter
+
+
+class ValueHead(nn.Module):
+    """One number for each hidden state, in float32 whatever the body computes in. T positions, D
+    width.
+
+    It begins at 0: a critic that knows nothing yet leaves the returns as they are.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, hidden_TD: Tensor) -> Tensor:
+        """Values (T,) of hidden states (T, D)."""
+        return hidden_TD.float() @ self.weight + self.bias
+
+
+def trained_body(policy: NamedWeights) -> dict[str, Tensor]:
+    """The parameters that training changes and hidden states depend on, by name: all but a head
+    that is a matrix of its own."""
+    head = policy.head_weight
+    places = sum(p is head for _, p in policy.named_parameters(remove_duplicate=False))
+    tied = places > 1
+    return {name: p for name, p in policy.trained().items() if tied or p is not head}
 
 
 class Critic:

@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from grpo_trainable.protocol.rollout import RolloutGroup
-from grpo_trainable.telemetry.metrics import KL_TO
 from grpo_trainable.telemetry.timers import Span
 
 # ---- Answers of a generator --------------------------------------------------------------------
@@ -159,28 +158,6 @@ class Updated:
     critic: CriticFigures | None = None  # None without a critic
     at: float
     spans: list[Span]
-
-    def step_columns(self) -> dict[str, list[Any]]:
-        """Columns with an entry for each gradient step. `version` and KL are of the policy before
-        the step; KL is measured on what the step trains on, None if not monitored."""
-        steps = self.steps
-        names = ("loss", "grad_norm", "entropy_nats", "clip_fraction", "weights_bounded_fraction")
-        taken = [not step.skipped for step in steps]
-        columns: dict[str, list[Any]] = {
-            "round": [self.round] * len(steps),
-            "step": list(range(1, len(steps) + 1)),
-            "version": [self.version - sum(taken[i:]) for i in range(len(steps))],
-        }
-        for name in (*names, "ratio_max", "bounded_tokens", "lr", "skipped"):
-            columns[name] = [getattr(step, name) for step in steps]
-        for name in ("loss", "clip_fraction", "grad_norm"):
-            of_critic = [step.critic and getattr(step.critic, name) for step in steps]
-            columns[f"critic_{name}"] = of_critic
-        for other in KL_TO:
-            drifts = [step.kl.get(other) for step in steps]
-            columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
-            columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
-        return columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,22 +10,109 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
-from grpo_trainable.protocol.versions import VersionChange
-from grpo_trainable.telemetry.metrics import ActorSpan
+from grpo_trainable.protocol.versions import Sync, VersionChange
+from grpo_trainable.telemetry.metrics import KL_TO, ActorSpan
 
 if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
     from torch import Tensor
 
+    from grpo_trainable.protocol.messages import Updated
     from grpo_trainable.protocol.rollout import RolloutGroup
 
 DETAILS = "details"
 
 Columns = dict[str, list[Any]]  # name -> one value a response, or a gradient step
+
+# ---- The columns of the Parquet files, for those who write and for those who read them ---------
+
+_RESPONSE = {
+    "round": pa.int32(),  # round that trained on it; for held-out ones, rounds trained before
+    "cursor": pa.int64(),  # index of the prompt in its stream
+    "response_index": pa.int32(),  # index among the responses to one prompt
+    "task": pa.string(),  # task of the prompt, where the trial mixes several
+    "prompt": pa.string(),
+    "response": pa.string(),
+    "ground_truth": pa.string(),  # the true answer, as JSON
+    "reward": pa.float32(),
+    "format_reward": pa.float32(),  # of a task that tells the two apart, such as mathematics
+    "answer_reward": pa.float32(),
+    "finished": pa.bool_(),  # ended with end-of-text, or by its environment, not by length
+    "tokens": pa.int32(),  # tokens that were sampled
+    "turns": pa.string(),  # an episode as JSON: action, its reward, observation; else null
+}
+# The directory of a trial that the files are in -> their columns.
+SCHEMAS = {
+    "evaluations": pa.schema(_RESPONSE),
+    "rollouts": pa.schema(
+        {
+            **_RESPONSE,
+            "advantage": pa.float32(),
+            "uses": pa.int32(),  # times the group was trained on, this one included
+            "version": pa.int32(),  # version of the weights that sampled the oldest token
+            "weights_round": pa.int32(),  # round of those weights
+            "lag": pa.int32(),  # rounds trained before this one - weights_round
+            "first_use": pa.bool_(),
+            # Log-prob sums in nats: when sampled, after the round, and under the reference.
+            "behaviour_log_prob": pa.float32(),
+            "policy_log_prob": pa.float32(),
+            "reference_log_prob": pa.float32(),
+        }
+    ),
+    "steps": pa.schema(
+        {
+            "round": pa.int32(),
+            "step": pa.int32(),  # number within the round, from 1
+            "version": pa.int32(),  # version of the policy before the step
+            "skipped": pa.bool_(),  # loss or gradient was not finite
+            "loss": pa.float32(),
+            "grad_norm": pa.float32(),
+            "entropy_nats": pa.float32(),
+            "clip_fraction": pa.float32(),
+            "weights_bounded_fraction": pa.float32(),
+            "ratio_max": pa.float32(),
+            "bounded_tokens": pa.int64(),  # tokens whose ratio was held at e^20
+            "lr": pa.float32(),
+            # The critic's figures, where there is one; its loss is before any coefficient.
+            **{f"critic_{name}": pa.float32() for name in ("loss", "clip_fraction", "grad_norm")},
+            # KL of the policy before the step, on the responses it trains on; sums over a response.
+            **{f"kl_{other}{kind}_nats": pa.float32() for other in KL_TO for kind in ("", "_k3")},
+        }
+    ),
+    "versions": pa.schema(
+        {
+            "at": pa.float64(),  # seconds since 1970, by the clock of the trial's process
+            "round": pa.int32(),  # the trial's round in which it happened
+            "side": pa.string(),  # "generator" or "learner"
+            "actor": pa.string(),
+            "version": pa.int32(),
+            "weights_round": pa.int32(),
+            # How the weights reached a generator; null in the learner, which made them.
+            "transport": pa.string(),
+            "bytes": pa.int64(),
+            "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
+            "transfer_s": pa.float64(),  # seconds until their memory is in the generator
+            "load_s": pa.float64(),  # seconds until they are its checked parameters
+        }
+    ),
+}
+
+
+def table(kind: str, columns: Columns) -> pa.Table:
+    """Return columns as the content of a file in the directory `kind`.
+
+    Raises:
+        KeyError: a column is missing.
+    """
+    return pa.Table.from_pydict(columns, SCHEMAS[kind])
+
+
+# ---- A round ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -66,7 +153,7 @@ def rollout_columns(
     `learner_round`: rounds trained before. Log-probs are sums over the response, in nats; None
     where they were not measured.
     """
-    columns = response_columns(groups, prompt, decode)
+    columns = response_columns(groups, learner_round + 1, prompt, decode)
     count = len(columns["reward"])
     sizes = [len(group.response_ids) for group in groups]
 
@@ -78,7 +165,6 @@ def rollout_columns(
 
     behaviour = [value for g in groups for value in g.behaviour_log_probs.sum(dim=1).tolist()]
     return {
-        "round": [learner_round + 1] * count,
         **columns,
         "advantage": advantages.tolist(),
         "uses": of_groups([group.uses for group in groups]),
@@ -92,34 +178,38 @@ def rollout_columns(
     }
 
 
-def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Decode) -> Columns:
-    """Columns that every response has, sampled for training or for an evaluation."""
-    names = ("cursor", "response_index", "task", "prompt", "response", "ground_truth", "reward",
-             "format_reward", "answer_reward", "finished", "tokens", "turns")  # fmt: skip
-    columns: Columns = {name: [] for name in names}
-    for group in groups:
-        text, task, truth = prompt(group.example)
-        answer = json.dumps(truth)
-        rewards, finished = group.rewards.tolist(), group.finished.tolist()
-        formats, answers = (
-            _listed(group.format_rewards, group),
-            _listed(group.answer_rewards, group),
-        )
-        sampled = group.response_mask.sum(dim=1).tolist()
-        for g, ids in enumerate(group.responses()):
-            columns["cursor"].append(group.prompt_index)
-            columns["response_index"].append(g)
-            columns["task"].append(task)
-            columns["prompt"].append(text)
-            columns["response"].append(_said(group, g, ids, decode))
-            columns["ground_truth"].append(answer)
-            columns["reward"].append(rewards[g])
-            columns["format_reward"].append(formats[g])
-            columns["answer_reward"].append(answers[g])
-            columns["finished"].append(finished[g])
-            columns["tokens"].append(sampled[g])
-            columns["turns"].append(_turns(group, g, ids, decode))
-    return columns
+def response_columns(
+    groups: Sequence[RolloutGroup], round_: int, prompt: Prompt, decode: Decode
+) -> Columns:
+    """Columns that every response has, sampled for training or for an evaluation in `round_`."""
+    rows = [row for group in groups for row in _response_rows(group, round_, prompt, decode)]
+    return {name: [row[name] for row in rows] for name in _RESPONSE}
+
+
+def _response_rows(
+    group: RolloutGroup, round_: int, prompt: Prompt, decode: Decode
+) -> Iterator[dict[str, Any]]:
+    text, task, truth = prompt(group.example)
+    answer = json.dumps(truth)
+    rewards, finished = group.rewards.tolist(), group.finished.tolist()
+    formats, answers = _listed(group.format_rewards, group), _listed(group.answer_rewards, group)
+    sampled = group.response_mask.sum(dim=1).tolist()
+    for g, ids in enumerate(group.responses()):
+        yield {
+            "round": round_,
+            "cursor": group.prompt_index,
+            "response_index": g,
+            "task": task,
+            "prompt": text,
+            "response": _said(group, g, ids, decode),
+            "ground_truth": answer,
+            "reward": rewards[g],
+            "format_reward": formats[g],
+            "answer_reward": answers[g],
+            "finished": finished[g],
+            "tokens": sampled[g],
+            "turns": _turns(group, g, ids, decode),
+        }
 
 
 def _listed(values: Tensor | None, group: RolloutGroup) -> list[float | None]:
@@ -168,3 +258,45 @@ def _spans(
 def first_use_lags(groups: Sequence[RolloutGroup], learner_round: int) -> dict[int, int]:
     """How many groups were trained for the first time at each lag."""
     return dict(Counter(learner_round - g.oldest_round for g in groups if g.uses == 1))
+
+
+def step_columns(updated: Updated) -> Columns:
+    """Columns with an entry for each gradient step of a round.
+
+    `version` and KL are of the policy before the step; KL is measured on what the step trains on,
+    None if it is not monitored.
+    """
+    steps = updated.steps
+    taken = [not step.skipped for step in steps]
+    columns: Columns = {
+        "round": [updated.round] * len(steps),
+        "step": list(range(1, len(steps) + 1)),
+        "version": [updated.version - sum(taken[i:]) for i in range(len(steps))],
+    }
+    for name in ("loss", "clip_fraction", "grad_norm"):
+        columns[f"critic_{name}"] = [s.critic and getattr(s.critic, name) for s in steps]
+    for other in KL_TO:
+        drifts = [step.kl.get(other) for step in steps]
+        columns[f"kl_{other}_nats"] = [drift and drift.k1 for drift in drifts]
+        columns[f"kl_{other}_k3_nats"] = [drift and drift.k3 for drift in drifts]
+    for name in SCHEMAS["steps"].names:
+        if name not in columns:  # the others have the names of `GradientStep`
+            columns[name] = [getattr(step, name) for step in steps]
+    return columns
+
+
+def version_columns(changes: Sequence[VersionChange], round_: int) -> Columns:
+    """Columns with an entry for each change of weights in a round."""
+    syncs = [change.sync for change in changes]
+    return {
+        "at": [change.at for change in changes],
+        "round": [round_] * len(changes),
+        "side": [change.role for change in changes],
+        "actor": [change.actor for change in changes],
+        "version": [change.version for change in changes],
+        "weights_round": [change.weights_round for change in changes],
+        **{
+            field.name: [sync and getattr(sync, field.name) for sync in syncs]
+            for field in fields(Sync)
+        },
+    }

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
-from ray.air.constants import TRAINING_ITERATION
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.utils import make_callback
@@ -30,6 +29,7 @@ from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, resour
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
+from grpo_trainable.storage.ray_private import TRAINING_ITERATION
 from grpo_trainable.trial import TrainedRound, Trial, resolved
 
 NAME = "GRPO-RLlib"

@@ -14,8 +14,6 @@ from typing import Any
 
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from ray import tune
-from ray.air.constants import EXPR_RESULT_FILE, TRAINING_ITERATION
-from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.storage.checkpointing import (
     CHECKPOINT,
@@ -28,6 +26,7 @@ from grpo_trainable.storage.checkpointing import (
     unverified_round,
 )
 from grpo_trainable.storage.object_store import Place, StoredPath, reason
+from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
 
 ASIDE = re.compile(r"set-aside-(\d+)")
 TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end

@@ -59,3 +59,13 @@ def as_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)
+
+
+def text_of(said: Any) -> str:
+    """Return the text of a message or of a list of messages, each on its own lines, without roles.
+
+    No message is an empty text. The line break at the end goes.
+    """
+    if said is None or isinstance(said, str):
+        return (said or "").rstrip("\n")
+    return "\n".join(text_of(message["content"]) for message in said)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from fractions import Fraction
+from typing import NamedTuple
 
 from grpo_trainable.config import GRPOConfig, weights_of
-from grpo_trainable.tasks.mixture import Mixture
 from grpo_trainable.tasks.task import Example, Task
 
 
@@ -45,3 +48,71 @@ class MixTask:
     def label(self, stream: str, prompt_index: int) -> str:
         """The task of a prompt."""
         return self._mixture.place(stream, prompt_index).label
+
+
+class Place(NamedTuple):
+    """Where the prompt of a mix comes from."""
+
+    label: str  # the task's label
+    index: int  # index in the task's own stream
+
+
+class Mixture:
+    """Which task each prompt is of: a function of the weights, the seed and the prompt's index.
+
+    Of the first n training prompts a task with the share w has ⌊n·w⌋ or ⌈n·w⌉, for every n, so a
+    round has what the weights say, and not what a die made of them. Number j of a task belongs
+    between the prompts ⌊j / w⌋ and ⌈(j + 1) / w⌉, and the one whose time ends first comes first,
+    which meets all times (Baruah et al. 1996, "Proportionate progress"). Ties are broken by the
+    seed.
+
+    Held-out prompts go round the tasks one by one, so that each task has as many whatever its
+    weight.
+    """
+
+    def __init__(self, weights: Mapping[str, float], seed: int) -> None:
+        """`weights`: above 0; they need not add up to 1."""
+        # Weights count as they are written: the float 0.1 itself is a little more than a tenth.
+        exact = {label: Fraction(repr(weight)) for label, weight in weights.items()}
+        total = sum(exact.values())
+        self.labels = tuple(weights)
+        self._shares = {label: weight / total for label, weight in exact.items()}
+        self._seed = seed
+        self._taken = dict.fromkeys(weights, 0)
+        self._places: list[Place] = []
+        self._growing = threading.Lock()  # responses are scored in a thread of its own
+
+    def train(self, prompt_index: int) -> Place:
+        """The place of a training prompt."""
+        with self._growing:
+            while len(self._places) <= prompt_index:
+                self._places.append(self._next())
+        return self._places[prompt_index]
+
+    def held_out(self, prompt_index: int) -> Place:
+        """The place of a held-out prompt."""
+        index, which = divmod(prompt_index, len(self.labels))
+        return Place(self.labels[which], index)
+
+    def place(self, stream: str, prompt_index: int) -> Place:
+        return self.held_out(prompt_index) if stream == "eval" else self.train(prompt_index)
+
+    def _next(self) -> Place:
+        now = len(self._places)
+        due = [label for label in self.labels if self._begins(label) <= now]
+        soonest = min(map(self._ends, due))
+        first = [label for label in due if self._ends(label) == soonest]
+        label = (
+            first[0] if len(first) == 1 else random.Random(f"mix {self._seed} {now}").choice(first)
+        )
+        place = Place(label, self._taken[label])
+        self._taken[label] += 1
+        return place
+
+    def _begins(self, label: str) -> int:
+        """The first prompt that the next one of a task may be: ⌊j / w⌋."""
+        return self._taken[label] // self._shares[label]
+
+    def _ends(self, label: str) -> int:
+        """The prompt before which it must have come: ⌈(j + 1) / w⌉."""
+        return -(-(self._taken[label] + 1) // self._shares[label])

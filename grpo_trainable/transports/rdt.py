@@ -18,13 +18,20 @@ from typing import Any, ClassVar
 
 import ray
 import torch
-from ray import experimental
 from ray.exceptions import RayError
-from ray.experimental.collective import create_collective_group, destroy_collective_group
-from ray.util.collective.const import get_store_name
 from torch import Tensor
 
 from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
+from grpo_trainable.storage.ray_private import (
+    create_collective_group,
+    deregister_nixl_memory,
+    destroy_collective_group,
+    get_store_name,
+    get_tensor_transport_manager,
+    register_nixl_memory,
+    set_target_for_ref,
+    wait_tensor_freed,
+)
 from grpo_trainable.transports.network_interface import let_gloo_use
 from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
@@ -53,12 +60,12 @@ class _Buffer:
         self.ref: Any = None  # receivers that fetch find the snapshot here
         self._registered = register
         if register:
-            experimental.register_nixl_memory(self.bytes)
+            register_nixl_memory(self.bytes)
 
     def close(self) -> None:
         """Takes back the registration: another buffer may come to have the same address."""
         if self._registered:
-            experimental.deregister_nixl_memory(self.bytes)
+            deregister_nixl_memory(self.bytes)
 
 
 def _close(slots: Slots[_Buffer]) -> None:
@@ -129,7 +136,7 @@ class _TwoSidedSender(_PackingSender):
         buffer = self._take(weights, frozen)
         try:
             # Every generator has fetched its content; Ray learns of that a moment later.
-            experimental.wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
+            wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
                 f"transport={self.name}: Ray still holds a snapshot that nobody needs any more, "
@@ -168,7 +175,7 @@ class NixlReceiver:
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
         packed, device = handle.packed, torch.device(self._device)
         buffer = self._slots.take(packed.round, packed.layout, device, True)
-        experimental.set_target_for_ref(handle.ref, [buffer.bytes])
+        set_target_for_ref(handle.ref, [buffer.bytes])
         get_in_time(handle.ref, self.deadline_s, self.name)
         return packed.unpacked(buffer.bytes)
 
@@ -299,8 +306,6 @@ def start_nixl() -> None:
     Raises:
         TransportError: it does not start.
     """
-    from ray.experimental.rdt.util import get_tensor_transport_manager
-
     try:
         manager: Any = get_tensor_transport_manager("NIXL")
         manager.get_nixl_agent()

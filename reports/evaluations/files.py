@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,12 +19,15 @@ from grpo_trainable.storage.atomic import replacing
 from grpo_trainable.tools.evaluation.generation import Generation
 from reports import experiment_files
 from reports.evaluations.categories import categories_page
-from reports.evaluations.data import FORMAT, evaluation_data
+from reports.evaluations.measures import measures
 from reports.evaluations.page import render_page
 from reports.evaluations.pairs import Difference
 from reports.evaluations.record import EvaluationRecord
 from reports.experiment_files import one_line
+from reports.intervals import LEVEL
 
+HERE = Path(__file__).resolve().parent
+FORMAT = 1
 DATA = "evaluation.json"
 PARQUET = "generations.parquet"
 PAGE = "evaluation.html"
@@ -160,3 +164,74 @@ def _content(directory: Path, name: str) -> bytes:
 
 def _damaged(directory: Path, reason: str) -> EvaluationError:
     return EvaluationError(f"{directory}: holds no evaluation that can be read: {reason}")
+
+
+# ---- The content of evaluation.json; docs/evaluation.md lists its keys ---------------------------
+
+
+def evaluation_data(
+    record: EvaluationRecord, against: EvaluationRecord | None, paired: Sequence[Difference]
+) -> dict[str, Any]:
+    """The figures as JSON data. A figure that the evaluation does not have is not there."""
+    return {
+        "format": FORMAT,
+        "policy": dict(record.policy),
+        "prompts": len(record.by_prompt),
+        "samples": record.samples,
+        "responses": len(record.generations),
+        "unscored": {
+            "prompts": len(record.by_prompt) - len(record.scored),
+            "responses": len(record.errors),
+        },
+        "level": LEVEL,
+        "figures": {name: asdict(measure.figure()) for name, measure in measures(record).items()},
+        **_categories(record),
+        **({} if against is None else {"against": _against(against, paired)}),
+        "problems": record.problems,
+        "config": dict(record.config),
+        **record.origin,
+    }
+
+
+def _categories(record: EvaluationRecord) -> dict[str, Any]:
+    found = record.categories
+    return {} if found is None else {"categories": {name: len(own) for name, own in found.items()}}
+
+
+def _against(against: EvaluationRecord, paired: Sequence[Difference]) -> dict[str, Any]:
+    return {
+        "name": against.name,
+        "policy": dict(against.policy),
+        "differences": {
+            difference.name: {
+                "own": difference.own,
+                "other": difference.other,
+                "value": difference.value,
+                "low": difference.low,
+                "high": difference.high,
+                "prompts": difference.prompts,
+                "told_apart": difference.told_apart,
+            }
+            for difference in paired
+        },
+    }
+
+
+# ---- The commit that ran -------------------------------------------------------------------------
+
+
+def running_commit() -> str | None:
+    """The commit that is checked out, with "+" behind it where files differ from it. None where
+    this is no checkout of the repository, as after an installation."""
+    try:
+        # The directory may lie in a repository of the user's, which does not track it.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        changed = _git("status", "--porcelain", "--untracked-files=no")
+        return _git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(HERE), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

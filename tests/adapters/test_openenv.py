@@ -15,7 +15,7 @@ pytest.importorskip("openenv", reason="OpenEnv is not installed: make test-adapt
 
 GAME = """
 from grpo_trainable.adapters.openenv import openenv_environment
-from grpo_trainable.adapters.seeds import seeded_task
+from grpo_trainable.adapters.tasks import seeded_task
 
 Game = openenv_environment(
     "{url}",

@@ -13,7 +13,7 @@ from grpo_trainable.environments import Turn
 pytest.importorskip("skyrl_gym", reason="SkyRL-Gym is not installed: make test-adapters")
 
 GAME = """
-from grpo_trainable.adapters.listed import listed_task
+from grpo_trainable.adapters.tasks import listed_task
 from grpo_trainable.adapters.skyrl_gym import skyrl_gym_environment
 
 ROWS = [

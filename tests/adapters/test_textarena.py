@@ -13,7 +13,7 @@ from grpo_trainable.adapters.textarena import textarena_environment
 pytest.importorskip("textarena", reason="TextArena is not installed: make test-adapters")
 
 GAME = """
-from grpo_trainable.adapters.seeds import seeded_task
+from grpo_trainable.adapters.tasks import seeded_task
 from grpo_trainable.adapters.textarena import textarena_environment
 
 Game = textarena_environment("GuessTheNumber-v0")

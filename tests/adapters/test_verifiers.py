@@ -17,7 +17,7 @@ pytest.importorskip("verifiers", reason="verifiers is not installed: make test-a
 GAME = """
 import openenv.core  # while the process starts, or the first answer would wait for it
 
-from grpo_trainable.adapters.listed import listed_task
+from grpo_trainable.adapters.tasks import listed_task
 from grpo_trainable.adapters.verifiers import verifiers_environment
 
 Game = verifiers_environment(

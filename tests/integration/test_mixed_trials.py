@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 from conftest import trial_config, untimed, written_by_the_page
 
-from callbacks.rollouts import ROLLOUTS
-from grpo_trainable.protocol.round_records import DETAILS
+from grpo_trainable.protocol.round_records import DETAILS, SCHEMAS
 from grpo_trainable.storage.checkpointing import read_checkpoint
 from grpo_trainable.telemetry.metrics import names_with
 
@@ -35,7 +34,7 @@ def test_mixed_run_resumes_bit_for_bit_and_tells_of_each_task(
         trained = row["task/keyword/reward_mean"] + 3 * row["task/Letters/reward_mean"]
         assert abs(trained / 4 - row["reward/train_mean"]) < 1e-6
         assert 0 < row["task/Letters/reward_mean"] < 1, "a share of letters"
-    table = pa.Table.from_pydict(rows[-1][DETAILS].rollouts, ROLLOUTS).to_pylist()
+    table = pa.Table.from_pydict(rows[-1][DETAILS].rollouts, SCHEMAS["rollouts"]).to_pylist()
     assert [row["task"] for row in table].count("keyword") == 4
     for response in table:
         if response["task"] == "keyword":

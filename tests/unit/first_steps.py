@@ -11,8 +11,8 @@ from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.generator.generator import Generator
+from grpo_trainable.learner.gradient_steps import StepStatistics
 from grpo_trainable.learner.learner import Learner
-from grpo_trainable.learner.step_statistics import StepStatistics
 from grpo_trainable.models.store import build_any_policy
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.tasks.prompts import Prompts, build_task

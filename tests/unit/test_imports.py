@@ -7,6 +7,7 @@ import functools
 import graphlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_trainable.storage import ray_private
 from grpo_trainable.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +42,7 @@ FLOORS: dict[str, set[str]] = {
     "models": {"plugins", "protocol"},
     "config": {"plugins"},
     "command_line": {"config"},
-    "transports": {"config", "models"},
+    "transports": {"config", "models", "storage"},
     "tasks": {"config", "environments", "models", "storage"},
     "adapters": {"environments", "tasks"},
     "engines": {"tasks"},
@@ -58,6 +60,10 @@ FLOORS: dict[str, set[str]] = {
     "": {"config", "trainable"},
 }
 MAY_IMPORT_RAY = {"transports", "storage", "cluster", "trial", "trainable", "rllib"}
+RAY_PRIVATE = "grpo_trainable.storage.ray_private"  # alone it may name what Ray may move
+UNSTABLE_RAY = re.compile(
+    r"ray\.(air|experimental|tune\.execution|util\.collective|([\w.]+\.)?_(?!_))[\w.]*"
+)
 STANDARD_LIBRARY_ONLY = {"plugins", "config", "environments", "text"}
 STANDARD_LIBRARY_AND_OURS = {*sys.stdlib_module_names, "grpo_trainable"}
 
@@ -206,6 +212,79 @@ def test_forbidden_import_is_noticed(module, source):
 )
 def test_import_of_what_stands_below_is_allowed(module, source):
     assert violations(module, source) == []
+
+
+def names_of_ray(module: str, source: str, *, package: bool = False) -> Iterator[str]:
+    """Yield the dotted names of Ray in a source: imported, as attributes, or alone in a string."""
+    yield from imported(module, source, package=package)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def unstable_names(module: str, source: str, *, package: bool = False) -> list[str]:
+    """The private and alpha names of Ray in a source, which only one file may hold."""
+    names = names_of_ray(module, source, package=package)
+    return sorted({name for name in names if UNSTABLE_RAY.fullmatch(name)})
+
+
+def test_one_file_holds_all_private_and_alpha_names_of_ray():
+    found = {
+        module: unstable_names(module, source, package=is_package(module))
+        for module, source in sources().items()
+    }
+    assert found.pop(RAY_PRIVATE)
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ray.train._internal.storage import StorageContext",
+        "from ray.train import _internal",
+        "import ray._private.state",
+        "from ray.air.constants import EXPR_RESULT_FILE",
+        "from ray import air",
+        "def nixl():\n    from ray import experimental",
+        "from ray.tune.execution import tune_controller",
+        "importlib.import_module('ray.util.collective.const')",
+        "import ray\nray._private.worker.global_worker",
+        "logging.getLogger('ray.train._internal.syncer')",
+    ],
+)
+def test_private_name_of_ray_is_noticed(source):
+    assert unstable_names("callbacks.kl", source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ray import tune\nfrom ray.tune.result import RESULT_DUPLICATE",
+        "import ray\nray.util.get_node_ip_address()\nray.__version__",
+        "actor.handle.__ray_call__.remote()",
+    ],
+)
+def test_public_name_of_ray_is_allowed(source):
+    assert unstable_names("callbacks.kl", source) == []
+
+
+def test_names_of_ray_load_their_modules_late():
+    loaded = loaded_after([RAY_PRIVATE])
+    assert "ray" not in loaded
+
+
+def test_private_names_of_ray_are_where_the_table_says():
+    for name in ray_private._MODULES:
+        getattr(ray_private, name)  # raises where Ray has moved it
+    declared = {
+        alias.name
+        for node in ast.walk(ast.parse(sources()[RAY_PRIVATE]))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ray.")
+        for alias in node.names
+    }
+    assert declared == set(ray_private._MODULES)
 
 
 def loaded_after(modules: list[str]) -> set[str]:

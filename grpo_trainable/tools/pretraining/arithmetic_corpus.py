@@ -11,15 +11,30 @@ are in no document and in no training prompt, nor are their calculations.
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from random import Random
+from typing import Any
 
+from grpo_trainable.config import TaskSettings
+from grpo_trainable.models.tokenizer import Tokenizer
+from grpo_trainable.models.transformer import TransformerLM
+from grpo_trainable.protocol.rollout import SamplingLimits
+from grpo_trainable.tasks.math_reward import MathReward
 from grpo_trainable.tasks.templates import SHORT, prompt_of
-from grpo_trainable.tools.pretraining.arithmetic_measures import measure_arithmetic
-from grpo_trainable.tools.pretraining.corpus import Corpus, Document
+from grpo_trainable.tools.pretraining.corpus import Corpus, Document, Measurements, encode
+from grpo_trainable.tools.pretraining.measuring import (
+    Response,
+    described,
+    first_samples,
+    lengths,
+    mean_length,
+    mean_loss,
+    sample,
+)
 from grpo_trainable.tools.pretraining.problems import Problem, ProblemWriter, Step, written
 from grpo_trainable.tools.pretraining.recipe import ArithmeticRecipe
 
@@ -137,3 +152,141 @@ def _distinct(
         if len(found) == count:
             break
     return list(found.values())
+
+
+# ---- How well a policy solves: loss, right answers, format, lengths ------------------------------
+
+
+SAMPLED_PROBLEMS = 256
+RESPONSES_PER_PROBLEM = 8
+LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=64, temperature=1.0, end_ids=())
+UNITS = {"tokens": lambda response: response.tokens}
+LENGTHS = {"all": "all", "right": "right", "wrong": "wrong", "corpus": "corpus"}
+HOW = {
+    "held_out_loss_nats": (
+        "mean negative log-likelihood per response token (end-of-text included, prompt excluded) "
+        "over {held_out_documents} documents of problems that are held out"
+    ),
+    "right_share": (
+        "share of {responses} responses with the right answer in the right format: {each} "
+        "responses to each of the first {problems} problems of heldout.jsonl, {sampling}"
+    ),
+    "format_share": "share of those responses in the right format, whatever the answer",
+    "right_of_format": "right answers among those in the right format",
+    "right_share_by_operations": "right_share of the problems with so many operations",
+    "solved_share": "share of those problems with at least one right response among its {each}",
+    "mixed_share": (
+        "share of those problems whose {each} responses are neither all right nor all wrong, "
+        "which GRPO learns from"
+    ),
+    "mean_length": (
+        "mean tokens, end-of-text included, over those responses, and over the "
+        "{held_out_documents} documents"
+    ),
+    "finished_share": "share of those responses that end within the limit by themselves",
+}
+
+
+def measure_arithmetic(
+    held_out: Sequence[Document],
+    problems: Sequence[Problem],
+    model: TransformerLM,
+    tokenizer: Tokenizer,
+    seed: int,
+) -> Measurements:
+    """The numbers of the card, and responses to read."""
+    rows = [encode(tokenizer, document, model.config.context_length) for document in held_out]
+    corpus = [
+        Response(document.response, len(row.ids) - row.prompt_length, True)
+        for document, row in zip(held_out, rows, strict=True)
+    ]
+    facts: dict[str, Any] = {
+        "held_out_loss_nats": mean_loss(model, rows, tokenizer.pad_id),
+        "held_out_documents": len(rows),
+        **_on_problems(problems[:SAMPLED_PROBLEMS], model, tokenizer, seed),
+    }
+    facts["mean_length"]["corpus"] = mean_length(corpus, UNITS)
+    words = {"each": RESPONSES_PER_PROBLEM, "sampling": described(LIMITS)}
+    return Measurements(
+        facts=facts,
+        how={name: how.format(**facts, **words) for name, how in HOW.items()},
+        rows=_rows(facts),
+        sampling=described(LIMITS),
+        headline=f"held-out loss {facts['held_out_loss_nats']:.3f} nats/token, held-out problems "
+        f"solved in {facts['right_share']:.3f} of {facts['responses']} responses, of which "
+        f"{facts['format_share']:.3f} are in the right format",
+    )
+
+
+def _on_problems(
+    problems: Sequence[Problem], model: TransformerLM, tokenizer: Tokenizer, seed: int
+) -> dict[str, Any]:
+    """How often problems are solved, and how long the responses are."""
+    prompts = [prompt_of(SHORT, p.question) for p in problems]
+    groups = sample(model, tokenizer, prompts, RESPONSES_PER_PROBLEM, LIMITS, seed)
+    settings = TaskSettings(name="math", template="short", equality="exact")
+    reward = MathReward(settings).reward
+    scores = [
+        [reward(response.text, problem.answer) for response in group]
+        for problem, group in zip(problems, groups, strict=True)
+    ]
+    right_of = [statistics.mean(score.answer_reward for score in group) for group in scores]
+    by_operations = {
+        str(number): statistics.mean(
+            share for share, p in zip(right_of, problems, strict=True) if len(p.steps) == number
+        )
+        for number in sorted({len(problem.steps) for problem in problems})
+    }
+    responses = [response for group in groups for response in group]
+    flat = [score for group in scores for score in group]
+    right = [r for r, score in zip(responses, flat, strict=True) if score.answer_reward]
+    wrong = [r for r, score in zip(responses, flat, strict=True) if not score.answer_reward]
+    in_format = sum(score.format_reward for score in flat)
+    documents = [
+        Document(prompt, problem.answer) for prompt, problem in zip(prompts, problems, strict=True)
+    ]
+    return {
+        "problems": len(problems),
+        "responses": len(responses),
+        "right_share": len(right) / len(responses),
+        "format_share": in_format / len(responses),
+        "right_of_format": len(right) / max(1.0, in_format),
+        "right_share_by_operations": by_operations,
+        "solved_share": statistics.mean(share > 0 for share in right_of),
+        "mixed_share": statistics.mean(0 < share < 1 for share in right_of),
+        "mean_length": {
+            "all": mean_length(responses, UNITS),
+            "right": mean_length(right, UNITS),
+            "wrong": mean_length(wrong, UNITS),
+        },
+        "finished_share": statistics.mean(response.finished for response in responses),
+        "samples": first_samples(documents, [group[0] for group in groups]),
+    }
+
+
+def _rows(facts: dict[str, Any]) -> list[tuple[str, str, str]]:
+    by_operations = facts["right_share_by_operations"]
+    return [
+        ("held-out loss", f"{facts['held_out_loss_nats']:.3f} nats a token", "held_out_loss_nats"),
+        *(
+            (what, f"{facts[name]:.3f}", name)
+            for what, name in (
+                ("right answers", "right_share"),
+                ("right format", "format_share"),
+                ("right answers, given the format", "right_of_format"),
+                ("problems solved at least once", "solved_share"),
+                ("problems with mixed rewards", "mixed_share"),
+            )
+        ),
+        (
+            f"right answers by operations: {', '.join(by_operations)}",
+            ", ".join(f"{share:.3f}" for share in by_operations.values()),
+            "right_share_by_operations",
+        ),
+        (
+            f"tokens a response: {', '.join(LENGTHS)}",
+            lengths(facts["mean_length"], list(LENGTHS.values()), "tokens"),
+            "mean_length",
+        ),
+        ("responses that finish", f"{facts['finished_share']:.3f}", "finished_share"),
+    ]

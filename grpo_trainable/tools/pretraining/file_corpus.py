@@ -11,7 +11,7 @@ from random import Random
 
 from grpo_trainable.tools.pretraining.corpus import Corpus, Document
 from grpo_trainable.tools.pretraining.recipe import Recipe
-from grpo_trainable.tools.pretraining.story_measures import measure_stories
+from grpo_trainable.tools.pretraining.story_corpus import measure_stories
 
 HELD_OUT_SHARE = 0.05  # share of the lines, at most MOST_HELD_OUT of them
 MOST_HELD_OUT = 1000

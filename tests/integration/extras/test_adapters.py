@@ -9,7 +9,7 @@ import pytest
 from conftest import written_by_the_page
 
 from grpo_trainable.adapters.gymnasium_text import gymnasium_environment
-from grpo_trainable.adapters.seeds import HELD_OUT, seeded_task
+from grpo_trainable.adapters.tasks import HELD_OUT, seeded_task
 from grpo_trainable.environments import Turn
 from launch import check_env
 
@@ -18,7 +18,7 @@ pytest.importorskip("gymnasium")
 WAY = ("left", "down", "right", "up")
 LAKE = """
 from grpo_trainable.adapters.gymnasium_text import gymnasium_environment
-from grpo_trainable.adapters.seeds import seeded_task
+from grpo_trainable.adapters.tasks import seeded_task
 
 Lake = gymnasium_environment("FrozenLake-v1", actions=("left", "down", "right", "up"))
 Lakes = seeded_task(Lake)

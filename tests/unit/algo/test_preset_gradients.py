@@ -26,9 +26,9 @@ from torch import Tensor
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.advantages import advantage_estimator
 from grpo_trainable.learner.gradient_steps import GradientSteps
-from grpo_trainable.learner.kl_coefficient import KLCoefficient
 from grpo_trainable.learner.log_probs import ScoredBatch
 from grpo_trainable.learner.optimizer import StepTaken
+from grpo_trainable.learner.training_state import KLCoefficient
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
 from search_spaces.presets import ALGORITHMS
 

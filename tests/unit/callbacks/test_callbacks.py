@@ -29,13 +29,11 @@ from callbacks.console import BAR_WIDTH, ConsoleCallback, live_table, progress_l
 from callbacks.fail_safe import HOOKS, FailSafeCallback
 from callbacks.kl import KLCallback
 from callbacks.result_files import ProgressCsvCallback, ResultJsonCallback
-from callbacks.rollouts import RolloutsCallback
+from callbacks.round_files import RolloutsCallback, VersionLogCallback, lag_histogram
 from callbacks.stage_timings import StageTimingsCallback, stage_fractions, stage_totals
 from callbacks.tensorboard import TensorBoardCallback, examples_table
 from callbacks.trace import TraceCallback
-from callbacks.trial_files import cut_lines, cut_parts, read_rows, trial_directory
-from callbacks.verbosity import set_verbose
-from callbacks.version_log import VersionLogCallback, lag_histogram
+from callbacks.trial_files import cut_lines, cut_parts, read_rows, set_verbose, trial_directory
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import DETAILS
 from grpo_trainable.protocol.versions import Sync, VersionChange

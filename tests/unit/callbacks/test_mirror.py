@@ -18,10 +18,8 @@ import torch
 from trials import FakeTrial, row
 
 from callbacks import mirror as mirror_module
-from callbacks import mirroring
 from callbacks.interruption import requested
-from callbacks.mirror import AT_ONCE, Mirror
-from callbacks.mirroring import MirrorCallback, put_older_aside, tell
+from callbacks.mirror import AT_ONCE, Mirror, MirrorCallback, put_older_aside, tell
 from grpo_trainable.storage.checkpointing import TrialState, newest_whole, write_checkpoint
 from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.storage.trial_storage import TrialStorage, round_of_last_row
@@ -129,7 +127,7 @@ class Simulation:
         while self._next_round_at <= until:
             self.now = max(self.now, self._next_round_at)
             self._next_round_at = self.now + self.ROUND_S
-            if self.mirror.behind_s <= mirroring.MOST_BEHIND_S:
+            if self.mirror.behind_s <= mirror_module.MOST_BEHIND_S:
                 self._train()
         self.now = max(self.now, until)
 
@@ -371,7 +369,7 @@ class Training:
 
 @pytest.fixture
 def training(tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
-    monkeypatch.setattr(mirroring, "MOST_BEHIND_S", 0.0)
+    monkeypatch.setattr(mirror_module, "MOST_BEHIND_S", 0.0)
     return Training(tmp_path, bucket)
 
 
@@ -436,7 +434,7 @@ def test_an_interrupt_ends_the_wait(
 def test_rows_that_are_done_again_are_gone_before_the_next_checkpoint(
     store: Store, training: Training, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "MOST_BEHIND_S", NEVER_S)
+    monkeypatch.setattr(mirror_module, "MOST_BEHIND_S", NEVER_S)
     stored = stored_in(bucket)
     for n in range(1, 10):
         append_row(bucket / "trial", n)

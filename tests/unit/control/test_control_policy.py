@@ -16,9 +16,9 @@ from grpo_trainable.control.policy import ControlPolicy
 from grpo_trainable.control.spaces import HELD_OUT, Spaces, episode_seed
 from grpo_trainable.control.task import ControlTask
 from grpo_trainable.control.tokenizer import control_tokenizer
+from grpo_trainable.learner.advantages import token_rewards
 from grpo_trainable.learner.log_probs import LogProbs
 from grpo_trainable.learner.minibatches import largest_microbatch, with_observations
-from grpo_trainable.learner.reward_shaping import token_rewards
 from grpo_trainable.protocol.rollout import RolloutGroup, collate
 
 pytestmark = pytest.mark.numerics

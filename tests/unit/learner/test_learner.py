@@ -34,6 +34,7 @@ from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.checksums import checksum, storage_checksum
 from grpo_trainable.protocol.messages import Drift, GradientStep
 from grpo_trainable.protocol.rollout import RolloutGroup, TrainBatch
+from grpo_trainable.protocol.round_records import step_columns
 from grpo_trainable.telemetry.metrics import RATIO_EDGES
 
 pytestmark = pytest.mark.numerics
@@ -296,7 +297,7 @@ def test_round_without_groups_takes_no_step_and_counts(policy_path: str, k_mode:
     before = pair.weights()
     updated = pair.learner.update([])
     assert (updated.round, updated.version, updated.steps, updated.kl) == (1, 0, [], {})
-    assert set(updated.step_columns()["round"]) == set()
+    assert set(step_columns(updated)["round"]) == set()
     assert len(updated.responses.advantages) == 0
     assert equal(pair.weights(), before)
     published = pair.learner.publish()
@@ -1033,7 +1034,7 @@ def test_a_ratio_beyond_float32_costs_no_step_and_is_counted(policy_path: str) -
     assert updated.skipped_steps == 0
     assert all(math.isfinite(step.grad_norm) for step in updated.steps)
     assert [step.ratio_max for step in updated.steps] == pytest.approx([math.exp(20)] * 2, rel=1e-4)
-    assert updated.step_columns()["bounded_tokens"] == [2, 2]
+    assert step_columns(updated)["bounded_tokens"] == [2, 2]
 
 
 @pytest.mark.slow

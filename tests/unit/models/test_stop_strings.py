@@ -14,7 +14,7 @@ from tokenizers import decoders, models
 
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.models.stop_strings import StopStrings
-from grpo_trainable.models.token_bytes import token_bytes
+from grpo_trainable.models.tokenizer import token_bytes
 
 
 def first(strings: Sequence[str], pieces: Sequence[str | bytes], start: int = 0) -> int | None:

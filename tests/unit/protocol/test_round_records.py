@@ -7,12 +7,20 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
+import pytest
 import torch
 
-from callbacks.gradient_steps import SCHEMA
 from grpo_trainable.protocol.messages import Drift, GradientStep, ResponseFigures, Updated
-from grpo_trainable.protocol.round_records import first_use_lags, response_columns, rollout_columns
+from grpo_trainable.protocol.round_records import (
+    SCHEMAS,
+    first_use_lags,
+    response_columns,
+    rollout_columns,
+    step_columns,
+    table,
+    version_columns,
+)
+from grpo_trainable.protocol.versions import Sync, VersionChange
 from grpo_trainable.simulation.groups import one_token_group
 
 GROUPS = [
@@ -66,6 +74,7 @@ def test_columns_have_one_entry_a_response_in_order():
         "policy_log_prob": [-1.5, -2.5, 0.0, 0.0],
         "reference_log_prob": [None] * 4,
     }
+    assert columns.keys() == set(SCHEMAS["rollouts"].names)
 
 
 def test_steps_have_the_version_and_the_kl_before_them():
@@ -98,19 +107,20 @@ def test_steps_have_the_version_and_the_kl_before_them():
         at=0.0,
         spans=[],
     )
-    columns = updated.step_columns()
+    columns = step_columns(updated)
+    assert set(columns) == set(SCHEMAS["steps"].names)
     assert columns["round"] == [3, 3, 3]
     assert columns["step"] == [1, 2, 3]
     assert columns["version"] == [5, 6, 6]
     assert columns["kl_reference_nats"] == [0.0, -0.5, 1.0]
     assert columns["kl_reference_k3_nats"] == [0.0, 0.5, 1.0]
     assert columns["kl_behaviour_nats"] == [None, None, None]
-    assert pa.Table.from_pydict(columns, SCHEMA).num_rows == 3
+    assert table("steps", columns).num_rows == 3
 
 
 def test_no_groups_give_empty_columns():
-    columns = response_columns([], lambda cursor: ("", None, None), lambda ids: "")
-    assert set(columns) >= {"prompt", "response", "reward"}
+    columns = response_columns([], 1, lambda cursor: ("", None, None), lambda ids: "")
+    assert columns.keys() == set(SCHEMAS["evaluations"].names)
     assert all(values == [] for values in columns.values())
 
 
@@ -132,7 +142,7 @@ def test_an_episode_turn_by_turn():
         turn_rewards=torch.tensor([[0.0, nan, 0.5, nan, nan], [nan, nan, 1.0, nan, nan]]),
     )
     columns = response_columns(
-        [group], lambda example: (str(example), None, 1), lambda ids: "-".join(map(str, ids))
+        [group], 1, lambda example: (str(example), None, 1), lambda ids: "-".join(map(str, ids))
     )
     assert [json.loads(turns) for turns in columns["turns"]] == [
         [
@@ -144,3 +154,25 @@ def test_an_episode_turn_by_turn():
     ]
     assert columns["tokens"] == [4, 3]
     assert columns["response"] == ["5-6-7-8-9", "5-6-7"]
+
+
+def test_version_changes_say_how_weights_reached_a_generator():
+    sync = Sync(transport="shm", bytes=8, publish_s=0.5, transfer_s=0.25, load_s=0.125)
+    changes = [
+        VersionChange(at=10.0, role="learner", actor="learner", version=2, weights_round=1),
+        VersionChange(
+            at=11.0, role="generator", actor="g-0", version=2, weights_round=1, sync=sync
+        ),
+    ]
+    columns = version_columns(changes, round_=1)
+    assert columns.keys() == set(SCHEMAS["versions"].names)
+    learner, generator = table("versions", columns).to_pylist()
+    assert learner["transport"] is None
+    assert learner["side"] == "learner"
+    assert generator["bytes"] == 8
+    assert generator["load_s"] == 0.125
+
+
+def test_a_missing_column_is_refused():
+    with pytest.raises(KeyError, match="step"):
+        table("steps", {"round": [1]})

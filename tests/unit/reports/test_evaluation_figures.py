@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from evaluations import answered, generation, record, unscored
 
-from reports.evaluations.data import evaluation_data
+from reports.evaluations.files import evaluation_data
 from reports.evaluations.measures import Figure, measures
 from reports.evaluations.pairs import differences
 from reports.evaluations.summary import console_lines

@@ -10,7 +10,7 @@ import experiments
 import pytest
 
 from grpo_trainable.config import GRPOConfig
-from reports import figures
+from reports import answers
 from reports.answers import Answer, answer
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
@@ -233,5 +233,5 @@ def test_a_damaged_question_does_not_stop_the_report(tmp_path):
 
 
 def test_every_reduction_and_every_derived_figure_can_be_measured():
-    assert figures.OVER.keys() == columns.OVER.keys() == MEASURED.keys()
-    assert figures.DERIVED.keys() == columns.DERIVED.keys()
+    assert answers.OVER.keys() == columns.OVER.keys() == MEASURED.keys()
+    assert answers.DERIVED.keys() == columns.DERIVED.keys()

@@ -15,8 +15,8 @@ from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import Scored
+from grpo_trainable.simulation.calibration import calls_of
 from grpo_trainable.simulation.roles import GeneratorCall, VirtualGenerator, VirtualRequests
-from grpo_trainable.simulation.traces import calls_of
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.metrics import stage_seconds

@@ -21,8 +21,7 @@ from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.tasks import Score, ScoreRequest
 from grpo_trainable.tasks.input_files import input_files, users_objects
-from grpo_trainable.tasks.mix import MixTask
-from grpo_trainable.tasks.mixture import Mixture, Place
+from grpo_trainable.tasks.mix import MixTask, Mixture, Place
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.telemetry.metrics import NAMES, names_with
 

@@ -33,9 +33,13 @@ from grpo_trainable.tasks import eval_size
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.tools.evaluation.checkpoint import read_trained_policy
-from grpo_trainable.tools.evaluation.evaluator import Evaluator, with_all_prompts
+from grpo_trainable.tools.evaluation.evaluator import (
+    PARAMETERS_PER_THREAD,
+    Evaluator,
+    sampling_threads,
+    with_all_prompts,
+)
 from grpo_trainable.tools.evaluation.generation import Generation
-from grpo_trainable.tools.evaluation.machine import PARAMETERS_PER_THREAD, sampling_threads
 from grpo_trainable.tools.evaluation.policy import digest, load_evaluated_policy
 from grpo_trainable.tools.export import ExportError, export
 

@@ -16,11 +16,9 @@ from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.tasks.keyword import word_inclusion_reward_fn
 from grpo_trainable.tools.pretraining import (
     arithmetic_corpus,
-    arithmetic_measures,
     file_corpus,
     measuring,
     story_corpus,
-    story_measures,
     training,
 )
 from grpo_trainable.tools.pretraining.corpus import Document, Row
@@ -42,14 +40,14 @@ def one_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(PRESETS, "tiny", ONE_LAYER)
     monkeypatch.setitem(PRESETS, "arithmetic", ONE_LAYER)
     monkeypatch.setattr(story_corpus, "HELD_OUT_STORIES", 25)
-    monkeypatch.setattr(story_measures, "SAMPLED_KEYWORDS", 5)
-    monkeypatch.setattr(story_measures, "RESPONSES_PER_KEYWORD", 2)
+    monkeypatch.setattr(story_corpus, "SAMPLED_KEYWORDS", 5)
+    monkeypatch.setattr(story_corpus, "RESPONSES_PER_KEYWORD", 2)
     monkeypatch.setattr(arithmetic_corpus, "HELD_OUT_DOCUMENTS", 25)
     monkeypatch.setattr(arithmetic_corpus, "TRAIN_PROBLEMS", 30)
     monkeypatch.setattr(arithmetic_corpus, "HELD_OUT_PROBLEMS", 20)
-    monkeypatch.setattr(arithmetic_measures, "SAMPLED_PROBLEMS", 5)
-    monkeypatch.setattr(arithmetic_measures, "RESPONSES_PER_PROBLEM", 2)
-    for module in (story_measures, arithmetic_measures):
+    monkeypatch.setattr(arithmetic_corpus, "SAMPLED_PROBLEMS", 5)
+    monkeypatch.setattr(arithmetic_corpus, "RESPONSES_PER_PROBLEM", 2)
+    for module in (story_corpus, arithmetic_corpus):
         monkeypatch.setattr(module, "LIMITS", replace(module.LIMITS, max_new_tokens=8))
 
 
@@ -308,8 +306,8 @@ def test_mean_length_is_over_tokens_and_sentences():
         measuring.Response("It was cut", 4, False),
     ]
     expected = {"responses": 2, "tokens": 5.5, "sentences": 1.0}
-    assert measuring.mean_length(responses, story_measures.UNITS) == expected
-    assert measuring.mean_length([], story_measures.UNITS) is None
+    assert measuring.mean_length(responses, story_corpus.UNITS) == expected
+    assert measuring.mean_length([], story_corpus.UNITS) is None
 
 
 def test_learning_rate_warms_up_and_comes_down():

@@ -15,6 +15,7 @@ from grpo_trainable.tasks import r1_zero_reward_fn
 from grpo_trainable.tasks.templates import SHORT, prompt_of
 from grpo_trainable.tools.pretraining import problems
 from grpo_trainable.tools.pretraining.arithmetic_corpus import (
+    LIMITS,
     OTHER_CLOSINGS,
     SLIPS,
     careless,
@@ -22,7 +23,6 @@ from grpo_trainable.tools.pretraining.arithmetic_corpus import (
     solution,
     train_problems,
 )
-from grpo_trainable.tools.pretraining.arithmetic_measures import LIMITS
 from grpo_trainable.tools.pretraining.problems import (
     HELD_OUT_SHARE,
     SCENES,

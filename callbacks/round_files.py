@@ -1,42 +1,59 @@
-"""Records every change of version in learner and generators, and how stale the rollouts were."""
+"""Writes what a round leaves besides its metrics as Parquet files, a part for each round."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict
 from typing import Any
-
-import pyarrow as pa
 
 from callbacks.round_writer import RoundWriter
 from callbacks.trial_files import (
+    config_of,
     cut_parts,
+    is_verbose,
     label,
     read_parts,
     trial_directory,
     write_part,
 )
-from callbacks.verbosity import is_verbose
-from grpo_trainable.protocol.round_records import RoundDetails
+from grpo_trainable.protocol.round_records import RoundDetails, table, version_columns
 from grpo_trainable.protocol.versions import VersionChange
 
-SCHEMA = pa.schema(
-    {
-        "at": pa.float64(),  # seconds since 1970, by the clock of the trial's process
-        "round": pa.int32(),  # the trial's round in which it happened
-        "side": pa.string(),  # "generator" or "learner"
-        "actor": pa.string(),
-        "version": pa.int32(),
-        "weights_round": pa.int32(),
-        # How the weights reached a generator; null in the learner, which made them.
-        "transport": pa.string(),
-        "bytes": pa.int64(),
-        "publish_s": pa.float64(),  # seconds in the learner, for the snapshot and its checksum
-        "transfer_s": pa.float64(),  # seconds until their memory is in the generator
-        "load_s": pa.float64(),  # seconds until they are its checked parameters
-    }
-)
+
+class RolloutsCallback(RoundWriter):
+    """Writes one Parquet part for each round to `rollouts/`, and for each evaluation to
+    `evaluations/`.
+
+    The held-out prompts are the same at every evaluation, so responses can be read side by side.
+    Prints two of them after each one where `callbacks.verbose` of the trial says so.
+    """
+
+    def cut(self, trial: Any, last: int) -> None:
+        for name in ("rollouts", "evaluations"):
+            cut_parts(trial_directory(trial) / name, last)
+
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        directory = trial_directory(trial)
+        write_part(directory / "rollouts", iteration, table("rollouts", details.rollouts))
+        if not details.evaluations:
+            return
+        evaluations = table("evaluations", details.evaluations)
+        write_part(directory / "evaluations", iteration, evaluations)
+        if config_of(trial).callbacks.verbose:
+            for example in evaluations.slice(0, 2).to_pylist():
+                text = " ".join(example["response"].split())
+                print(f"{label(trial):<18} {example['prompt']!r} ({example['reward']:g}): {text}")
+
+
+class GradientStepsCallback(RoundWriter):
+    """Writes one Parquet part for each round to `steps/`, with a row for each gradient step."""
+
+    def cut(self, trial: Any, last: int) -> None:
+        cut_parts(trial_directory(trial) / "steps", last)
+
+    def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
+        steps = table("steps", details.steps)
+        write_part(trial_directory(trial) / "steps", iteration, steps)
 
 
 class VersionLogCallback(RoundWriter):
@@ -57,20 +74,8 @@ class VersionLogCallback(RoundWriter):
             del self._versions[key]
 
     def write(self, trial: Any, iteration: int, details: RoundDetails) -> None:
-        rows = [
-            {
-                "at": change.at,
-                "round": details.round,
-                "side": change.role,
-                "actor": change.actor,
-                "version": change.version,
-                "weights_round": change.weights_round,
-                **({} if change.sync is None else asdict(change.sync)),
-            }
-            for change in details.versions
-        ]
-        table = pa.Table.from_pylist(rows, SCHEMA)
-        write_part(trial_directory(trial) / "versions", iteration, table)
+        versions = table("versions", version_columns(details.versions, details.round))
+        write_part(trial_directory(trial) / "versions", iteration, versions)
         verbose = is_verbose(trial)
         for change in details.versions:
             before = self._versions.get((trial.trial_id, change.actor))

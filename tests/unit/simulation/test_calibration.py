@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.simulation.calibration import simulated_wall_clock, times_of
-from grpo_trainable.simulation.traces import calls_of, deposits_of
+from grpo_trainable.simulation.calibration import (
+    calls_of,
+    deposits_of,
+    simulated_wall_clock,
+    times_of,
+)
 
 
 def spans(*stages: tuple[str, float, float], round_: int = 5) -> list[dict[str, Any]]:

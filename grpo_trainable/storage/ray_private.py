@@ -1,0 +1,58 @@
+"""Every private or alpha name of Ray that the product uses: they may move with any version.
+
+No other file names one; `tests/unit/test_imports.py` enforces it. A name loads its module of Ray
+when it is first imported from here, so that a process loads only what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray._private.state import jobs as jobs
+    from ray.air._internal.json import SafeFallbackEncoder as SafeFallbackEncoder
+    from ray.air.constants import EXPR_PROGRESS_FILE as EXPR_PROGRESS_FILE
+    from ray.air.constants import EXPR_RESULT_FILE as EXPR_RESULT_FILE
+    from ray.air.constants import TRAINING_ITERATION as TRAINING_ITERATION
+    from ray.experimental import deregister_nixl_memory as deregister_nixl_memory
+    from ray.experimental import register_nixl_memory as register_nixl_memory
+    from ray.experimental import set_target_for_ref as set_target_for_ref
+    from ray.experimental import wait_tensor_freed as wait_tensor_freed
+    from ray.experimental.collective import create_collective_group as create_collective_group
+    from ray.experimental.collective import destroy_collective_group as destroy_collective_group
+    from ray.experimental.rdt.util import (
+        get_tensor_transport_manager as get_tensor_transport_manager,
+    )
+    from ray.train._internal.session import _TrainingResult as _TrainingResult
+    from ray.train._internal.storage import StorageContext as StorageContext
+    from ray.train._internal.storage import _FilesystemSyncer as _FilesystemSyncer
+    from ray.tune.execution.tune_controller import TuneController as TuneController
+    from ray.util.collective.const import get_store_name as get_store_name
+
+_NAMES = {
+    "ray._private.state": ("jobs",),
+    "ray.air._internal.json": ("SafeFallbackEncoder",),
+    "ray.air.constants": ("EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "TRAINING_ITERATION"),
+    "ray.experimental": (
+        "deregister_nixl_memory",
+        "register_nixl_memory",
+        "set_target_for_ref",
+        "wait_tensor_freed",
+    ),
+    "ray.experimental.collective": ("create_collective_group", "destroy_collective_group"),
+    "ray.experimental.rdt.util": ("get_tensor_transport_manager",),
+    "ray.train._internal.session": ("_TrainingResult",),
+    "ray.train._internal.storage": ("StorageContext", "_FilesystemSyncer"),
+    "ray.tune.execution.tune_controller": ("TuneController",),
+    "ray.util.collective.const": ("get_store_name",),
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+SYNCER_LOGGER = "ray.train._internal.syncer"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
