@@ -150,10 +150,17 @@ def _first(label: str) -> str:
 
 
 def _beware(comparison: Comparison) -> str:
-    """A sentence behind what a plot of seconds shows, where other work disturbed an arm."""
+    """Sentences behind what a plot of seconds shows, where other work disturbed an arm."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
     named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
-    return f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+    left_out = f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+    return left_out + _counted(comparison)
+
+
+def _counted(comparison: Comparison) -> str:
+    """A sentence behind what a plot of speeds shows, where these count disturbed rounds."""
+    counted = comparison.counts_disturbed
+    return f" {counted[:1].upper()}{counted[1:]}" if counted else ""
 
 
 def _costs(comparison: Comparison) -> list[Plot]:
@@ -180,7 +187,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             title="Speed-up",
             look=f"Samples a second {relative}, whatever an arm reserves: longer is faster. "
             "Whiskers: the interval at 95 %. A question mark: other work on the machine made it "
-            "incomparable.",
+            f"incomparable.{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
@@ -191,7 +198,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples a device-hour {relative}: longer is cheaper. A device is a GPU, or a "
-            "CPU core of the actors where there is no GPU.",
+            f"CPU core of the actors where there is no GPU.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
