@@ -143,6 +143,11 @@ def _held_out(result: Mapping[str, Any]) -> str:
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
 
 
+def _reward_after(row: Mapping[str, Any]) -> str:
+    """The held-out reward at the latest evaluation, or a dash: the first one is before training."""
+    return f"{row['reward/eval_mean']:.3f}" if row["eval/round"] else "-"
+
+
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
     """A figure, or a dash where the row lacks it: a round that was skipped trained on nothing."""
     return written(row[name], f"{{:{form}}}") if name in row else "-"
@@ -185,7 +190,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             label(trial),
             Text(state, style="bold red" if state == "failed" else "green"),
             f"{row['training_iteration']}/{rounds}",
-            f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
+            f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
             f"{row['throughput/samples_per_s']:.0f}",
             _cell(row, "lag/max", ".0f"),

@@ -85,7 +85,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
         first=trial.last("reward/eval_first"),
-        last=trial.last("reward/eval_mean"),
+        last=trial.reward_after,
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
         niceness=max(trial.column("fleet/niceness"), default=0.0),
