@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -168,7 +168,8 @@ def _held_back(trial: Any) -> bool:
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
     """A table with a line for each trial that has started; `latest` holds their newest rows."""
-    table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    rows: list[Mapping[str, Any]] = []
     table.add_column("arm/seed", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in ("round", "held-out", "tokens", "samples/s", "lag", "KL"):
@@ -183,6 +184,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         if "reward/eval_mean" not in row:
             table.add_row(label(trial), "starting")
             continue
+        rows.append(row)
         rounds = config_of(trial).rounds
         state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
@@ -203,6 +205,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"
+    table.caption = _legend(rows)
     return table
 
 
@@ -218,8 +221,11 @@ def _bar(row: Mapping[str, Any]) -> Text:
     return bar
 
 
-def _legend() -> Text:
+def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
+    """The colours of the stages that occur: every trial has evaluations, but not every row."""
+    occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():
-        legend.append("█", style=shown.terminal).append(f" {stage}  ")
+        if stage in occurring:
+            legend.append("█", style=shown.terminal).append(f" {stage}  ")
     return legend

@@ -186,7 +186,8 @@ def draw_stage_bars(
                 zorder=2,
             )
     axes.set_ylim(len(seconds) - 0.4, -0.6)
-    _stage_legend(figure, theme, waiting=True)
+    occurring = [stage for stage in STAGE_COLOURS if any(own[stage] for own in seconds.values())]
+    _stage_legend(figure, theme, occurring, waiting=True)
 
 
 def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
@@ -203,13 +204,17 @@ def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
         axes.set_ylim(bottom=0)
 
     panels(figure, theme, arms, draw, x_label="round", y_label="seconds")
-    _stage_legend(figure, theme, waiting=False)
-
-
-def _stage_legend(figure: Figure, theme: Theme, *, waiting: bool) -> None:
-    handles: list[Any] = [
-        Patch(facecolor=fill, label=stage) for stage, fill in STAGE_COLOURS.items()
+    trials = [trial for own in arms.values() for trial in own]
+    occurring = [
+        stage
+        for stage in STAGE_COLOURS
+        if any(any(trial.column(f"time/{stage}_s")) for trial in trials)
     ]
+    _stage_legend(figure, theme, occurring, waiting=False)
+
+
+def _stage_legend(figure: Figure, theme: Theme, stages: Sequence[str], *, waiting: bool) -> None:
+    handles: list[Any] = [Patch(facecolor=STAGE_COLOURS[stage], label=stage) for stage in stages]
     if waiting:
         handles += [
             Patch(facecolor="none", edgecolor=theme.text, hatch=hatch, label=label, linewidth=0.6)

@@ -23,12 +23,14 @@ from experiments import (
     write_part,
     write_trial,
 )
+from matplotlib.figure import Figure
 
 from grpo_trainable.config import schedule
 from launch import report
 from reports import canvas, series
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
+from reports.plots import sections
 from reports.report import write_report
 from reports.summary import compare
 
@@ -112,6 +114,24 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     assert "Missing or incomplete" not in page.words
     assert "3 arms × 2 seeds: 6 trials, 6 finished" in page.words
     assert not re.search(r"<ul[^>]*></ul>", (full / "report.html").read_text())
+
+
+def drawn(directory: Path, name: str) -> list[str]:
+    """The words of a plot's legends."""
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    shown = sections(experiment, compare(experiment.trials), files)
+    (plot,) = (plot for section in shown for plot in section.plots if plot.name == name)
+    figure = Figure()
+    plot.draw(figure, canvas.LIGHT)
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize("name", ["stages", "stages_over_rounds"])
+def test_the_legend_of_stages_has_those_that_occur(full, name):
+    words = drawn(full, name)
+    assert {"rollout", "reward", "optimize", "reference", "sync", "eval", "other"} <= set(words)
+    assert "vine" not in words
 
 
 def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):

@@ -850,6 +850,16 @@ def test_live_table_has_no_later_reward_before_the_first_evaluation_in_training(
         assert shown in rendered(live_table([trial], latest, 1))
 
 
+def test_live_legend_has_the_stages_that_occur(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    for vine_s, shown in ((0.0, False), (1.0, True)):
+        seconds = {"time/rollout_s": 1.0, "time/vine_s": vine_s}
+        text = rendered(live_table([trial], {trial.trial_id: row(3, **seconds)}, 1))
+        assert "█ rollout  " in text
+        assert "█ eval  " in text
+        assert ("█ vine" in text) is shown
+
+
 @given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))
 def test_bar_is_always_as_wide_as_its_column(seconds):
     from callbacks.console import _bar
