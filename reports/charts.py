@@ -19,6 +19,7 @@ from reports.parquet_reader import TrialFiles
 from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
+LEGEND_LINE = 0.25  # inches that one line of a legend takes
 FIRST_ROUNDS = 12  # rounds that a version time line shows; with 64 none could be seen
 
 
@@ -42,17 +43,20 @@ def lines(
     series: Series,
     missing: str,
     dotted: Series | None = None,
+    legend_of: tuple[str, str] | None = None,
     apart: float = 0.0,
     whole: bool = False,
     linear_within: float | None = None,
 ) -> Plot:
     """A plot with a line for each arm, and a band from the least to the most over several seeds.
-    Values beyond `linear_within` are drawn on a logarithmic scale."""
+    Values beyond `linear_within` are drawn on a logarithmic scale. `legend_of`: what solid and
+    `dotted` lines are."""
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
 
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = axes_of(figure, theme, x_label=x_label, y_label=y_label)
+        below = LEGEND_LINE if legend_of else 0.0
+        axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
             # Wider lines keep arms visible that learn the same, bit for bit.
@@ -87,6 +91,12 @@ def lines(
                 linewidth=1.4,
                 zorder=2,
             )
+        if legend_of is not None:
+            handles = [
+                Line2D([], [], color=theme.text, linewidth=1.6, linestyle=style, label=label)
+                for style, label in zip(("-", ":"), legend_of, strict=True)
+            ]
+            legend(figure, theme, handles, columns=2)
         if linear_within is not None:
             axes.set_yscale("symlog", linthresh=linear_within)
             axes.yaxis.set_major_formatter("{x:g}")

@@ -127,6 +127,7 @@ def _tasks(arms: Arms) -> list[Plot]:
             y_label="mean reward",
             series=_held_out_of(label),
             dotted=metric(f"task/{label}/reward_mean"),
+            legend_of=("held out", "in training"),
             missing=f"No row has eval/{label}/reward_mean.",
         )
         for label in labels
@@ -299,6 +300,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 y_label="nats a response",
                 series=metric(f"kl/{name}_nats"),
                 dotted=metric(f"kl/{name}_k3_nats"),
+                legend_of=("k1", "k3"),
                 linear_within=1.0 if name == "reference" else 0.1,
                 missing=no_kl,
             )
@@ -378,6 +380,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             y_label="rounds behind",
             series=metric("lag/max"),
             dotted=metric("lag/mean"),
+            legend_of=("largest", "mean"),
             apart=0.02,
             whole=True,
             missing="No row has lag/max.",
@@ -473,6 +476,7 @@ def _reuse(arms: Arms) -> list[Plot]:
             y_label="rounds behind",
             series=metric("buffer/age_max"),
             dotted=metric("buffer/age_mean"),
+            legend_of=("largest", "mean"),
             missing="No row has buffer/age_max.",
         ),
     ]

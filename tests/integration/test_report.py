@@ -134,6 +134,31 @@ def test_the_legend_of_stages_has_those_that_occur(full, name):
     assert "vine" not in words
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("kl_reference", ["k1", "k3"]), ("lag", ["largest", "mean"])]
+)
+def test_a_plot_says_what_its_dotted_lines_are(full, name, words):
+    assert drawn(full, name) == words
+
+
+def test_a_plot_has_its_title_as_a_file_and_not_on_the_page_which_says_it(tmp_path):
+    titles = []
+
+    def draw(figure: Figure, theme: canvas.Theme) -> None:
+        titles.append(figure.texts)
+
+    plot = canvas.Plot(name="a", title="What it costs", look="", draw=draw)
+    images = canvas.render_all([plot], files=True)
+    heights = {use: _height(png) for use, png in images.items()}
+    assert heights["a-light"] == heights["a-dark"] < heights["a-file"]
+    light, dark = ([text.get_text() for text in texts] for texts in titles)
+    assert (light, dark) == (["What it costs"], [])
+
+
+def _height(png: bytes) -> int:
+    return int.from_bytes(png[20:24], "big")
+
+
 def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):
     ids = {figure["id"] for figure in Page(full / "report.html").all("figure")}
     assert {"step_kl", "step_clip"} <= ids
