@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -143,6 +143,11 @@ def _held_out(result: Mapping[str, Any]) -> str:
     return reward if measured == result["training_iteration"] else f"{reward} (round {measured})"
 
 
+def _reward_after(row: Mapping[str, Any]) -> str:
+    """The held-out reward at the latest evaluation, or a dash: the first one is before training."""
+    return f"{row['reward/eval_mean']:.3f}" if row["eval/round"] else "-"
+
+
 def _cell(row: Mapping[str, Any], name: str, form: str) -> str:
     """A figure, or a dash where the row lacks it: a round that was skipped trained on nothing."""
     return written(row[name], f"{{:{form}}}") if name in row else "-"
@@ -163,7 +168,8 @@ def _held_back(trial: Any) -> bool:
 
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
     """A table with a line for each trial that has started; `latest` holds their newest rows."""
-    table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    rows: list[Mapping[str, Any]] = []
     table.add_column("arm/seed", no_wrap=True)
     table.add_column("", no_wrap=True)
     for name in ("round", "held-out", "tokens", "samples/s", "lag", "KL"):
@@ -178,6 +184,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
         if "reward/eval_mean" not in row:
             table.add_row(label(trial), "starting")
             continue
+        rows.append(row)
         rounds = config_of(trial).rounds
         state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
@@ -185,7 +192,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             label(trial),
             Text(state, style="bold red" if state == "failed" else "green"),
             f"{row['training_iteration']}/{rounds}",
-            f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
+            f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
             f"{row['throughput/samples_per_s']:.0f}",
             _cell(row, "lag/max", ".0f"),
@@ -198,6 +205,7 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"
+    table.caption = _legend(rows)
     return table
 
 
@@ -213,8 +221,11 @@ def _bar(row: Mapping[str, Any]) -> Text:
     return bar
 
 
-def _legend() -> Text:
+def _legend(rows: Iterable[Mapping[str, Any]]) -> Text:
+    """The colours of the stages that occur: every trial has evaluations, but not every row."""
+    occurring = {stage for row in rows for stage in STAGES if row[f"time/{stage}_s"]} | {"eval"}
     legend = Text()
     for stage, shown in STAGES.items():
-        legend.append("█", style=shown.terminal).append(f" {stage}  ")
+        if stage in occurring:
+            legend.append("█", style=shown.terminal).append(f" {stage}  ")
     return legend

@@ -238,10 +238,10 @@ class Trial:
             return {}
         # The CPU time of an actor that was killed can no longer be told from that of others.
         lost, self._lost_actor = self._lost_actor, False
-        judged = self.config.callbacks.leave_out_disturbed and not lost
-        if taken.fraction > DISTURBED_ABOVE and judged and not self._disturbed:
+        if taken.fraction > DISTURBED_ABOVE and not lost and not self._disturbed:
             self._disturbed = True
-            self._notes.append(taken.note(round_))
+            counts = not self.config.callbacks.leave_out_disturbed
+            self._notes.append(taken.note(round_, counts=counts))
         return {"time/disturbed_fraction": taken.fraction}
 
     def _place_actors(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord, TrialRecord
-from reports.summary import MARK, Comparison, median, show
+from reports.summary import COUNTED, MARK, Comparison, median, show
 from search_spaces.columns import SHARES, Column
 
 REWARD = Column(name="reward", title="held-out reward", metric="reward/eval_mean", form="{:.3f}")
@@ -27,6 +27,7 @@ class Answer:
     arms: Mapping[str, Mapping[str, Sequence[float | None]]]  # arm -> column -> one a seed
     columns: Sequence[Column]
     not_comparable: Collection[str]  # arms whose speeds are not shown
+    counted: Collection[str]  # arms whose speeds count disturbed rounds
     said: Sequence[str]
     note: str
 
@@ -40,7 +41,8 @@ class Answer:
     def _cell(self, arm: str, column: Column) -> str:
         if column.is_speed and arm in self.not_comparable:
             return MARK
-        return show(self.arms[arm][column.name], column.form)
+        mark = f" {COUNTED}" if column.is_speed and arm in self.counted else ""
+        return show(self.arms[arm][column.name], column.form) + mark
 
 
 def answer(
@@ -81,11 +83,12 @@ def answer(
         arms=values,
         columns=(REWARD, difference, early, *asked),
         not_comparable=not_comparable,
+        counted={arm for arm in arms if comparison.counts(arm)},
         said=_not_available(experiment.description),
         note="Trials that have run all their rounds; medians over the seeds, least and most "
         "below; differences are between trials of one seed. The reward after a quarter of the "
         "rounds is that of the evaluation nearest to it. "
-        f"{_how_measured(asked)}{_marked(not_comparable)}",
+        f"{_how_measured(asked)}{_marked(not_comparable)}{_marked_as_counted(comparison)}",
     )
 
 
@@ -99,6 +102,11 @@ def _how_measured(columns: Sequence[Column]) -> str:
 
 def _marked(not_comparable: Collection[str]) -> str:
     return f" {MARK}: too disturbed by other work to be compared." if not_comparable else ""
+
+
+def _marked_as_counted(comparison: Comparison) -> str:
+    counted = comparison.counts_disturbed
+    return f" {COUNTED}: {counted}" if counted else ""
 
 
 def _not_available(description: Mapping[str, Any]) -> list[str]:

@@ -18,10 +18,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
 DPI = 144
 WIDTH, HEIGHT = 5.0, 3.4  # inches; text of 11 points can be read on 360 pixels
 FONT = 11.0
+TITLE_HEIGHT = 0.34  # inches
 # Okabe and Ito's colours without yellow and black, which vanish on one of the two backgrounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#888888", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -59,23 +61,34 @@ class Section:
     legend: bool = True  # whether a legend names the arms, which some plots do themselves
 
 
-def render(plot: Plot, theme: Theme) -> bytes:
-    """The plot as PNG."""
-    figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, facecolor=theme.background)
-    FigureCanvasAgg(figure)
-    with _no_warnings():
-        plot.draw(figure, theme)
-        return _png(figure)
+def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:
+    """The plots that can be drawn, as PNG.
+
+    Returns:
+        Pictures for a page, which has their titles, by name and theme: "speed_up-dark". With
+        `files` also "speed_up-file", which has its title in it.
+    """
+    images = {}
+    for plot in plots:
+        if plot.missing is not None:
+            continue
+        for theme in (LIGHT, DARK):
+            figure = Figure(figsize=(WIDTH, plot.height), dpi=DPI, facecolor=theme.background)
+            FigureCanvasAgg(figure)
+            with _no_warnings():
+                plot.draw(figure, theme)
+                images[f"{plot.name}-{theme.name}"] = _png(figure)
+                if files and theme is LIGHT:
+                    images[f"{plot.name}-file"] = _png(figure, _titled(figure, theme, plot.title))
+    return images
 
 
-def render_all(plots: Iterable[Plot]) -> dict[str, bytes]:
-    """The plots that can be drawn, by name and theme: "speed_up-dark"."""
-    return {
-        f"{plot.name}-{theme.name}": render(plot, theme)
-        for plot in plots
-        if plot.missing is None
-        for theme in (LIGHT, DARK)
-    }
+def _titled(figure: Figure, theme: Theme, title: str) -> Bbox:
+    """Write a title above a figure, and return the area of both in inches."""
+    width, height = figure.get_size_inches()
+    place = {"x": 0.12 / width, "y": 1 + 0.06 / height, "va": "bottom", "ha": "left"}
+    figure.text(s=fitted(title, 60), color=theme.text, fontsize=FONT + 1, **place)
+    return Bbox.from_bounds(0, 0, width, height + TITLE_HEIGHT)
 
 
 def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
@@ -92,9 +105,10 @@ def render_legend(arms: Sequence[str], theme: Theme) -> bytes:
         return _png(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure, area: Bbox | None = None) -> bytes:
+    """The figure as PNG; `area` in inches may be larger than it."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=figure.get_facecolor())
+    figure.savefig(buffer, format="png", facecolor=figure.get_facecolor(), bbox_inches=area)
     return buffer.getvalue()
 
 

@@ -19,6 +19,7 @@ from reports.parquet_reader import TrialFiles
 from reports.records import TrialRecord
 from reports.series import STAGE_COLOURS, WAITING, Arms, Series, curve, metric
 
+LEGEND_LINE = 0.25  # inches that one line of a legend takes
 FIRST_ROUNDS = 12  # rounds that a version time line shows; with 64 none could be seen
 
 
@@ -42,17 +43,20 @@ def lines(
     series: Series,
     missing: str,
     dotted: Series | None = None,
+    legend_of: tuple[str, str] | None = None,
     apart: float = 0.0,
     whole: bool = False,
     linear_within: float | None = None,
 ) -> Plot:
     """A plot with a line for each arm, and a band from the least to the most over several seeds.
-    Values beyond `linear_within` are drawn on a logarithmic scale."""
+    Values beyond `linear_within` are drawn on a logarithmic scale. `legend_of`: what solid and
+    `dotted` lines are."""
     curves = {arm: curve(trials, series) for arm, trials in arms.items()}
     seconds = {arm: curve(trials, dotted) if dotted else [] for arm, trials in arms.items()}
 
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = axes_of(figure, theme, x_label=x_label, y_label=y_label)
+        below = LEGEND_LINE if legend_of else 0.0
+        axes = axes_of(figure, theme, x_label=x_label, y_label=y_label, below=below)
         for i, (arm, points) in enumerate(curves.items()):
             up = apart * (i - (len(curves) - 1) / 2)
             # Wider lines keep arms visible that learn the same, bit for bit.
@@ -87,6 +91,12 @@ def lines(
                 linewidth=1.4,
                 zorder=2,
             )
+        if legend_of is not None:
+            handles = [
+                Line2D([], [], color=theme.text, linewidth=1.6, linestyle=style, label=label)
+                for style, label in zip(("-", ":"), legend_of, strict=True)
+            ]
+            legend(figure, theme, handles, columns=2)
         if linear_within is not None:
             axes.set_yscale("symlog", linthresh=linear_within)
             axes.yaxis.set_major_formatter("{x:g}")
@@ -186,7 +196,8 @@ def draw_stage_bars(
                 zorder=2,
             )
     axes.set_ylim(len(seconds) - 0.4, -0.6)
-    _stage_legend(figure, theme, waiting=True)
+    occurring = [stage for stage in STAGE_COLOURS if any(own[stage] for own in seconds.values())]
+    _stage_legend(figure, theme, occurring, waiting=True)
 
 
 def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
@@ -203,13 +214,17 @@ def draw_stage_areas(figure: Figure, theme: Theme, arms: Arms) -> None:
         axes.set_ylim(bottom=0)
 
     panels(figure, theme, arms, draw, x_label="round", y_label="seconds")
-    _stage_legend(figure, theme, waiting=False)
-
-
-def _stage_legend(figure: Figure, theme: Theme, *, waiting: bool) -> None:
-    handles: list[Any] = [
-        Patch(facecolor=fill, label=stage) for stage, fill in STAGE_COLOURS.items()
+    trials = [trial for own in arms.values() for trial in own]
+    occurring = [
+        stage
+        for stage in STAGE_COLOURS
+        if any(any(trial.column(f"time/{stage}_s")) for trial in trials)
     ]
+    _stage_legend(figure, theme, occurring, waiting=False)
+
+
+def _stage_legend(figure: Figure, theme: Theme, stages: Sequence[str], *, waiting: bool) -> None:
+    handles: list[Any] = [Patch(facecolor=STAGE_COLOURS[stage], label=stage) for stage in stages]
     if waiting:
         handles += [
             Patch(facecolor="none", edgecolor=theme.text, hatch=hatch, label=label, linewidth=0.6)

@@ -2,7 +2,7 @@
 
 Runs are paired by seed. Rounds in which other work took too much of the machine
 (`grpo_trainable.telemetry.machine_load`) are left out of speeds while enough others remain
-(`reports.pace`).
+(`reports.pace`), unless the trials ask that they count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from reports.intervals import (
     over_seeds,
     seeds_needed,
 )
-from reports.pace import Pace
+from reports.pace import Pace, counted_disturbed
 from reports.records import TrialRecord
 
 
@@ -37,6 +37,7 @@ class Contrast:
     interval: Estimate | None = None
     spread: Spread | None = None  # variance over the seeds; for a ratio, of its logarithm
     identical: int = 0  # prompts, in none of which the two differ; 0 where some do
+    counted_disturbed: str = ""  # of a speed: the disturbed rounds that count, arm by arm
 
     @property
     def told_apart(self) -> bool | None:
@@ -112,6 +113,9 @@ def speed_up(
         seeds=sound,
         interval=log and log.exp(),
         spread=spread,
+        counted_disturbed=counted_disturbed(
+            (trial.arm, trial.pace) for trial in (*base, *arm) if trial.config.seed in sound
+        ),
     )
 
 

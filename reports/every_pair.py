@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from grpo_trainable.text import written
 from reports.parquet_reader import TrialFiles
 from reports.records import ExperimentRecord
-from reports.summary import Comparison, relative_to
+from reports.summary import COUNTED, Comparison, relative_to
 from reports.verdicts import Quantity, quantities
 
 HEADER = ("arm", "over", "speed-up", "at equal cost", "held-out reward")
@@ -48,4 +48,5 @@ def _cell(quantity: Quantity, arm: str) -> str:
         return "-"
     interval = own.shown_interval(quantity.form, " to ")
     value = written(own.value, quantity.form)
-    return f"{value} ({interval})" if interval else value
+    mark = f" {COUNTED}" if own.counted_disturbed else ""
+    return (f"{value} ({interval})" if interval else value) + mark

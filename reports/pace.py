@@ -1,8 +1,11 @@
-"""How fast a trial was, judged by the rounds that no other work on the machine disturbed."""
+"""How fast a trial was, judged by the rounds that no other work on the machine disturbed.
+
+With `callbacks.leave_out_disturbed=false` all rounds count, and every figure says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from grpo_trainable.config import GRPOConfig
@@ -21,13 +24,26 @@ class Pace:
     planned: int  # rounds of the whole trial
     disturbed: int
     others: float | None  # mean share of the machine that other work took in disturbed rounds
+    keeps_disturbed: bool  # disturbed rounds count, because the trial's settings say so
 
     @property
     def comparable(self) -> bool:
-        """Whether at least half of the rounds, and at least `LEAST_ROUNDS` where there are as many,
-        were undisturbed."""
+        """Return True if disturbed rounds count, or if at least half of the rounds, and at least
+        `LEAST_ROUNDS` of a trial that has as many, were undisturbed."""
+        if self.keeps_disturbed:
+            return True
         clean = self.rounds - self.disturbed
         return 2 * clean >= self.rounds and clean >= min(LEAST_ROUNDS, self.rounds)
+
+    @property
+    def counts_disturbed(self) -> bool:
+        """Return True if the speed rests on disturbed rounds because the user asked for it."""
+        return self.keeps_disturbed and self.disturbed > 0
+
+    @property
+    def leaves_out_disturbed(self) -> bool:
+        """Return True if the speed rests on some of the rounds, as others were disturbed."""
+        return self.comparable and not self.keeps_disturbed and self.disturbed > 0
 
     @property
     def enough(self) -> bool:
@@ -53,6 +69,26 @@ class Pace:
         return f"{self.disturbed} of {plural(self.rounds, 'round')}"
 
 
+def counted_disturbed(paces: Iterable[tuple[str, Pace | None]]) -> str:
+    """Name the arms whose speed counts disturbed rounds, with the share of the machine that other
+    work took in these: `sync: 8 of 8 rounds, 43%`. `paces` are pairs of an arm and a trial's pace.
+
+    Returns:
+        An empty string if no speed counts disturbed rounds.
+    """
+    kept: dict[str, list[Pace]] = {}
+    for arm, pace in paces:
+        if pace is not None and pace.keeps_disturbed:
+            kept.setdefault(arm, []).append(pace)
+    said = []
+    for arm, own in kept.items():
+        if disturbed := sum(pace.disturbed for pace in own):
+            share = sum((pace.others or 0.0) * pace.disturbed for pace in own) / disturbed
+            rounds = plural(sum(pace.rounds for pace in own), "round")
+            said.append(f"{arm}: {disturbed} of {rounds}, {share:.0%}")
+    return "; ".join(said)
+
+
 def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | None:
     """The pace that a trial's rows tell; None where they do not say how long a round took."""
     timed: list[tuple[float, float, float]] = []  # seconds, responses, share of others
@@ -65,8 +101,7 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         others = row.get("time/disturbed_fraction", 0.0)
         timed.append((row["time/wall_clock_s"] - wall_clock_s, responses, others))
         wall_clock_s, trained = row["time/wall_clock_s"], row["count/trained"]
-    above = DISTURBED_ABOVE if config.callbacks.leave_out_disturbed else 1.0
-    disturbed = [others for _, _, others in timed if others > above]
+    disturbed = [others for _, _, others in timed if others > DISTURBED_ABOVE]
     every = Pace(
         seconds=[seconds for seconds, _, _ in timed],
         responses=[responses for _, responses, _ in timed],
@@ -74,9 +109,10 @@ def pace_of(rows: Sequence[Mapping[str, float]], config: GRPOConfig) -> Pace | N
         planned=config.rounds,
         disturbed=len(disturbed),
         others=sum(disturbed) / len(disturbed) if disturbed else None,
+        keeps_disturbed=not config.callbacks.leave_out_disturbed,
     )
-    if every.comparable:
-        clean = [round_ for round_ in timed if round_[2] <= above]
+    if every.comparable and not every.keeps_disturbed:
+        clean = [round_ for round_ in timed if round_[2] <= DISTURBED_ABOVE]
         every = replace(
             every,
             seconds=[seconds for seconds, _, _ in clean],

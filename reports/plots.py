@@ -127,6 +127,7 @@ def _tasks(arms: Arms) -> list[Plot]:
             y_label="mean reward",
             series=_held_out_of(label),
             dotted=metric(f"task/{label}/reward_mean"),
+            legend_of=("held out", "in training"),
             missing=f"No row has eval/{label}/reward_mean.",
         )
         for label in labels
@@ -150,10 +151,17 @@ def _first(label: str) -> str:
 
 
 def _beware(comparison: Comparison) -> str:
-    """A sentence behind what a plot of seconds shows, where other work disturbed an arm."""
+    """Sentences behind what a plot of seconds shows, where other work disturbed an arm."""
     disturbed = [arm for arm in comparison.arms if not comparison.comparable(arm)]
     named = "all arms" if len(disturbed) == len(comparison.arms) else ", ".join(disturbed)
-    return f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+    left_out = f" Not to be compared, as other work disturbed them: {named}." if disturbed else ""
+    return left_out + _counted(comparison)
+
+
+def _counted(comparison: Comparison) -> str:
+    """A sentence behind what a plot of speeds shows, where these count disturbed rounds."""
+    counted = comparison.counts_disturbed
+    return f" {counted[:1].upper()}{counted[1:]}" if counted else ""
 
 
 def _costs(comparison: Comparison) -> list[Plot]:
@@ -180,7 +188,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             title="Speed-up",
             look=f"Samples a second {relative}, whatever an arm reserves: longer is faster. "
             "Whiskers: the interval at 95 %. A question mark: other work on the machine made it "
-            "incomparable.",
+            f"incomparable.{_counted(comparison)}",
             unit="times as fast",
             form="{:.2f}x",
             line=1.0,
@@ -191,7 +199,7 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples a device-hour {relative}: longer is cheaper. A device is a GPU, or a "
-            "CPU core of the actors where there is no GPU.",
+            f"CPU core of the actors where there is no GPU.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -292,6 +300,7 @@ def _drift(arms: Arms) -> list[Plot]:
                 y_label="nats a response",
                 series=metric(f"kl/{name}_nats"),
                 dotted=metric(f"kl/{name}_k3_nats"),
+                legend_of=("k1", "k3"),
                 linear_within=1.0 if name == "reference" else 0.1,
                 missing=no_kl,
             )
@@ -371,6 +380,7 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             y_label="rounds behind",
             series=metric("lag/max"),
             dotted=metric("lag/mean"),
+            legend_of=("largest", "mean"),
             apart=0.02,
             whole=True,
             missing="No row has lag/max.",
@@ -466,6 +476,7 @@ def _reuse(arms: Arms) -> list[Plot]:
             y_label="rounds behind",
             series=metric("buffer/age_max"),
             dotted=metric("buffer/age_mean"),
+            legend_of=("largest", "mean"),
             missing="No row has buffer/age_max.",
         ),
     ]

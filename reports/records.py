@@ -107,6 +107,12 @@ class TrialRecord:
         ]
         return statistics.fmean(values) if values else None
 
+    @property
+    def reward_after(self) -> float | None:
+        """The held-out reward at the latest evaluation; None while there is only that of round 0,
+        which every row carries until the next."""
+        return None if self.last("eval/round") == 0 else self.last("reward/eval_mean")
+
     def evaluated(self) -> Iterator[tuple[int, float, Mapping[str, float]]]:
         """Yields (round, held-out reward, row) of each evaluation; round 0 has an empty row.
 

@@ -92,22 +92,22 @@ def _drawn(sections: Iterable[Section]) -> list[Plot]:
 
 
 def _images(sections: Iterable[Section], arms: Sequence[str]) -> dict[str, bytes]:
-    """PNG by plot and theme, "speed_up-dark", and a legend for use of the files elsewhere."""
+    """PNG as `render_all` names them, and a legend for use of the files elsewhere."""
     from reports.canvas import LIGHT, render_all, render_legend
 
-    images = render_all(_drawn(sections))
-    return {**images, "legend-light": render_legend(arms, LIGHT)}
+    images = render_all(_drawn(sections), files=True)
+    return {**images, "legend-file": render_legend(arms, LIGHT)}
 
 
 def _write_plots(directory: Path, sections: Sequence[Section], images: Mapping[str, bytes]) -> None:
-    """Writes the light pictures, and removes an earlier report's plots that are not drawn now.
+    """Writes the pictures, and removes an earlier report's plots that are not drawn now.
 
     Raises:
         OSError: the experiment cannot be written to, or there is a link in the way.
     """
     experiment_files.make_directory(directory, "plots")
     for name in (*(plot.name for plot in _drawn(sections)), "legend"):
-        content = images[f"{name}-light"]
+        content = images[f"{name}-file"]
         experiment_files.write(directory, "plots", f"{name}.png", content=content)
     missing = {f"{plot.name}.png" for section in sections for plot in section.plots if plot.missing}
     for name in missing & experiment_files.entries(directory, "plots").keys():

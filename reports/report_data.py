@@ -110,6 +110,7 @@ def _arm(
         "changes": changes,
         "comparable": comparable,
         "why_not": None if comparable else "; ".join(doubts(records)),
+        "disturbed_counted": comparison.counts(arm),
     }
 
 
@@ -134,7 +135,12 @@ def _pair(quantity: Quantity, arm: str) -> dict[str, Any] | None:
     own, why_not = quantity.contrasts.get(arm), quantity.not_comparable.get(arm)
     if own is None and why_not is None:
         return None
-    return {**_figures(own), "comparable": own is not None, "why_not": why_not}
+    return {
+        **_figures(own),
+        "comparable": own is not None,
+        "why_not": why_not,
+        "disturbed_counted": own is not None and own.counted_disturbed != "",
+    }
 
 
 def _figures(own: Contrast | None) -> dict[str, Any]:
@@ -162,6 +168,7 @@ def _trial(trial: TrialRecord) -> dict[str, Any]:
         "timed_rounds": 0 if own is None else own.rounds,
         "disturbed_rounds": 0 if own is None else own.disturbed,
         "disturbed_share": None if own is None else own.others,
+        "disturbed_counted": own is not None and own.counts_disturbed,
         "comparable": own is None or own.comparable,
     }
 

@@ -14,12 +14,13 @@ from grpo_trainable.text import plural, written
 from reports import changes
 from reports.changes import Change
 from reports.contrasts import Contrast, NotComparable, speed_up
-from reports.pace import Pace
+from reports.pace import Pace, counted_disturbed
 from reports.records import TrialRecord
 
 BASELINE = "colocated_k1"
 # Stands for a speed, and behind a total, that other work on the machine made incomparable.
 MARK = "?"
+COUNTED = "*"  # behind a speed that counts disturbed rounds, as its trials ask
 COVERS = {  # what an interval of speed covers, with one seed and with several
     False: "With one seed, an interval covers only the noise between rounds of these runs. It says "
     "nothing about the next run; --num-samples 3 or more would.",
@@ -84,7 +85,7 @@ def summarise_trial(trial: TrialRecord) -> TrialSummary | None:
         checkpoint_s=sum(trial.column("time/checkpoint_s")),
         device_hours=trial.last("cost/device_hours"),
         first=trial.last("reward/eval_first"),
-        last=trial.last("reward/eval_mean"),
+        last=trial.reward_after,
         reference_nll=trial.late_mean("response/reference_nll_nats"),
         largest_lag=max(trial.column("lag/max"), default=None),
         niceness=max(trial.column("fleet/niceness"), default=0.0),
@@ -123,6 +124,21 @@ class Comparison:
     def header(self) -> tuple[str, ...]:
         """The titles of the table's columns."""
         return tuple(title for title in HEADER if self.has_ratios or title not in RATIOS)
+
+    @property
+    def counts_disturbed(self) -> str:
+        """Name the arms whose speed counts disturbed rounds; empty without any."""
+        arms = counted_disturbed((t.arm, t.pace) for own in self.arms.values() for t in own)
+        return (
+            "disturbed rounds are counted (callbacks.leave_out_disturbed=false): "
+            f"{arms}, with the share of the machine that other work took."
+            if arms
+            else ""
+        )
+
+    def counts(self, arm: str) -> bool:
+        """Return True if the speed of an arm counts disturbed rounds."""
+        return any(t.pace is not None and t.pace.counts_disturbed for t in self.arms[arm])
 
     def comparable(self, arm: str) -> bool:
         """Whether at least half of the arm's trials were undisturbed."""
@@ -212,13 +228,15 @@ class Comparison:
             f"{trial.seed}"
             for arm, trials in self.arms.items()
             for trial in trials
-            if trial.pace is not None and trial.pace.disturbed and trial.comparable
+            if trial.pace is not None and trial.pace.leaves_out_disturbed
         ]
         if left_out:
             notes.append(
                 f"Left out of speeds, as other work disturbed them: {', '.join(left_out)}."
             )
-        if disturbed or left_out:
+        if counted := self.counts_disturbed:
+            notes.append(f"{COUNTED}: {counted}")
+        if disturbed or left_out or counted:
             marked = f"; those with a {MARK} compare with nothing" if disturbed else ""
             notes.append(
                 f"Wall-clock and device-hours count every round, disturbed ones included{marked}."
@@ -246,12 +264,13 @@ class Comparison:
         length = next(c for c in self.changes[arm] if c.quantity is changes.LENGTH)
         comparable = self.comparable(arm)
         doubt = "" if comparable else f" {MARK}"
+        mark = f" {COUNTED}" if self.counts(arm) else ""
         cells = (
             arm,
             show([t.rounds for t in trials], "{:.0f}"),
             show([t.samples for t in trials], "{:.0f}"),
             show([t.wall_clock_s for t in trials], "{:.1f}") + doubt,
-            show(self.rates(arm), "{:.0f}") if comparable else MARK,
+            show(self.rates(arm), "{:.0f}") + mark if comparable else MARK,
             self._ratio(arm, self.speed),
             self._ratio(arm, self.cost),
             show([t.device_hours for t in trials], "{:.4f}") + doubt,
@@ -275,7 +294,8 @@ class Comparison:
         own = contrasts[arm]
         interval = own.shown_interval("{:.2f}", "-")
         between = f" ({interval})" if interval else ""
-        return f"{own.value:.2f}x{between}"
+        mark = f" {COUNTED}" if own.counted_disturbed else ""
+        return f"{own.value:.2f}x{between}{mark}"
 
 
 def compare(trials: Sequence[TrialRecord]) -> Comparison:

@@ -166,7 +166,9 @@ def _figures(quantity: Quantity, own: Contrast, comparison: Comparison) -> str:
     value = written(own.value, quantity.form)
     interval = own.shown_interval(quantity.form, " to ")
     between = f"{LEVEL:.0%}: {interval}" if interval else identical(own.identical)
-    parts = [value, between, comparison.seeds_used(own)]
+    disturbed = own.counted_disturbed
+    counted = f"disturbed rounds are counted: {disturbed}" if disturbed else ""
+    parts = [value, between, comparison.seeds_used(own), counted]
     return ", ".join(part for part in parts if part)
 
 

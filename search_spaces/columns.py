@@ -19,7 +19,8 @@ OVER = {
 }
 # Figures of a whole trial that are no metric of a round, and what they are.
 DERIVED = {
-    "samples_per_s": "without the rounds that other work on the machine disturbed",
+    "samples_per_s": "without the rounds that other work on the machine disturbed, unless the "
+    "trial counts them (callbacks.leave_out_disturbed=false)",
     "lag_of_bound": "the mean lag as a share of the largest that the trial allows",
     "uses_per_group": "how often a group was trained on, means over the groups",
     "never_trained": "the share of the groups that were dropped or still waiting at the end",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from grpo_trainable.command_line import UsageError
-from grpo_trainable.config import GRPOConfig, schedule
+from grpo_trainable.config import GRPOConfig, schedule, shown
 from grpo_trainable.config.transport_catalog import transport_named
 from tuning.notes import about_prompts
 from tuning.schedulers import pbt_bounds
+
+if TYPE_CHECKING:
+    from grpo_trainable.tasks.prompts import Prompts
 
 # A trial's prompts whose lengths are looked at, and for how long: a file may have millions, and a
 # chat template takes its time.
@@ -77,7 +80,6 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
     """Reads what a trial will read: model, tokenizer, task files and reward function. Returns what
     is to be known about its prompts, and a note where not every one was looked at."""
     from grpo_trainable.engines.selection import chosen_engine
-    from grpo_trainable.generator.env_processes import check_environment
     from grpo_trainable.generator.scorer import check_reward, reward_apart
     from grpo_trainable.models.directory import check_policy
     from grpo_trainable.models.hf.directory import NotOnTheHub
@@ -96,7 +98,7 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
         task = build_task(trial)
         prompts = Prompts(trial, task, tokenizer)
         if trial.env.plays:
-            check_environment(trial.env)
+            _check_first_episode(trial, prompts)
         for own in trial.alone:
             if own.task.is_scored_apart and not own.env.plays:
                 check_reward(*reward_apart(own))
@@ -116,6 +118,24 @@ def check_inputs(trial: GRPOConfig) -> Sequence[str]:
             f"the model's context of {context:,} tokens"
         )
     return told
+
+
+def _check_first_episode(trial: GRPOConfig, prompts: Prompts) -> None:
+    """Begin the episode of the first training example.
+
+    Raises:
+        ValueError: the environment cannot be had, or cannot begin it.
+    """
+    from grpo_trainable.generator.env_processes import EpisodeError, check_environment
+
+    truth = prompts.ground_truth("train", 0)
+    try:
+        check_environment(trial.env, truth, prompts.said("train", 0))
+    except EpisodeError as error:
+        raise ValueError(
+            f"env.name={trial.env.name}: {error}; the first training example of "
+            f"task.name={trial.task.name} has {shown(truth)}"
+        ) from None
 
 
 def _teachers_context(trial: GRPOConfig) -> int | None:

@@ -335,10 +335,22 @@ class Plan:
 
     def _trials(self, seeds: Iterable[int]) -> list[GRPOConfig]:
         """The trials in the order in which they run."""
-        trials = self.space.trials(
-            self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
-        )
+        try:
+            trials = self.space.trials(
+                self.fixed, list(seeds), without=self.not_available, samples=self.options.samples
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{error}{self._of_preset(str(error))}") from None
         return [self._complete(trial) for trial in in_blocks(trials)]
+
+    def _of_preset(self, error: str) -> str:
+        """Say that the setting that an error begins with is the preset's; empty if it is not."""
+        if self.preset is None:
+            return ""
+        for key in self.preset.settings.keys() - self.fixed.keys():
+            if error.startswith(f"{key}={shown(self.preset.settings[key])}:"):
+                return f"; {key} is of --preset {self.preset.name}; --set {key}=… replaces it"
+        return ""
 
     def _complete(self, trial: GRPOConfig) -> GRPOConfig:
         """The trial with every setting of its task."""

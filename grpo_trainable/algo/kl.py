@@ -2,7 +2,7 @@
 
 All tensors are (B, S). Off the mask the log-probs may hold anything and the estimates are 0.
 Schulman 2020, http://joschu.net/blog/kl-approx.html. `KL_ESTIMATORS` holds the values of
-`loss.kl_estimator`.
+`loss.kl_estimator`, and k1, which is measured alone: its expected gradient is 0.
 """
 
 from __future__ import annotations

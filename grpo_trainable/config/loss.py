@@ -296,12 +296,14 @@ class LossSettings(Settings):
         read_if=given("loss.kl_target"),
     )
     kl_estimator: str = choice(
-        ("k3", "k2", "k1"),
-        "The estimator of the KL inside the loss; k1 is refused there, since its expected gradient "
-        "is 0.",
+        ("k3", "k2"),
+        "The estimator of the KL inside the loss; k1 is none there, since its expected gradient is "
+        "0.",
+        advice="k1 has the expected gradient 0 inside the loss, so it would hold nothing near the "
+        "reference; loss.kl_in=reward, without loss.kl_estimator, takes k1 off the reward",
         read_if=(_KL, one_of("loss.kl_in", "loss")),
         also_called=(
-            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; kl has the expected gradient 0"),
+            verl("actor.kl_loss_type", "mse is k2, low_var_kl k3; kl has none: loss.kl_in=reward"),
         ),
     )
     kl_monitor: bool = flag(
@@ -341,12 +343,6 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     """Yield what contradicts each other."""
     cap, floor = config.loss.importance_cap, config.loss.importance_floor
 
-    yield (
-        config.loss.kl_estimator == "k1",
-        "loss.kl_estimator",
-        "has the expected gradient 0 inside the loss, so it would hold nothing near the reference; "
-        "valid: k2, whose gradient is the KL's, and k3; or loss.kl_in=reward",
-    )
     yield (
         cap is not None and floor is not None and floor >= cap,
         "loss.importance_floor",

@@ -190,11 +190,20 @@ def flag(default: bool, meaning: str = "", **relations: Any) -> Any:
     return _checked(default, meaning, "true or false", convert, type="flag", **relations)
 
 
-def choice(words: Sequence[str], meaning: str = "", **relations: Any) -> Any:
-    """One of a few words; the first is the default."""
+def choice(words: Sequence[str], meaning: str = "", *, advice: str = "", **relations: Any) -> Any:
+    """One of a few words; the first is the default. `advice` follows them in errors."""
     expected = f"one of {', '.join(words)}"
     valid = words.__contains__
-    return _text(words[0], meaning, expected, valid, "choice", choices=tuple(words), **relations)
+    return _text(
+        words[0],
+        meaning,
+        expected,
+        valid,
+        "choice",
+        choices=tuple(words),
+        advice=advice,
+        **relations,
+    )
 
 
 def choice_or_reference(

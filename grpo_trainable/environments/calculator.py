@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from grpo_trainable.environments.environment import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 CALL = "calc "
 MOST_CHARACTERS = 40  # length of an expression
@@ -54,9 +54,9 @@ class Calculator:
     """`spec`: {"question": an expression, "answer": its value}."""
 
     def reset(self, spec: JSONValue) -> str:
-        assert isinstance(spec, Mapping), spec
-        self._answer, self._calls = str(spec["answer"]), 0
-        return f"{spec['question']}=?\n"
+        question, answer = fields_of(spec, "question", "answer")
+        self._answer, self._calls = str(answer), 0
+        return f"{question}=?\n"
 
     def step(self, action: str) -> Turn:
         """1 for the right answer, which ends the episode as a wrong one and too many calls do."""

@@ -45,6 +45,17 @@ class Environment(Protocol):
         ...
 
 
+def fields_of(spec: JSONValue, *names: str) -> list[Any]:
+    """Return these fields of a specification.
+
+    Raises:
+        ValueError: it lacks one of them.
+    """
+    if not isinstance(spec, Mapping) or any(name not in spec for name in names):
+        raise ValueError(f"needs a ground truth with {' and '.join(names)}")
+    return [spec[name] for name in names]
+
+
 def as_text(value: Any) -> str:
     """What an environment said.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from grpo_trainable.environments.environment import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 PROMPT = "Guess 0-9\n"
 LARGER, SMALLER = "larger\n", "smaller\n"
@@ -15,8 +13,8 @@ class Guess:
     """`spec`: {"secret": a digit}. A guess is a digit on a line; anything else loses."""
 
     def reset(self, spec: JSONValue) -> str:
-        assert isinstance(spec, Mapping), spec
-        self._secret, self._guesses = str(spec["secret"]), 0
+        (secret,) = fields_of(spec, "secret")
+        self._secret, self._guesses = str(secret), 0
         return PROMPT
 
     def step(self, action: str) -> Turn:

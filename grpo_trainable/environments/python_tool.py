@@ -4,9 +4,8 @@ what it prints, any other action is the answer."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from grpo_trainable.environments.environment import JSONValue, Turn
+from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 from grpo_trainable.environments.sandbox import run_python, run_uncontained
 
 CODE = re.compile(r"<python>(.*?)</python>", re.DOTALL)
@@ -22,9 +21,9 @@ class PythonTool:
     run = staticmethod(run_python)
 
     def reset(self, spec: JSONValue) -> str:
-        assert isinstance(spec, Mapping), spec
-        self._answer = str(spec["answer"]).strip()
-        return str(spec["question"])
+        question, answer = fields_of(spec, "question", "answer")
+        self._answer = str(answer).strip()
+        return str(question)
 
     def step(self, action: str) -> Turn:
         """1 for the right answer, in tags or by itself; the last code of an action is run."""

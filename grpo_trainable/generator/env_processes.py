@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from grpo_trainable.config import EnvSettings
+from grpo_trainable.config import EnvSettings, shown
 from grpo_trainable.environments import ENVIRONMENTS, UNSAFE_PYTHON, JSONValue, Turn
 from grpo_trainable.environments.sandbox import SandboxError, check_containment
 from grpo_trainable.generator.worker_process import WorkerProcess
@@ -92,9 +92,17 @@ class Episode:
         self._process, self._place, self._settings = process, place, settings
         self._left_s = settings.episode_deadline_s
 
-    def reset(self, spec: JSONValue) -> str:
-        """EpisodeError where the environment fails."""
-        return self._ask({"reset": self._place, "spec": spec})["text"]
+    def begin(self, spec: JSONValue, prompt: str) -> None:
+        """Begin the episode that `spec` describes and that the task begins with `prompt`.
+
+        Raises:
+            EpisodeError: the environment fails, or begins with another text.
+        """
+        said = self._ask({"reset": self._place, "spec": spec})["text"]
+        if said != prompt:
+            raise EpisodeError(
+                f"reset says {shown(said)} and the prompt of its task is {shown(prompt)}"
+            )
 
     def step(self, action: str) -> Turn:
         """EpisodeError where the environment fails."""
@@ -152,9 +160,16 @@ def _warn_of_unsafe_code() -> None:
     )
 
 
-def check_environment(settings: EnvSettings) -> None:
-    """ValueError naming the environment and the reason when it cannot be had.
+def check_environment(settings: EnvSettings, spec: JSONValue, prompt: str) -> None:
+    """Begin one episode in a process of its own, before Ray starts.
 
-    Imports it in a process of its own and asks nothing of it, so that it can run before Ray does.
+    Raises:
+        ValueError: the environment cannot be had, in one line.
+        EpisodeError: the environment does not begin `spec` with `prompt`.
     """
-    start_environment(settings).kill()
+    process = GroupProcess(settings)
+    try:
+        process.start()
+        Episode(process, 0, settings).begin(spec, prompt)
+    finally:
+        process.close()

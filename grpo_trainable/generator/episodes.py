@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-from grpo_trainable.config import EnvSettings, shown
+from grpo_trainable.config import EnvSettings
 from grpo_trainable.engines.engine import Action, Observation, PlayingEngine
 from grpo_trainable.environments import Turn
 from grpo_trainable.generator.env_processes import Episode, EpisodeError, GroupProcess
@@ -131,14 +131,9 @@ class _Group:
             return
         for played in self.episodes:
             try:
-                said = played.episode.reset(self.spec)
+                played.episode.begin(self.spec, self.prompt)
             except EpisodeError as error:
                 played.error = str(error)
-                continue
-            if said != self.prompt:
-                played.error = (
-                    f"reset says {shown(said)} and the prompt of its task is {shown(self.prompt)}"
-                )
 
 
 class _Call:

@@ -16,7 +16,7 @@ from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
-from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
+from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate
@@ -103,7 +103,7 @@ class Collector:
         counts.unverified += scored.unverified
         counts.completions += scored.completions
         counts.scored_responses += prompts * group_size + scored.completions
-        told = f"reward: the reward function failed on {counts.reward_errors} of "
+        told = f"reward: {what_scores(self._config)} failed on {counts.reward_errors} of "
         told += plural(counts.scored_responses, "response")
         least = max(JUDGED_PROMPTS, schedule.prompts_per_round(self._config)) * group_size
         judged = max(counts.scored_responses, least)

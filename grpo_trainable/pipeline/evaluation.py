@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.by_task import ByTask
-from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors
+from grpo_trainable.pipeline.reward_errors import JUDGED_PROMPTS, refuse_reward_errors, what_scores
 from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
@@ -98,7 +98,7 @@ def _check_rewards(
         return []
     prompts = config.eval.prompts
     responses = prompts * config.eval.samples
-    told = f"eval: the reward function failed on {errors} of "
+    told = f"eval: {what_scores(config)} failed on {errors} of "
     told += plural(responses, "held-out response")
     judged = max(prompts, JUDGED_PROMPTS) * config.eval.samples
     refuse_reward_errors(config, told, errors, judged, unscored)

@@ -12,6 +12,12 @@ from grpo_trainable.protocol.calls import ActorFailed
 JUDGED_PROMPTS = 32
 
 
+def what_scores(config: GRPOConfig) -> str:
+    """Return what gives the rewards of a trial, for messages about rewards that failed."""
+    acts = config.env.plays or config.model.env is not None
+    return "the environment" if acts else "the reward function"
+
+
 def refuse_reward_errors(
     config: GRPOConfig, told: str, errors: int, responses: int, unscored: Sequence[tuple[int, str]]
 ) -> None:

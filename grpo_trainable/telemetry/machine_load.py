@@ -86,13 +86,15 @@ class Disturbance:
         share = taken_s / self.cores + self.denied_s / self.quota
         return min(1.0, share / self.seconds)
 
-    def note(self, round_: int) -> str:
-        """One line that tells the user about a disturbed round."""
+    def note(self, round_: int, *, counts: bool) -> str:
+        """Tell the user about a disturbed round in one line. `counts`: its speed counts."""
         name = shown_command(self.culprit) if self.culprit else ""
         most = f", most of it process {self.culprit} ({name})" if name else ""
+        asked = "counts all the same, as callbacks.leave_out_disturbed=false asks"
+        how = asked if counts else "does not count"
         return (
             f"other work took {self.fraction:.0%} of this machine's CPU time in round {round_}"
-            f"{most}; the speed of disturbed rounds does not count (time/disturbed_fraction)"
+            f"{most}; the speed of disturbed rounds {how} (time/disturbed_fraction)"
         )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpo_trainable.config import EnvSettings, GRPOConfig
-from grpo_trainable.generator.env_processes import check_environment
+from grpo_trainable.generator.env_processes import EpisodeError, check_environment
 from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.generator.worker_process import MARK
@@ -24,6 +24,7 @@ from grpo_trainable.models.transformer import TransformerLM
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
+from launch import tune
 
 # What an episode's specification is decides what goes wrong in it.
 FILE = """
@@ -213,10 +214,28 @@ def test_a_slow_answer_does_not_hold_the_others(file: Path) -> None:
 
 def test_what_an_environment_lacks_is_told_before_anything_starts(file: Path) -> None:
     with pytest.raises(ValueError, match=r"env\.name=.*:Lacking: has no method step"):
-        check_environment(EnvSettings(name=f"{file}:Lacking"))
+        check_environment(EnvSettings(name=f"{file}:Lacking"), {}, "")
     with pytest.raises(ValueError, match=r"env\.name=.*:Nothing: cannot be imported"):
-        check_environment(EnvSettings(name=f"{file}:Nothing"))
-    check_environment(EnvSettings(name="guess"))
+        check_environment(EnvSettings(name=f"{file}:Nothing"), {}, "")
+    check_environment(EnvSettings(name="guess"), {"secret": "3"}, "Guess 0-9\n")
+    with pytest.raises(EpisodeError, match=r'reset says "Guess 0-9\\n" and the prompt'):
+        check_environment(EnvSettings(name="guess"), {"secret": "3"}, "Guess!")
+
+
+@pytest.mark.parametrize(("task", "truth"), [("keyword", r'\["\w+"\]'), ("math", r'"\d+"')])
+def test_an_environment_that_cannot_begin_its_task_is_refused_before_anything_starts(
+    task: str, truth: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """`allow_unsafe`, since the machine may be without bubblewrap; no code runs."""
+    settings = [f"task.name={task}", "env.name=python", "env.allow_unsafe=true", "arm=sync"]
+    assigned = [word for setting in settings for word in ("--set", setting)]
+    command = ["--space", "async_vs_sync", "--storage", str(tmp_path), "--dry-run", *assigned]
+    assert tune.main(command) == 2
+    assert re.search(
+        "env.name=python: ValueError: needs a ground truth with question and answer; the first "
+        f"training example of task.name={task} has {truth}\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_closed_player_ends_at_once(file: Path) -> None:

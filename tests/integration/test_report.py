@@ -23,12 +23,14 @@ from experiments import (
     write_part,
     write_trial,
 )
+from matplotlib.figure import Figure
 
 from grpo_trainable.config import schedule
 from launch import report
 from reports import canvas, series
 from reports.experiment import read_experiment
 from reports.parquet_reader import read_files
+from reports.plots import sections
 from reports.report import write_report
 from reports.summary import compare
 
@@ -112,6 +114,49 @@ def test_a_complete_experiment_has_every_plot_and_misses_nothing(full):
     assert "Missing or incomplete" not in page.words
     assert "3 arms × 2 seeds: 6 trials, 6 finished" in page.words
     assert not re.search(r"<ul[^>]*></ul>", (full / "report.html").read_text())
+
+
+def drawn(directory: Path, name: str) -> list[str]:
+    """The words of a plot's legends."""
+    experiment = read_experiment(directory)
+    files = {trial.name: read_files(trial) for trial in experiment.trials}
+    shown = sections(experiment, compare(experiment.trials), files)
+    (plot,) = (plot for section in shown for plot in section.plots if plot.name == name)
+    figure = Figure()
+    plot.draw(figure, canvas.LIGHT)
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+@pytest.mark.parametrize("name", ["stages", "stages_over_rounds"])
+def test_the_legend_of_stages_has_those_that_occur(full, name):
+    words = drawn(full, name)
+    assert {"rollout", "reward", "optimize", "reference", "sync", "eval", "other"} <= set(words)
+    assert "vine" not in words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("kl_reference", ["k1", "k3"]), ("lag", ["largest", "mean"])]
+)
+def test_a_plot_says_what_its_dotted_lines_are(full, name, words):
+    assert drawn(full, name) == words
+
+
+def test_a_plot_has_its_title_as_a_file_and_not_on_the_page_which_says_it(tmp_path):
+    titles = []
+
+    def draw(figure: Figure, theme: canvas.Theme) -> None:
+        titles.append(figure.texts)
+
+    plot = canvas.Plot(name="a", title="What it costs", look="", draw=draw)
+    images = canvas.render_all([plot], files=True)
+    heights = {use: _height(png) for use, png in images.items()}
+    assert heights["a-light"] == heights["a-dark"] < heights["a-file"]
+    light, dark = ([text.get_text() for text in texts] for texts in titles)
+    assert (light, dark) == (["What it costs"], [])
+
+
+def _height(png: bytes) -> int:
+    return int.from_bytes(png[20:24], "big")
 
 
 def test_steps_and_reuse_are_shown_where_there_are_any(full, tmp_path):

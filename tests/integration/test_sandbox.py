@@ -262,7 +262,7 @@ def test_without_bubblewrap_no_code_runs(programs: Path) -> None:
     with pytest.raises(SandboxError, match=r"^bubblewrap is not installed$"):
         run_python("print(1)")
     with pytest.raises(ValueError, match=r"env\.name=python: cannot contain") as refusal:
-        check_environment(EnvSettings(name="python"))
+        check_environment(EnvSettings(name="python"), {}, "")
     assert "install bubblewrap" in str(refusal.value)
     assert "env.allow_unsafe=true" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -275,7 +275,7 @@ def test_where_bubblewrap_is_refused_no_code_runs(programs: Path) -> None:
     with pytest.raises(SandboxError, match=f"^{said}$"):
         run_python("print(1)")
     with pytest.raises(ValueError, match=said):
-        check_environment(EnvSettings(name="python"))
+        check_environment(EnvSettings(name="python"), {}, "")
 
 
 def test_trials_of_other_environments_are_checked_one_by_one() -> None:

@@ -828,7 +828,7 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
-    values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9}
+    values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9, "eval/round": 2}
     latest = {t.trial_id: row(3, **values) for t in trials[:21]}
     text = rendered(live_table(trials, latest, 40))
     assert "21 of 40 trials done, 18 waiting, 6 not shown" in text
@@ -838,6 +838,24 @@ def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     assert "0.000 → 0.000      39" in text
     assert "sync/22" not in text
     assert "█" * BAR_WIDTH in text
+
+
+def test_live_table_has_no_later_reward_before_the_first_evaluation_in_training(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    held_out = {"reward/eval_first": 0.531, "reward/eval_mean": 0.531}
+    for evaluated, shown in ((0.0, "0.531 → -  "), (2.0, "0.531 → 0.531")):
+        latest = {trial.trial_id: row(3, **held_out, **{"eval/round": evaluated})}
+        assert shown in rendered(live_table([trial], latest, 1))
+
+
+def test_live_legend_has_the_stages_that_occur(tmp_path):
+    trial = FakeTrial(tmp_path / "trial")
+    for vine_s, shown in ((0.0, False), (1.0, True)):
+        seconds = {"time/rollout_s": 1.0, "time/vine_s": vine_s}
+        text = rendered(live_table([trial], {trial.trial_id: row(3, **seconds)}, 1))
+        assert "█ rollout  " in text
+        assert "█ eval  " in text
+        assert ("█ vine" in text) is shown
 
 
 @given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))

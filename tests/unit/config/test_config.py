@@ -844,12 +844,6 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
             "buffer.max_age=1: must be >= lag=2",
         ),
         (
-            nested(loss__kl_coef=0.1, loss__kl_estimator="k1"),
-            "loss.kl_estimator=k1: has the expected gradient 0 inside the loss, so it would hold "
-            "nothing near the reference; valid: k2, whose gradient is the KL's, and k3; or "
-            "loss.kl_in=reward",
-        ),
-        (
             nested(task__keywords_file="w", task__train_file="t"),
             "task.keywords_file=w: not read with task.train_file=t and task.eval_file=none; needs "
             "task.train_file=none and task.eval_file=none",
@@ -858,6 +852,16 @@ MAXRL_DIVIDES = "loss.advantage=maxrl divides by the mean of rewards that are 0 
 )
 def test_contradiction_is_refused_by_name(data, text):
     assert error(data) == text
+
+
+def test_k1_is_no_estimator_of_the_loss_and_what_the_error_advises_is_valid():
+    loss = {"kl_coef": 0.1, "kl_in": "reward"}
+    assert error({"loss": {"kl_coef": 0.1, "kl_estimator": "k1"}}) == (
+        "loss.kl_estimator=k1: must be one of k3, k2; k1 has the expected gradient 0 inside the "
+        "loss, so it would hold nothing near the reference; loss.kl_in=reward, without "
+        "loss.kl_estimator, takes k1 off the reward"
+    )
+    assert GRPOConfig.from_dict({"loss": loss}).kl_in_reward
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_progress_changes_with_every_microbatch(policy_path: str, microbatch: in
 
 @pytest.mark.slow
 def test_kl_coefficient_adds_its_estimate_to_the_loss(policy_path: str) -> None:
-    for estimator in KL_ESTIMATORS.keys() - {"k1"}:  # which is refused there
+    for estimator in KL_ESTIMATORS.keys() - {"k1"}:  # which is no choice there
         loss: dict[str, float] = {}
         for coefficient in (0.0, 0.25):
             read = {"kl_estimator": estimator} if coefficient else {}

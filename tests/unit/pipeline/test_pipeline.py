@@ -954,6 +954,18 @@ def test_evaluation_above_the_error_rate_ends_the_trial() -> None:
     w.run(1)
 
 
+@pytest.mark.parametrize(
+    ("task", "who"),
+    [({"reward": "virtual:reward"}, "the reward function"), ({"name": "guess"}, "the environment")],
+)
+@pytest.mark.parametrize("stream", ["eval", "train"])
+def test_a_failed_reward_is_said_of_who_gives_it(task, who, stream) -> None:
+    config = GRPOConfig.from_dict({"rounds": 1, "task": {**task, "strict": True}})
+    w = virtual_trial(config, reward_fails=lambda where, index: where == stream)
+    with pytest.raises(ActorFailed, match=rf"(eval|reward): {who} failed on \d+ of"):
+        w.run(1)
+
+
 def test_a_failure_in_a_small_evaluation_is_no_rate() -> None:
     """2 of 12 responses are a sixth, and 2 of the 64 to 32 prompts less than a tenth."""
     config = config_of(eval={"prompts": 6}, task={"max_error_rate": 0.1})

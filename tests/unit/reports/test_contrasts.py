@@ -139,7 +139,65 @@ def test_no_round_is_left_out_where_the_trial_says_so(tmp_path):
     found = pace_of(trial.rows, replace(trial.config, callbacks=callbacks))
 
     assert found is not None
-    assert (found.disturbed, len(found.seconds), found.comparable) == (0, 8, True)
+    assert (len(found.seconds), found.comparable) == (8, True)
+    assert (found.disturbed, found.others) == (8, pytest.approx(0.9))
+
+
+def counting(directory: Path, runs: Mapping[str, list[dict[str, Any]]]) -> ExperimentRecord:
+    """One trial an arm, whose speed counts disturbed rounds because the user asked for it."""
+    asked = {"rounds": ROUNDS, "callbacks.leave_out_disturbed": False}
+    experiments.write_experiment(directory)
+    for arm, own in runs.items():
+        experiments.write_trial(directory, experiments.config(arm, 0, **asked), own)
+    return read_experiment(directory)
+
+
+def test_disturbed_rounds_that_count_are_named_wherever_their_speed_is(tmp_path):
+    rng = np.random.default_rng(0)
+    loaded = {BASE: [0.3] * 4, OTHER: [0.4] * 16, THIRD: []}
+    runs = {arm: rows(rng, 1.6, load) for arm, load in loaded.items()}
+    record = counting(tmp_path / "counted", runs)
+    comparison = compare(record.trials)
+    cells = {row[0]: row for row in comparison.rows()}
+    base, other = f"{BASE}: 4 of 16 rounds, 30%", f"{OTHER}: 16 of 16 rounds, 40%"
+
+    assert [cells[arm][4].endswith("*") for arm in loaded] == [True, True, False]
+    assert all(cells[arm][5].endswith("*") for arm in (OTHER, THIRD))  # over a disturbed baseline
+    words = " ".join(table(comparison).split())
+    assert (
+        f"*: disturbed rounds are counted (callbacks.leave_out_disturbed=false): {base}; " in words
+    )
+    assert f"{base}; {other}, with the share of the machine that other work took." in words
+    assert "Left out of speeds" not in words
+    speed = [sentence for sentence in told(record) if "samples a second" in sentence]
+    assert any(f"disturbed rounds are counted: {base}; {other}" in text for text in speed)
+    assert any(f"disturbed rounds are counted: {base})" in text for text in speed)
+    assert not any("disturbed" in text for text in told(record) if "reward" in text)
+
+
+def test_the_report_keeps_the_true_counts_of_disturbed_rounds_that_count(tmp_path):
+    from reports.report import write_report
+
+    rng = np.random.default_rng(0)
+    runs = {BASE: rows(rng), OTHER: rows(rng, 1.6, [0.4] * 16)}
+    counting(tmp_path / "counted", runs)
+    page = write_report(tmp_path / "counted", warn=lambda text: None)
+    data = json.loads((page.parent / "report.json").read_text())
+
+    first, second = data["trials"]
+    assert (first["disturbed_rounds"], first["disturbed_counted"]) == (0, False)
+    assert (second["disturbed_rounds"], second["disturbed_counted"]) == (16, True)
+    assert second["disturbed_share"] == pytest.approx(0.4)
+    assert second["comparable"] is True
+    assert second["samples_per_s"] == pytest.approx(40, rel=0.2)
+    assert data["arms"][OTHER]["disturbed_counted"] is True
+    assert data["pairs"][OTHER]["speed_up"]["disturbed_counted"] is True
+    text = page.read_text()
+    said = f"isturbed rounds are counted (callbacks.leave_out_disturbed=false): {OTHER}: 16 of 16"
+    table_ = text.partition('<section id="arms"')[2].partition("</section>")[0]
+    figure = text.partition('<figure id="speed_up"')[2].partition("</figure>")[0]
+    assert said in table_
+    assert said in figure
 
 
 def test_rows_without_the_metric_are_undisturbed(tmp_path):
@@ -450,6 +508,7 @@ def test_report_json_holds_what_the_page_says(tmp_path):
     assert pair == {
         **dict.fromkeys(("value", "low", "high", "told_apart", "seeds_needed")),
         **{"seeds": [], "comparable": False, "why_not": data["arms"][OTHER]["why_not"]},
+        "disturbed_counted": False,
     }
     assert data["arms"][OTHER]["samples_per_s"] is None
     assert [trial["samples_per_s"] for trial in data["trials"][2:]] == [None, None]

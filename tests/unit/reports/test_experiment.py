@@ -411,9 +411,11 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     # 4 rounds of 16 groups of 4: 256 responses, half of them in the counted rounds 3 and 4.
     for seed, seconds in enumerate((2.0, 4.0, 8.0)):
         rows = [row(n) for n in (1, 2, 3)]
-        end = row(4, time__wall_clock_s=seconds, reward__eval_mean=0.5 + seed / 10, time__eval_s=1)
+        held_out = {"reward__eval_mean": 0.5 + seed / 10, "eval__round": 4.0}
+        end = row(4, time__wall_clock_s=seconds, time__eval_s=1, **held_out)
         write_trial(experiment, config(seed=seed, rounds=4), [*rows, end])
-    end = row(4, time__wall_clock_s=2.0, cost__device_hours=0.5, lag__max=1.0)
+    more = {"cost__device_hours": 0.5, "lag__max": 1.0, "eval__round": 4.0}
+    end = row(4, time__wall_clock_s=2.0, **more)
     write_trial(experiment, config("async_k1", seed=1, rounds=4), [*rows, end])
     text = table(compare(read_experiment(experiment).trials))
     by_arm = cells(text)

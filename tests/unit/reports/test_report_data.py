@@ -105,6 +105,24 @@ def test_a_disturbed_speed_of_any_column_is_marked_and_left_out_of_the_data(own)
     assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5
 
 
+def test_an_interrupted_trial_has_no_reward_after_an_evaluation_that_did_not_come(own):
+    config = GRPOConfig.from_dict({"arm": "a", "rounds": 2 * ROUNDS}).to_dict()
+    held_out = {"reward__eval_first": 0.531, "reward__eval_mean": 0.531}
+    rows = [experiments.row(n, **held_out, eval__round=0.0) for n in range(1, ROUNDS)]
+    experiments.write_trial(own, config, rows)
+    data = data_of(own)["arms"]["a"]
+    comparison = compare(read_experiment(own).trials)
+
+    assert data["reward_before"]["median"] == 0.531
+    assert data["reward_after"] is None
+    ((_, cell),) = (
+        pair
+        for pair in zip(comparison.header, comparison.rows()[0], strict=True)
+        if pair[0] == "held-out reward"
+    )
+    assert cell == "0.531 -> -"
+
+
 def test_one_arm_alone_answers_no_question(own):
     write_arm(own, "a", 0.5)
     data = data_of(own)

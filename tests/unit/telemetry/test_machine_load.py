@@ -196,12 +196,18 @@ def test_the_note_names_a_culprit_that_still_runs(monkeypatch, tmp_path):
     (tmp_path / "8").mkdir()
     (tmp_path / "8/comm").write_text("pip\n")
     fields = {"waited_s": None, "denied_s": 0.0, "cores": 2, "quota": 2, "seconds": 1.0}
-    assert Disturbance(0.9, **fields, culprit=8).note(12) == (
+    found = Disturbance(0.9, **fields, culprit=8)
+    assert found.note(12, counts=False) == (
         "other work took 43% of this machine's CPU time in round 12, most of it process 8 (pip); "
         "the speed of disturbed rounds does not count (time/disturbed_fraction)"
     )
+    assert found.note(12, counts=True).endswith(
+        "the speed of disturbed rounds counts all the same, as callbacks.leave_out_disturbed=false "
+        "asks (time/disturbed_fraction)"
+    )
     for unknown in (None, 9):
-        assert "round 12; the speed" in Disturbance(0.86, **fields, culprit=unknown).note(12)
+        note = Disturbance(0.86, **fields, culprit=unknown).note(12, counts=False)
+        assert "round 12; the speed" in note
 
 
 @pytest.mark.parametrize(

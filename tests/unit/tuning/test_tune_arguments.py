@@ -550,6 +550,17 @@ def test_set_wins_over_an_arm_and_an_arm_over_a_preset(command):
     assert (trial["rounds"], trial["lag"]) == (24, 1)  # the arm; 100 rounds by the preset
 
 
+def test_an_error_about_a_setting_of_the_preset_names_the_preset(command):
+    preset = ("--preset", "pipeline_rl", "--set", "placement=colocated")
+    of_preset = "; weight_update is of --preset pipeline_rl; --set weight_update=… replaces it"
+    refused(
+        command(*preset), "weight_update=in_flight: not read with placement=colocated", of_preset
+    )
+    _, _, error = command(*preset, "--set", "weight_update=in_flight")
+    assert "weight_update=in_flight: not read" in error
+    assert "--preset" not in error
+
+
 def test_a_preset_too_large_for_this_machine_is_shown_and_refused_with_its_parts(
     command, monkeypatch
 ):
