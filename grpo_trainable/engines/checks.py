@@ -83,8 +83,7 @@ def _mistakes_in_play(
     engine: Engine, request: Request, group: RolloutGroup, vocab_size: int, densities: bool
 ) -> Iterator[str]:
     yield from _wrong_shapes(request, group)
-    if group.prompt_ids.tolist() != list(request.prompt_ids):
-        yield "prompt_ids are not those of the request"
+    yield from _wrong_prompt(request, group)
     if not bool(group.response_mask[:, 0].all()):
         yield "a response does not begin with a token that was sampled"
     if int(group.extents.max()) > request.limits.max_new_tokens:
@@ -130,8 +129,7 @@ def _mistakes(
     if group.prompt_index != request.prompt_index:
         yield f"the group is of prompt {group.prompt_index}: groups must come in order"
     yield from _wrong_shapes(request, group)
-    if group.prompt_ids.tolist() != list(request.prompt_ids):
-        yield "prompt_ids are not those of the request"
+    yield from _wrong_prompt(request, group)
     yield from _wrong_lengths(request, group)
     yield from _wrong_tokens(engine, group, vocab_size)
     yield from _wrong_holes(request, group)
@@ -151,6 +149,13 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
             yield f"{name} is {value.dtype} {tuple(value.shape)}, not {dtype} {shape}"
         elif value.device.type != "cpu":
             yield f"{name} is on {value.device}, not on the CPU"
+
+
+def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
+    if group.prompt_ids.tolist() != list(request.prompt_ids):
+        yield "prompt_ids are not those of the request"
+    if group.example_index != request.example_index:
+        yield "example_index is not that of the request: make the group with RolloutGroup.of"
 
 
 def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:

@@ -220,7 +220,7 @@ class Generator:
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]
-        return _of_examples(requests, groups), scores
+        return groups, scores
 
     def _earn(
         self,
@@ -228,7 +228,7 @@ class Generator:
         requests: Sequence[Request],
         between_tokens: Callable[[], None],
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Groups of episodes, each with its example, and a score for each episode."""
+        """Groups of episodes, and a score for each episode."""
         groups, scores = engine.earn(requests, between_tokens)
         densities = any(group.actions is not None for group in groups)
         check_played(
@@ -239,12 +239,12 @@ class Generator:
             self._vocab_size,
             densities=densities,
         )
-        return _of_examples(requests, groups), scores
+        return groups, scores
 
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        groups = checked_groups(
+        return checked_groups(
             self._engine_name,
             self.engine,
             requests,
@@ -252,7 +252,6 @@ class Generator:
             self._tokenizer,
             self._vocab_size,
         )
-        return _of_examples(requests, groups)
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""
@@ -303,14 +302,6 @@ class Generator:
             f"task.reward_weights names {missing[0]}, but the reward has the parts "
             f"{', '.join(score.all_parts)}"
         )
-
-
-def _of_examples(requests: Sequence[Request], groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups, each with the example that its request names."""
-    return [
-        replace(group, example_index=request.example_index)
-        for request, group in zip(requests, groups, strict=True)
-    ]
 
 
 def _scoring_stage(stream: str) -> str:

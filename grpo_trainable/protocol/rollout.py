@@ -129,6 +129,34 @@ class RolloutGroup:
     uses: int = 0  # gradient-step batches it has been in
     example_index: int | None = None  # see `Request`
 
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        response_ids: Tensor,
+        response_mask: Tensor,
+        behaviour_log_probs: Tensor,
+        finished: Tensor,
+        token_versions: Tensor,
+        token_rounds: Tensor,
+    ) -> RolloutGroup:
+        """Return what an engine has sampled for a request, unscored. The tensors are on the CPU."""
+        import torch
+
+        return cls(
+            prompt_index=request.prompt_index,
+            prompt_ids=torch.tensor(request.prompt_ids),
+            response_ids=response_ids,
+            response_mask=response_mask,
+            behaviour_log_probs=behaviour_log_probs,
+            rewards=torch.full((request.group_size,), torch.nan),
+            finished=finished,
+            token_versions=token_versions,
+            token_rounds=token_rounds,
+            example_index=request.example_index,
+        )
+
     @property
     def example(self) -> int:
         """The index of the example that the prompt is."""

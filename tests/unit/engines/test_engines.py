@@ -65,6 +65,7 @@ def longer(tokens: int) -> RolloutGroup:
         (["text"], "the answer is a str, not a RolloutGroup"),
         ([changed(prompt_index=8)], "the group is of prompt 8: groups must come in order"),
         ([changed(prompt_ids=torch.tensor([2]))], "prompt_ids are not those of the request"),
+        ([changed(example_index=3)], "example_index is not that of the request"),
         ([longer(4)], "a response of 4 tokens exceeds the limit of 3"),
         ([longer(1)], "a response of 1 tokens is shorter than the least, 2"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,6 +32,13 @@ def test_rows_of_different_lengths_are_padded_to_the_longest():
     assert group.token_rounds.tolist() == [[1, 0], [1, 2]]
     assert group.finished.tolist() == [True, False]
     assert group.rewards.isnan().all()
+
+
+def test_a_group_knows_the_prompt_and_the_example_of_its_request():
+    request = replace(REQUEST, example_index=3)
+    group = as_group(request, [row((9, -0.5, 3, 1), finished=True)] * 2, pad_id=8)
+    assert (group.prompt_index, group.example) == (7, 3)
+    assert group.prompt_ids.tolist() == [1, 2]
 
 
 def test_a_group_of_rows_passes_the_checks_of_an_engine():
