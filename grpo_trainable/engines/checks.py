@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,26 +37,6 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
             f"engine={name}: after load of version {given[0]} (round {given[1]}) it says version "
             f"{said[0]} (round {said[1]})"
         )
-
-
-def checked_groups(
-    name: str,
-    engine: Engine,
-    requests: Sequence[Request],
-    between_tokens: Callable[[], None],
-    tokenizer: Tokenizer,
-    vocab_size: int,
-) -> list[RolloutGroup]:
-    """What `engine.generate(requests, between_tokens)` answers, once it is checked.
-
-    Raises:
-        EngineError: as `check_groups`.
-    """
-    groups = engine.generate(requests, between_tokens)
-    strings = requests[0].limits.stop_strings
-    stops = stops_of(strings, tokenizer, vocab_size, torch.device("cpu"))
-    check_groups(name, engine, requests, groups, vocab_size, stops)
-    return groups
 
 
 def check_played(
@@ -96,11 +76,10 @@ def check_groups(
     engine: Engine,
     requests: Sequence[Request],
     groups: Any,
+    tokenizer: Tokenizer,
     vocab_size: int,
-    stops: StopStrings | None = None,
 ) -> None:
-    """Checks the answer of `engine.generate(requests, …)`. `stops`: the stop strings of the
-    requests, where they have any.
+    """Checks the answer of `engine.generate(requests, …)`.
 
     Raises:
         EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob,
@@ -109,6 +88,8 @@ def check_groups(
     if not isinstance(groups, list) or len(groups) != len(requests):
         got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
         raise EngineError(f"engine={name}: returned {got} for {len(requests)} requests")
+    strings = requests[0].limits.stop_strings
+    stops = stops_of(strings, tokenizer, vocab_size, torch.device("cpu"))
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes(engine, request, group, vocab_size, stops):
             where = f"prompt {request.prompt_index} of stream {request.stream}"

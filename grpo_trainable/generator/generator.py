@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo_trainable.config import GRPOConfig, resources, threads
-from grpo_trainable.engines.checks import check_load, check_played, checked_groups
+from grpo_trainable.engines.checks import check_groups, check_load, check_played
 from grpo_trainable.engines.engine import EarningEngine, EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
@@ -244,14 +244,11 @@ class Generator:
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        return checked_groups(
-            self._engine_name,
-            self.engine,
-            requests,
-            between_tokens,
-            self._tokenizer,
-            self._vocab_size,
+        groups = self.engine.generate(requests, between_tokens)
+        check_groups(
+            self._engine_name, self.engine, requests, groups, self._tokenizer, self._vocab_size
         )
+        return groups
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""
