@@ -364,13 +364,12 @@ class Trial:
         if self._started:
             # The present pipeline has work under way that does not belong to the checkpoint.
             self.reset(self.config, self._storage)
-        # Checkpoints of older versions hold no digests.
-        refuse_changed_inputs(self.config, self._inputs, state.get("inputs", {}))
+        refuse_changed_inputs(self.config, self._inputs, state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
         self._wall_clock = WallClock(state["wall_clock_s"])
-        self.time_total_s = state.get("time_total_s", state["wall_clock_s"])
-        self.stored.shared_rounds = state.get("shared_rounds", [])
+        self.time_total_s = state["time_total_s"]
+        self.stored.shared_rounds = state["shared_rounds"]
         self.stored.share(self.rounds_trained)
 
     # ---- Beginning anew ----------------------------------------------------------------------

@@ -12,7 +12,6 @@ from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.draws import Draws
 from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
-from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
@@ -210,25 +209,18 @@ class Collector:
         self._partial_rewards = {
             index: (format_, answer) for index, format_, answer in state["partial_rewards"]
         }
-        ledger = ledger_state(state, self._config)
         if same_work:
-            self.ledger.load_state(ledger)
+            self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
-            self._load_draws(state, groups)
+            self._draws.load_state(state["drawn_rewards"])
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
         else:
-            first_round, next_prompt = state["learner_round"], ledger["next_prompt"]
-            self.ledger = Ledger(self._config, first_round=first_round, next_prompt=next_prompt)
+            next_prompt = state["ledger"]["next_prompt"]
+            self.ledger = Ledger(
+                self._config, first_round=state["learner_round"], next_prompt=next_prompt
+            )
             self._drop_waiting()
-
-    def _load_draws(self, state: Mapping[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        if "drawn_rewards" in state:
-            self._draws.load_state(state["drawn_rewards"])
-        else:  # a checkpoint of format 3 or older: nothing was left out
-            unused = [group for group in groups if not group.uses]
-            answers = [self._partial_rewards[group.prompt_index][1] for group in unused]
-            self._draws.scored(unused, answers)
 
     def _drop_waiting(self) -> None:
         counts = self.counts

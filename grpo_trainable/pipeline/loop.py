@@ -381,8 +381,7 @@ class Pipeline:
         assert not self._calls
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
-        # Checkpoints of older versions do not count them.
-        self._standstill.rounds = state.get("rounds_without_signal", 0)
+        self._standstill.rounds = state["rounds_without_signal"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
         same_work = is_same_work(state["work"], sampled_work(self.config))
