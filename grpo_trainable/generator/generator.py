@@ -311,8 +311,6 @@ def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -
     without a failed score. `scores`: as `Generator._scores` gives them."""
     scored = Scored(
         groups=[],
-        format_rewards=[],
-        answer_rewards=[],
         unscored=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
@@ -331,13 +329,20 @@ def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -
             beside = [score.reward for score in valid[len(group.response_ids) :]]
             group = replace(group, state_values=state_values(group, completed, beside))
         valid = valid[: len(group.response_ids)]
-        told = [(score.reward, score.format_reward, score.answer_reward) for score in valid]
-        rewards, formats, answers = torch.tensor(told, dtype=torch.float32).T.contiguous()
-        group = replace(group, format_rewards=formats, answer_rewards=answers)
-        scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
-        scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
-        scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+        scored.groups.append(
+            replace(
+                group,
+                rewards=torch.tensor([score.reward for score in valid], dtype=torch.float32),
+                format_rewards=_double([score.format_reward for score in valid]),
+                answer_rewards=_double([score.answer_reward for score in valid]),
+                reward_parts=_parts_of(valid, parts),
+            )
+        )
     return scored
+
+
+def _double(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:

@@ -347,9 +347,8 @@ class Pipeline:
         record = self._recorder.take()
         end = self._clock()
         assert self.evaluation is not None
-        partial_rewards = self._collector.take_partial_rewards(groups)
-        row |= update_metrics(updated, partial_rewards)
-        row |= self._by_task.trained(groups, partial_rewards, updated.round - 1)
+        row |= update_metrics(updated, groups)
+        row |= self._by_task.trained(groups, updated.round - 1)
         row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
         row |= time_metrics(record, start, end)
         row["version/generator"] = float(self._fleet.version)

@@ -178,20 +178,18 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def update_metrics(
-    updated: Updated, partial_rewards: Sequence[tuple[float, float]]
-) -> dict[str, float]:
-    """Figures of the learner. `partial_rewards`: (format, answer) of each group trained on; a round
-    without any has no gradient step either."""
+def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Figures of the learner and of the `groups` trained on; a round without any has no gradient
+    step either."""
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
         "version/learner": float(updated.version),
         "loss/kl_coef": updated.kl_coefficient,
     }
-    if partial_rewards:
+    if groups:
         row |= _step_metrics(updated.steps)
-        row["reward/format_mean"] = _mean([format_ for format_, _ in partial_rewards])
-        row["reward/answer_mean"] = _mean([answer for _, answer in partial_rewards])
+        row["reward/format_mean"] = _mean([group.format_mean for group in groups])
+        row["reward/answer_mean"] = _mean([group.answer_mean for group in groups])
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:

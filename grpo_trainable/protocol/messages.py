@@ -67,8 +67,6 @@ class Scored:
     """What came of some requests, in their order."""
 
     groups: list[RolloutGroup]  # scored
-    format_rewards: list[float]  # the mean of each group
-    answer_rewards: list[float]
     unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
     unverified: int  # responses that count as wrong because they could not be judged

@@ -19,8 +19,6 @@ from grpo_trainable.protocol.versions import VersionChange
 from grpo_trainable.telemetry.metrics import ActorSpan
 
 if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
-    from torch import Tensor
-
     from grpo_trainable.protocol.rollout import RolloutGroup
 
 DETAILS = "details"
@@ -101,10 +99,9 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
         text, task, truth = prompt(group.example)
         answer = json.dumps(truth)
         rewards, finished = group.rewards.tolist(), group.finished.tolist()
-        formats, answers = (
-            _listed(group.format_rewards, group),
-            _listed(group.answer_rewards, group),
-        )
+        assert group.format_rewards is not None, "the group is not scored yet"
+        assert group.answer_rewards is not None, "the group is not scored yet"
+        formats, answers = group.format_rewards.tolist(), group.answer_rewards.tolist()
         sampled = group.response_mask.sum(dim=1).tolist()
         for g, ids in enumerate(group.responses()):
             columns["cursor"].append(group.prompt_index)
@@ -120,11 +117,6 @@ def response_columns(groups: Sequence[RolloutGroup], prompt: Prompt, decode: Dec
             columns["tokens"].append(sampled[g])
             columns["turns"].append(_turns(group, g, ids, decode))
     return columns
-
-
-def _listed(values: Tensor | None, group: RolloutGroup) -> list[float | None]:
-    """A value for each response of a group; None where an older checkpoint has none."""
-    return [None] * len(group.response_ids) if values is None else values.tolist()
 
 
 def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:

@@ -29,7 +29,8 @@ def group_of(
     uses: int = 0,
     interrupted: Sequence[bool] | None = None,
 ) -> RolloutGroup:
-    """A group whose responses have a token by each of `weights`: (version, round).
+    """A group whose responses have a token by each of `weights`: (version, round). Their format
+    is right, and their answers earn their `rewards`.
 
     `interrupted`: which of the responses read their second token in place of sampling it, so that
     no weights have a part in it; None: none does.
@@ -49,5 +50,7 @@ def group_of(
         finished=torch.ones(len(rewards), dtype=torch.bool),
         token_versions=versions * mask,
         token_rounds=rounds * mask,
+        format_rewards=torch.ones(len(rewards), dtype=torch.float64),
+        answer_rewards=torch.tensor(rewards, dtype=torch.float64),
         uses=uses,
     )

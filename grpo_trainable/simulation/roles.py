@@ -193,7 +193,7 @@ class VirtualGenerator:
                         spans=[],
                     )
                 )
-        groups, format_rewards, answer_rewards, unscored = [], [], [], []
+        groups, unscored = [], []
         for request in requests:
             if self._reward_fails(stream, request.prompt_index):
                 unscored.append((request.prompt_index, "KeyError: 'apple'"))
@@ -214,17 +214,14 @@ class VirtualGenerator:
                 value = sum(rng.random() for _ in range(self._completions)) / self._completions
                 values = torch.full(group.response_mask.shape, value)
                 group = replace(group, state_values=values)
-            groups.append(group)
-            format_rewards.append(rng.random())
-            answer_rewards.append(sum(rewards) / len(rewards))
+            formats = torch.full((len(rewards),), rng.random(), dtype=torch.float64)
+            groups.append(replace(group, format_rewards=formats))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
         completions = 0 if stream == "eval" else self._completions
         sampled_at = start + (end - self._completing_s - start) / 2
         completed_at = sampled_at + self._completing_s
         return Scored(
             groups=groups,
-            format_rewards=format_rewards,
-            answer_rewards=answer_rewards,
             unscored=unscored,
             reward_errors=len(unscored) * (requests[0].group_size + completions),
             unverified=0,

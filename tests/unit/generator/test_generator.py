@@ -86,12 +86,11 @@ def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
         assert group.rewards.dtype == torch.float32
         assert group.uses == 0
     means = [float(group.rewards.mean()) for group in unit.groups]
-    assert unit.answer_rewards == pytest.approx(means)
-    assert len(unit.format_rewards) == 3
+    assert [group.answer_mean for group in unit.groups] == pytest.approx(means)
     for group in unit.groups:
         assert group.answer_rewards is not None
         assert group.format_rewards is not None
-        assert group.answer_rewards.equal(group.rewards)
+        assert group.answer_rewards.equal(group.rewards.double())
         assert group.format_rewards.shape == group.rewards.shape
     assert (unit.unscored, unit.reward_errors) == ([], 0)
 
@@ -293,10 +292,18 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
     groups = [one_token_group(i, rewards=[0.0] * 4) for i in range(3)]
     scored = score_groups(Sampled(stream="train", groups=groups, loaded=[], spans=[]), scores)
     assert [group.rewards.tolist() for group in scored.groups] == [[1, 0, 0, 0], [0, 1, 0, 1]]
-    assert scored.format_rewards == [0.5, 1.0]
-    assert scored.answer_rewards == [0.25, 0.5]
+    assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
+    assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
     assert (scored.unverified, scored.reward_errors) == (3, 1)
     assert scored.unscored == [(2, "no")]
+
+
+def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
+    group = one_token_group(0, rewards=[0.0] * 2)
+    sampled = Sampled(stream="train", groups=[group], loaded=[], spans=[])
+    (scored,) = score_groups(sampled, [[Score(1, 0.1, 0.7), Score(0, 0.1, 0.7)]]).groups
+    assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)  # which no float32 is
+    assert scored.rewards.dtype == torch.float32
 
 
 # ---- A user's reward ---------------------------------------------------------------------------
@@ -334,7 +341,7 @@ def test_reward_of_a_users_file(user_reward: Any) -> None:
 def test_users_format_and_answer_rewards(user_reward: Any) -> None:
     unit = sample(user_reward("parts"), "train", [0])
     assert unit.groups[0].rewards.tolist() == [2.0] * 3
-    assert (unit.format_rewards, unit.answer_rewards) == ([1.0], [0.5])
+    assert (unit.groups[0].format_mean, unit.groups[0].answer_mean) == (1.0, 0.5)
 
 
 @pytest.mark.slow
@@ -348,7 +355,6 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     unit = sample(user_reward("picky"), "train", prompt_indices)
     kept = [index for index in prompt_indices if failing[index] == 0]
     assert [group.prompt_index for group in unit.groups] == kept
-    assert len(unit.format_rewards) == len(unit.answer_rewards) == len(kept)
     assert [index for index, _ in unit.unscored] == [i for i in prompt_indices if failing[i]]
     assert all("no such word" in reason for _, reason in unit.unscored)
     assert unit.reward_errors == sum(failing)

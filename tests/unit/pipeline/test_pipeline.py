@@ -840,8 +840,6 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
 def scored(*groups: RolloutGroup, unverified: int) -> Scored:
     return Scored(
         groups=list(groups),
-        format_rewards=[1.0 for _ in groups],
-        answer_rewards=[0.5 for _ in groups],
         unscored=[],
         reward_errors=0,
         unverified=unverified,

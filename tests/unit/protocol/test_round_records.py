@@ -51,8 +51,8 @@ def test_columns_have_one_entry_a_response_in_order():
         "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
         "ground_truth": ['"\\u00bd"'] * 4,
         "reward": [1.0, 0.0, 0.5, 0.5],
-        "format_reward": [1.0, 1.0, None, None],
-        "answer_reward": [0.75, 0.25, None, None],
+        "format_reward": [1.0, 1.0, 1.0, 1.0],
+        "answer_reward": [0.75, 0.25, 0.5, 0.5],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],
         "turns": [None] * 4,

@@ -223,7 +223,7 @@ def test_a_round_and_an_evaluation_are_told_by_task() -> None:
     labels = [Mixture({"keyword": 1, "math": 1}, config.seed).train(i).label for i in range(4)]
     rewards = [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0)]
     groups = [one_token_group(i, rewards=rewards[i]) for i in range(4)]
-    row = by_task.trained(groups, [(1.0, sum(pair) / 2) for pair in rewards], learner_round=0)
+    row = by_task.trained(groups, learner_round=0)
     row |= by_task.drawn(range(4))
     for label in ("keyword", "math"):
         own = [i for i in range(4) if labels[i] == label]
@@ -243,11 +243,11 @@ def test_a_round_and_an_evaluation_are_told_by_task() -> None:
 
 def test_a_task_without_a_group_in_a_round_has_their_number_alone() -> None:
     by_task = ByTask(mixed({"keyword": 1, "math": 1}))
-    assert by_task.trained([], [], learner_round=0) == {
+    assert by_task.trained([], learner_round=0) == {
         "task/keyword/groups": 0.0,
         "task/math/groups": 0.0,
     }
-    assert ByTask(GRPOConfig()).trained([one_token_group(0)], [(1.0, 1.0)], 0) == {}
+    assert ByTask(GRPOConfig()).trained([one_token_group(0)], 0) == {}
 
 
 def test_tensorboard_has_a_chart_for_each_task() -> None:
