@@ -224,15 +224,6 @@ def finish_checkpoint(
     _write(directory / MANIFEST, [_json(manifest)])
 
 
-def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
-    """Writes a checkpoint by this process alone. OSError when the directory cannot be written."""
-    tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
-    _json(trial.state)  # raises while an earlier checkpoint is still whole
-    with begun(directory) as proof:
-        files = write_learner_files(str(directory), proof, tensors, {})
-    finish_checkpoint(directory, [files], trial.state, trial.groups)
-
-
 # ---- Reading -----------------------------------------------------------------------------------
 
 

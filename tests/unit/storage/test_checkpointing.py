@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
 from write_points import killed_at
 
 from grpo_trainable.protocol.rollout import RolloutGroup
@@ -23,6 +24,7 @@ from grpo_trainable.storage.checkpointing import (
     MANIFEST,
     STATE,
     CheckpointError,
+    DamagedCheckpoint,
     TrialState,
     begun,
     finish_checkpoint,
@@ -32,7 +34,6 @@ from grpo_trainable.storage.checkpointing import (
     read_checkpoint,
     refuse_foreign_files,
     remove_older,
-    write_checkpoint,
     write_learner_files,
     write_messages,
 )
@@ -146,11 +147,12 @@ def test_directory_holds_safetensors_and_json_and_no_pickle(tmp_path: Path) -> N
     assert sorted(manifest["files"]) == sorted(FILES[1:])
 
 
-def test_numbers_that_are_not_json_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_numbers_that_are_not_json_are_refused_and_leave_no_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, trial())
     with pytest.raises(ValueError, match="JSON compliant"):
         write_checkpoint(tmp_path, replace(trial(1), state={"mean": float("nan")}))
-    assert_equal(read_checkpoint(tmp_path), trial())
+    with pytest.raises(DamagedCheckpoint, match=MANIFEST):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("name", FILES)
