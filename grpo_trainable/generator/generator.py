@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -41,6 +42,15 @@ class _Fetched:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unscored:
+    """What one call of `generate` has sampled."""
+
+    stream: str
+    groups: list[RolloutGroup]
+    completions: list[Completions]  # one a group; none: not asked for
+
+
 class Generator:
     """Samples and scores responses with its own copy of the weights."""
 
@@ -71,6 +81,8 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
+        self._unscored: dict[int, _Unscored] = {}  # what waits for `score`, by its number
+        self._numbers = itertools.count()
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size
@@ -160,24 +172,27 @@ class Generator:
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
+            unscored = _Unscored(stream=stream, groups=groups, completions=completions)
             if self._scorer is not None and self._scorer.is_inline:
                 with self._context.clock(_scoring_stage(stream)):
-                    scores = self._scores(stream, groups, completions)
+                    scores = self._scores(unscored)
             loaded, self._loaded = self._loaded, []
             spans = self._context.clock.take()
-        sampled = Sampled(
-            stream=stream, groups=groups, loaded=loaded, spans=spans, completions=completions
-        )
-        return sampled if scores is None else _scored(sampled, scores, self._parts)
+        if scores is not None:
+            return _scored(unscored, scores, self._parts, loaded, spans)
+        number = next(self._numbers)
+        self._unscored[number] = unscored
+        return Sampled(number=number, loaded=loaded, spans=spans)
 
-    def score(self, sampled: Sampled) -> Scored:
+    def score(self, number: int) -> Scored:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
-        The answer to `generate` has already told which weights were loaded."""
+        The answer to `generate`, `Sampled`, has told the number and which weights were loaded."""
+        unscored = self._unscored.pop(number)
         start = now()
         with self._context.clock.concurrent():
-            scores = self._scores(sampled.stream, sampled.groups, sampled.completions)
-        spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
-        return _scored(replace(sampled, loaded=[], spans=spans), scores, self._parts)
+            scores = self._scores(unscored)
+        spans = [Span(_scoring_stage(unscored.stream), start, now(), concurrent=True)]
+        return _scored(unscored, scores, self._parts, [], spans)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Samples once and drops the responses, so that the first round finds memory and code warm.
@@ -269,18 +284,14 @@ class Generator:
                 own.close()
         self._receiver.close()
 
-    def _scores(
-        self,
-        stream: str,
-        groups: Sequence[RolloutGroup],
-        completions: Sequence[Completions],
-    ) -> list[Scores]:
+    def _scores(self, unscored: _Unscored) -> list[Scores]:
         """A score of every response, and of every completion after them, by group."""
+        groups = unscored.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
-        for of_group, completed in zip(texts, completions, strict=False):
+        for of_group, completed in zip(texts, unscored.completions, strict=False):
             of_group += completed.texts
         requests = [
-            self._prompts.score_request(stream, group.example, text)
+            self._prompts.score_request(unscored.stream, group.example, text)
             for group, of_group in zip(groups, texts, strict=True)
             for text in of_group
         ]
@@ -306,7 +317,13 @@ def _scoring_stage(stream: str) -> str:
     return "eval" if stream == "eval" else "reward"
 
 
-def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -> Scored:
+def _scored(
+    unscored: _Unscored,
+    scores: list[Scores],
+    parts: Sequence[str],
+    loaded: list[Loaded],
+    spans: list[Span],
+) -> Scored:
     """The groups with their rewards, these parts of them and the values of their states, those
     without a failed score. `scores`: as `Generator._scores` gives them."""
     scored = Scored(
@@ -314,12 +331,12 @@ def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -
         unscored=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
-        completions=sum(len(completed.texts) for completed in sampled.completions),
-        loaded=sampled.loaded,
-        spans=sampled.spans,
+        completions=sum(len(completed.texts) for completed in unscored.completions),
+        loaded=loaded,
+        spans=spans,
     )
-    completions = sampled.completions or [None] * len(scores)
-    for group, completed, row in zip(sampled.groups, completions, scores, strict=True):
+    completions = unscored.completions or [None] * len(scores)
+    for group, completed, row in zip(unscored.groups, completions, scores, strict=True):
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))

@@ -53,13 +53,11 @@ class Completions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Responses that `Generator.score` has yet to score."""
+    """Responses that wait in their generator for its `score`."""
 
-    stream: str
-    groups: list[RolloutGroup]
+    number: int  # by which `score` knows them
     loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
-    completions: list[Completions] = field(default_factory=list)  # one a group; none: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,12 @@ from policies import Mailbox
 
 from grpo_trainable.cluster.colocated import Colocated
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.generator.generator import Generator
-from grpo_trainable.generator.generator import _scored as score_groups
+from grpo_trainable.generator.generator import Generator, _scored, _Unscored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import Sampled, Scored
-from grpo_trainable.protocol.rollout import PolicyWeights, Request
+from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
@@ -61,9 +60,14 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
     generator = Generator(config, InProcess())
     try:
         unit = generator.generate(requests_of(config, stream, prompt_indices))
-        return generator.score(unit) if isinstance(unit, Sampled) else unit
+        return generator.score(unit.number) if isinstance(unit, Sampled) else unit
     finally:
         generator.close()
+
+
+def score_groups(groups: list[RolloutGroup], scores: list[list[Score | RewardError]]) -> Scored:
+    unscored = _Unscored(stream="train", groups=groups, completions=[])
+    return _scored(unscored, scores, parts=(), loaded=[], spans=[])
 
 
 def texts_of(unit: Scored) -> list[list[str]]:
@@ -290,7 +294,7 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
         [right, RewardError("no"), refused, right],
     ]
     groups = [one_token_group(i, rewards=[0.0] * 4) for i in range(3)]
-    scored = score_groups(Sampled(stream="train", groups=groups, loaded=[], spans=[]), scores)
+    scored = score_groups(groups, scores)
     assert [group.rewards.tolist() for group in scored.groups] == [[1, 0, 0, 0], [0, 1, 0, 1]]
     assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
     assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
@@ -300,8 +304,7 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
 
 def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
     group = one_token_group(0, rewards=[0.0] * 2)
-    sampled = Sampled(stream="train", groups=[group], loaded=[], spans=[])
-    (scored,) = score_groups(sampled, [[Score(1, 0.1, 0.7), Score(0, 0.1, 0.7)]]).groups
+    (scored,) = score_groups([group], [[Score(1, 0.1, 0.7), Score(0, 0.1, 0.7)]]).groups
     assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)  # which no float32 is
     assert scored.rewards.dtype == torch.float32
 
@@ -369,12 +372,12 @@ def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: A
     assert isinstance(first, Sampled)
     assert isinstance(second, Sampled)
     assert [span.stage for span in (*first.spans, *second.spans)] == ["rollout", "idle", "rollout"]
-    scored = generator.score(first)
+    scored = generator.score(first.number)
     assert [(span.stage, span.concurrent) for span in scored.spans] == [("reward", True)]
     assert scored.loaded == []
     held_out = generator.generate(requests_of(config, "eval", [0]))
     assert isinstance(held_out, Sampled)
-    assert [span.stage for span in generator.score(held_out).spans] == ["eval"]
+    assert [span.stage for span in generator.score(held_out.number).spans] == ["eval"]
     generator.close()
 
 

@@ -50,7 +50,7 @@ def sampled(config: GRPOConfig, transport: InProcess) -> tuple[Learner, Scored]:
         generator.load(learner.publish().handle)
         prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
         unit = generator.generate([prompts.request("train", index) for index in range(3)])
-        return learner, generator.score(unit) if isinstance(unit, Sampled) else unit
+        return learner, generator.score(unit.number) if isinstance(unit, Sampled) else unit
     finally:
         generator.close()
 
