@@ -18,10 +18,10 @@ from grpo_trainable.engines.engine import EarningEngine, EngineSetup, PlayingEng
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.generator.scorer import make_scorer
-from grpo_trainable.generator.state_values import Completer, state_values
+from grpo_trainable.generator.state_values import Completer, Completions, state_values
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
-from grpo_trainable.protocol.messages import Completions, Deposited, Loaded, Sampled, Scored
+from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score

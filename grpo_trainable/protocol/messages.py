@@ -43,15 +43,6 @@ class Deposited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completions:
-    """Completions of the states of one group, to see what these are worth."""
-
-    states: list[tuple[int, int]]  # (response of the group, how many of its tokens)
-    texts: list[str]  # whole responses, `samples` for each state, in their order
-    samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
     """Responses that wait in their generator for its `score`."""
 
