@@ -9,18 +9,6 @@ import torch
 from grpo_trainable.protocol.rollout import RolloutGroup
 
 
-def one_token_group(
-    prompt_index: int,
-    *,
-    rewards: Sequence[float] = (0.0, 1.0),
-    version: int = 0,
-    round_: int = 0,
-    uses: int = 0,
-) -> RolloutGroup:
-    """A group of one-token responses."""
-    return group_of(prompt_index, rewards=rewards, weights=[(version, round_)], uses=uses)
-
-
 def group_of(
     prompt_index: int,
     *,

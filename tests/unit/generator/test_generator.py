@@ -11,6 +11,7 @@ import pytest
 import torch
 from agreeing import assert_agree, assert_same_bits
 from policies import Mailbox
+from virtual_time import one_token_group
 
 from grpo_trainable.cluster.colocated import Colocated
 from grpo_trainable.config import GRPOConfig
@@ -20,7 +21,6 @@ from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
-from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from virtual_time import long_tailed_durations, one_token_group
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
@@ -25,8 +26,7 @@ from grpo_trainable.protocol.calls import ActorFailed
 from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate, Sync
-from grpo_trainable.simulation.groups import one_token_group
-from grpo_trainable.simulation.runtime import constant_durations, long_tailed_durations
+from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 
 # The first examples of a run build torch tensors for the first time, which takes its time.

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import torch
+from virtual_time import one_token_group
 
 from callbacks.gradient_steps import SCHEMA
 from grpo_trainable.protocol.messages import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.protocol.round_records import first_use_lags, response_columns, rollout_columns
-from grpo_trainable.simulation.groups import one_token_group
 
 GROUPS = [
     replace(

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_time import one_token_group
 
 from callbacks.tensorboard import LAYOUT, layout
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, mix_of
 from grpo_trainable.generator.scorer import InlineScorer, MixScorer
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.by_task import ByTask
-from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.tasks import Score, ScoreRequest
 from grpo_trainable.tasks.input_files import input_files, users_objects
 from grpo_trainable.tasks.mix import MixTask
