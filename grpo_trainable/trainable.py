@@ -19,7 +19,7 @@ from grpo_trainable.storage.object_store import reason
 from grpo_trainable.storage.ray_private import _TrainingResult
 
 if TYPE_CHECKING:
-    from grpo_trainable.trial import TrainedRound
+    from grpo_trainable.pipeline import RoundReport
 
 NAME = "GRPO"
 
@@ -70,19 +70,19 @@ class GRPOTrainable(tune.Trainable):
         if not self._looked:
             # A killed driver may not have noted the checkpoints that the trial has written.
             self.restore(None)
-        trained = self.trial.run_round()
-        if trained is None:
+        report = self.trial.run_round()
+        if report is None:
             # The trial was restored from its last checkpoint, which Tune did not know to be the
             # last. Nothing follows, and the last row stands.
             return {RESULT_DUPLICATE: True, "done": True}
         return {
-            **trained.metrics,
-            **self._extra(trained),
-            "done": trained.report.last,
-            "should_checkpoint": trained.due,
+            **report.metrics,
+            **self._extra(report),
+            "done": report.last,
+            "should_checkpoint": self.trial.due,
         }
 
-    def _extra(self, trained: TrainedRound) -> dict[str, Any]:
+    def _extra(self, report: RoundReport) -> dict[str, Any]:
         """Entries of a row that are no metrics."""
         return {}
 
@@ -186,8 +186,8 @@ class DetailedGRPO(GRPOTrainable):
 
     followed = True
 
-    def _extra(self, trained: TrainedRound) -> dict[str, Any]:
-        return {DETAILS: self.trial.details(trained)}
+    def _extra(self, report: RoundReport) -> dict[str, Any]:
+        return {DETAILS: self.trial.details(report)}
 
 
 def register(

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,6 @@ logger = logging.getLogger(__name__)
 # An actor's process, its reservation and its transport are made from these keys. With other values
 # of any other key it can begin anew.
 BUILT_INTO_ACTORS = ("placement", "resources", "transport")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedRound:
-    """A round, and what the trial adds to the pipeline's report of it."""
-
-    report: RoundReport
-    metrics: dict[str, float]  # keys are those of `metrics.NAMES`
-    due: bool  # whether `checkpoint.every` asks for a checkpoint now
-    checkpoints: list[Span]  # written since the round before
-    notes: list[str]  # what the user should hear of, in one line each
 
 
 class Trial:
@@ -132,7 +121,7 @@ class Trial:
         self._saved_round: int | None = None
         self._failures = 0  # checkpoints in a row that could not be written
         self._retry_at = math.inf  # the round after which the next of them is tried again
-        self._due = False  # whether the trial itself has asked for a checkpoint of this round
+        self.due = False  # whether the trial itself asks for a checkpoint of this round
         self._started = False
         self._disturbed = False  # whether the user was told of a disturbed round
         self._lost_actor = False  # whether one was replaced since the meter was read
@@ -187,7 +176,7 @@ class Trial:
     def rounds_trained(self) -> int:
         return self.pipeline.gate.learner_round
 
-    def run_round(self) -> TrainedRound | None:
+    def run_round(self) -> RoundReport | None:
         """One round; None where the trial has ended.
 
         Raises:
@@ -204,19 +193,15 @@ class Trial:
         names = names_with(self.config.parts)
         assert row.keys() <= names, row.keys() - names
         regular = report.round % self.config.checkpoint.every == 0
-        self._due = report.last or regular or report.round >= self._retry_at
+        self.due = report.last or regular or report.round >= self._retry_at
         warnings = self._notes + report.notes
         for note in warnings:
             logger.warning("%s", note)
-        trained = TrainedRound(
-            report=report,
-            metrics=row,
-            due=self._due,
-            checkpoints=self._checkpoints,
-            notes=self._news + warnings,
-        )
+        own = [Span("round", report.start, report.end), *self._checkpoints]
+        spans = [*report.spans, *(ActorSpan("trial", "trial", span) for span in own)]
+        report = replace(report, metrics=row, spans=spans, notes=self._news + warnings)
         self._checkpoints, self._notes, self._news = [], [], []
-        return trained
+        return report
 
     def evaluate(self) -> Evaluation:
         """The held-out rewards under the present weights, between two rounds."""
@@ -270,9 +255,8 @@ class Trial:
             "cost/device_hours": self._wall_clock.seconds / 3600 * resources.devices(self.config),
         }
 
-    def details(self, trained: TrainedRound) -> RoundDetails:
+    def details(self, report: RoundReport) -> RoundDetails:
         """What the callbacks write down of a round: responses, version changes and every span."""
-        report = trained.report
         updated, decode = report.updated, self._tokenizer.decode
         evaluations: Columns = {}
         for held_out in report.evaluations:
@@ -280,7 +264,6 @@ class Trial:
             columns = response_columns(held_out.groups, held_out.round, told, decode)
             for name, values in columns.items():
                 evaluations.setdefault(name, []).extend(values)
-        trial = [Span("round", report.start, report.end), *trained.checkpoints]
         return RoundDetails(
             round=report.round,
             rollouts=rollout_columns(
@@ -295,8 +278,8 @@ class Trial:
             evaluations=evaluations,
             steps=step_columns(updated),
             versions=report.versions,
-            spans=[*report.spans, *(ActorSpan("trial", "trial", span) for span in trial)],
-            notes=trained.notes,
+            spans=report.spans,
+            notes=report.notes,
             lags=first_use_lags(report.groups, report.round - 1),
             ratio_counts=[
                 sum(counts)
@@ -334,7 +317,7 @@ class Trial:
         """
         # A checkpoint that the trial did not ask for, or a second one, is Tune's: under PBT another
         # trial may start from it.
-        if not self._due or self.rounds_trained == self._saved_round:
+        if not self.due or self.rounds_trained == self._saved_round:
             self.stored.share(self.rounds_trained)
         with begun(directory) as seen_by:
             learners = self._learners.write(str(directory), seen_by)
@@ -364,13 +347,12 @@ class Trial:
         if self._started:
             # The present pipeline has work under way that does not belong to the checkpoint.
             self.reset(self.config, self._storage)
-        # Checkpoints of older versions hold no digests.
-        refuse_changed_inputs(self.config, self._inputs, state.get("inputs", {}))
+        refuse_changed_inputs(self.config, self._inputs, state["inputs"])
         self._learners.read_state(directory, digests, state["learner"])
         self.pipeline.load_state(state["pipeline"], groups)
         self._wall_clock = WallClock(state["wall_clock_s"])
-        self.time_total_s = state.get("time_total_s", state["wall_clock_s"])
-        self.stored.shared_rounds = state.get("shared_rounds", [])
+        self.time_total_s = state["time_total_s"]
+        self.stored.shared_rounds = state["shared_rounds"]
         self.stored.share(self.rounds_trained)
 
     # ---- Beginning anew ----------------------------------------------------------------------

@@ -48,8 +48,8 @@ class Colocated:
     def generate(self, requests: Sequence[Request]) -> Scored | Sampled:
         return self._generator.generate(requests)
 
-    def score(self, sampled: Sampled) -> Scored:
-        return self._generator.score(sampled)
+    def score(self, number: int) -> Scored:
+        return self._generator.score(number)
 
     def load(self, handle: Any) -> Loaded:
         return self._generator.load(handle)

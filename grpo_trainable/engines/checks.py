@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,26 +39,6 @@ def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
         )
 
 
-def checked_groups(
-    name: str,
-    engine: Engine,
-    requests: Sequence[Request],
-    between_tokens: Callable[[], None],
-    tokenizer: Tokenizer,
-    vocab_size: int,
-) -> list[RolloutGroup]:
-    """What `engine.generate(requests, between_tokens)` answers, once it is checked.
-
-    Raises:
-        EngineError: as `check_groups`.
-    """
-    groups = engine.generate(requests, between_tokens)
-    strings = requests[0].limits.stop_strings
-    stops = stops_of(strings, tokenizer, vocab_size, torch.device("cpu"))
-    check_groups(name, engine, requests, groups, vocab_size, stops)
-    return groups
-
-
 def check_played(
     name: str,
     engine: Engine,
@@ -83,8 +63,7 @@ def _mistakes_in_play(
     engine: Engine, request: Request, group: RolloutGroup, vocab_size: int, densities: bool
 ) -> Iterator[str]:
     yield from _wrong_shapes(request, group)
-    if group.prompt_ids.tolist() != list(request.prompt_ids):
-        yield "prompt_ids are not those of the request"
+    yield from _wrong_prompt(request, group)
     if not bool(group.response_mask[:, 0].all()):
         yield "a response does not begin with a token that was sampled"
     if int(group.extents.max()) > request.limits.max_new_tokens:
@@ -97,11 +76,10 @@ def check_groups(
     engine: Engine,
     requests: Sequence[Request],
     groups: Any,
+    tokenizer: Tokenizer,
     vocab_size: int,
-    stops: StopStrings | None = None,
 ) -> None:
-    """Checks the answer of `engine.generate(requests, …)`. `stops`: the stop strings of the
-    requests, where they have any.
+    """Checks the answer of `engine.generate(requests, …)`.
 
     Raises:
         EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob,
@@ -110,6 +88,8 @@ def check_groups(
     if not isinstance(groups, list) or len(groups) != len(requests):
         got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
         raise EngineError(f"engine={name}: returned {got} for {len(requests)} requests")
+    strings = requests[0].limits.stop_strings
+    stops = stops_of(strings, tokenizer, vocab_size, torch.device("cpu"))
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes(engine, request, group, vocab_size, stops):
             where = f"prompt {request.prompt_index} of stream {request.stream}"
@@ -130,8 +110,7 @@ def _mistakes(
     if group.prompt_index != request.prompt_index:
         yield f"the group is of prompt {group.prompt_index}: groups must come in order"
     yield from _wrong_shapes(request, group)
-    if group.prompt_ids.tolist() != list(request.prompt_ids):
-        yield "prompt_ids are not those of the request"
+    yield from _wrong_prompt(request, group)
     yield from _wrong_lengths(request, group)
     yield from _wrong_tokens(engine, group, vocab_size)
     yield from _wrong_holes(request, group)
@@ -151,6 +130,13 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
             yield f"{name} is {value.dtype} {tuple(value.shape)}, not {dtype} {shape}"
         elif value.device.type != "cpu":
             yield f"{name} is on {value.device}, not on the CPU"
+
+
+def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
+    if group.prompt_ids.tolist() != list(request.prompt_ids):
+        yield "prompt_ids are not those of the request"
+    if group.example_index != request.example_index:
+        yield "example_index is not that of the request: make the group with RolloutGroup.of"
 
 
 def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:

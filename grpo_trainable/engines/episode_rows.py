@@ -171,13 +171,11 @@ class EpisodeRows:
     def _group(self, request: Request, rows: slice, longest: int) -> RolloutGroup:
         fields = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)
         ids, mask, log_probs, versions, rounds = (field[rows, :longest].clone() for field in fields)
-        return RolloutGroup(
-            prompt_index=request.prompt_index,
-            prompt_ids=torch.tensor(request.prompt_ids),
+        return RolloutGroup.of(
+            request,
             response_ids=ids,
             response_mask=mask,
             behaviour_log_probs=log_probs,
-            rewards=torch.full((request.group_size,), torch.nan),
             finished=self._finished[rows].clone(),
             token_versions=versions,
             token_rounds=rounds,

@@ -40,13 +40,11 @@ def as_group(request: Request, rows: Sequence[RecordedRow], pad_id: int) -> Roll
         values[mask] = torch.tensor(flat, dtype=dtype)
         return values
 
-    return RolloutGroup(
-        prompt_index=request.prompt_index,
-        prompt_ids=torch.tensor(request.prompt_ids),
+    return RolloutGroup.of(
+        request,
         response_ids=filled("ids", pad_id, torch.int64),
         response_mask=mask,
         behaviour_log_probs=filled("log_probs", 0.0, torch.float32),
-        rewards=torch.full((len(rows),), torch.nan),
         finished=torch.tensor([row.finished for row in rows]),
         token_versions=filled("versions", 0, torch.int32),
         token_rounds=filled("rounds", 0, torch.int32),

@@ -175,13 +175,11 @@ class Rows:
                 field[rows, :longest].clone() for field in fields
             )
             groups.append(
-                RolloutGroup(
-                    prompt_index=request.prompt_index,
-                    prompt_ids=torch.tensor(request.prompt_ids),
+                RolloutGroup.of(
+                    request,
                     response_ids=ids,
                     response_mask=response_mask,
                     behaviour_log_probs=log_probs,
-                    rewards=torch.full((request.group_size,), torch.nan),
                     finished=finished[rows].clone(),
                     token_versions=versions,
                     token_rounds=rounds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import deque
@@ -12,15 +13,15 @@ from typing import Any
 import torch
 
 from grpo_trainable.config import GRPOConfig, resources, threads
-from grpo_trainable.engines.checks import check_load, check_played, checked_groups
+from grpo_trainable.engines.checks import check_groups, check_load, check_played
 from grpo_trainable.engines.engine import EarningEngine, EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
 from grpo_trainable.generator.scorer import make_scorer
-from grpo_trainable.generator.state_values import Completer, state_values
+from grpo_trainable.generator.state_values import Completer, Completions, state_values
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import policy_shape, policy_tokenizer
-from grpo_trainable.protocol.messages import Completions, Deposited, Loaded, Sampled, Scored
+from grpo_trainable.protocol.messages import Deposited, Loaded, Sampled, Scored
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.protocol.weight_transfer import WeightReceiver
 from grpo_trainable.tasks import RewardError, Score
@@ -39,6 +40,15 @@ class _Fetched:
     weights: PolicyWeights
     bytes: int  # bytes that travelled
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unscored:
+    """What one call of `generate` has sampled."""
+
+    stream: str
+    groups: list[RolloutGroup]
+    completions: list[Completions]  # one a group; none: not asked for
 
 
 class Generator:
@@ -71,6 +81,8 @@ class Generator:
         # Another thread puts weights in; those that were not taken out give way to newer ones.
         self._mailbox: deque[_Fetched] = deque(maxlen=1)
         self._loaded: list[Loaded] = []
+        self._unscored: dict[int, _Unscored] = {}  # what waits for `score`, by its number
+        self._numbers = itertools.count()
         self._engine_name = chosen_engine(config).name
         self._tokenizer = policy_tokenizer(config.model)
         self._vocab_size = policy_shape(config.model).vocab_size
@@ -160,24 +172,27 @@ class Generator:
             if self._reference is not None and stream == "train":
                 with self._context.clock("reference"):
                     groups = self._reference.annotate(groups)
+            unscored = _Unscored(stream=stream, groups=groups, completions=completions)
             if self._scorer is not None and self._scorer.is_inline:
                 with self._context.clock(_scoring_stage(stream)):
-                    scores = self._scores(stream, groups, completions)
+                    scores = self._scores(unscored)
             loaded, self._loaded = self._loaded, []
             spans = self._context.clock.take()
-        sampled = Sampled(
-            stream=stream, groups=groups, loaded=loaded, spans=spans, completions=completions
-        )
-        return sampled if scores is None else _scored(sampled, scores, self._parts)
+        if scores is not None:
+            return _scored(unscored, scores, self._parts, loaded, spans)
+        number = next(self._numbers)
+        self._unscored[number] = unscored
+        return Sampled(number=number, loaded=loaded, spans=spans)
 
-    def score(self, sampled: Sampled) -> Scored:
+    def score(self, number: int) -> Scored:
         """Scores what `generate` sampled, in a thread of its own, concurrently with any other call.
-        The answer to `generate` has already told which weights were loaded."""
+        The answer to `generate`, `Sampled`, has told the number and which weights were loaded."""
+        unscored = self._unscored.pop(number)
         start = now()
         with self._context.clock.concurrent():
-            scores = self._scores(sampled.stream, sampled.groups, sampled.completions)
-        spans = [Span(_scoring_stage(sampled.stream), start, now(), concurrent=True)]
-        return _scored(replace(sampled, loaded=[], spans=spans), scores, self._parts)
+            scores = self._scores(unscored)
+        spans = [Span(_scoring_stage(unscored.stream), start, now(), concurrent=True)]
+        return _scored(unscored, scores, self._parts, [], spans)
 
     def warm_up(self, requests: Sequence[Request]) -> None:
         """Samples once and drops the responses, so that the first round finds memory and code warm.
@@ -220,7 +235,7 @@ class Generator:
         groups, scores = self._player.play(self.engine, requests, self.between_tokens)
         check_played(self._engine_name, self.engine, requests, groups, self._vocab_size)
         scores = [[self._with_every_part(score) for score in own] for own in scores]
-        return _of_examples(requests, groups), scores
+        return groups, scores
 
     def _earn(
         self,
@@ -228,7 +243,7 @@ class Generator:
         requests: Sequence[Request],
         between_tokens: Callable[[], None],
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """Groups of episodes, each with its example, and a score for each episode."""
+        """Groups of episodes, and a score for each episode."""
         groups, scores = engine.earn(requests, between_tokens)
         densities = any(group.actions is not None for group in groups)
         check_played(
@@ -239,20 +254,16 @@ class Generator:
             self._vocab_size,
             densities=densities,
         )
-        return _of_examples(requests, groups), scores
+        return groups, scores
 
     def _sample(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        groups = checked_groups(
-            self._engine_name,
-            self.engine,
-            requests,
-            between_tokens,
-            self._tokenizer,
-            self._vocab_size,
+        groups = self.engine.generate(requests, between_tokens)
+        check_groups(
+            self._engine_name, self.engine, requests, groups, self._tokenizer, self._vocab_size
         )
-        return _of_examples(requests, groups)
+        return groups
 
     def between_tokens(self) -> None:
         """Called before every token: loads weights that have arrived in the mailbox."""
@@ -273,18 +284,14 @@ class Generator:
                 own.close()
         self._receiver.close()
 
-    def _scores(
-        self,
-        stream: str,
-        groups: Sequence[RolloutGroup],
-        completions: Sequence[Completions],
-    ) -> list[Scores]:
+    def _scores(self, unscored: _Unscored) -> list[Scores]:
         """A score of every response, and of every completion after them, by group."""
+        groups = unscored.groups
         texts = [[self._tokenizer.decode(ids) for ids in group.responses()] for group in groups]
-        for of_group, completed in zip(texts, completions, strict=False):
+        for of_group, completed in zip(texts, unscored.completions, strict=False):
             of_group += completed.texts
         requests = [
-            self._prompts.score_request(stream, group.example, text)
+            self._prompts.score_request(unscored.stream, group.example, text)
             for group, of_group in zip(groups, texts, strict=True)
             for text in of_group
         ]
@@ -305,35 +312,31 @@ class Generator:
         )
 
 
-def _of_examples(requests: Sequence[Request], groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups, each with the example that its request names."""
-    return [
-        replace(group, example_index=request.example_index)
-        for request, group in zip(requests, groups, strict=True)
-    ]
-
-
 def _scoring_stage(stream: str) -> str:
     """The stage in which a stream's responses are scored."""
     return "eval" if stream == "eval" else "reward"
 
 
-def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -> Scored:
+def _scored(
+    unscored: _Unscored,
+    scores: list[Scores],
+    parts: Sequence[str],
+    loaded: list[Loaded],
+    spans: list[Span],
+) -> Scored:
     """The groups with their rewards, these parts of them and the values of their states, those
     without a failed score. `scores`: as `Generator._scores` gives them."""
     scored = Scored(
         groups=[],
-        format_rewards=[],
-        answer_rewards=[],
         unscored=[],
         reward_errors=sum(isinstance(s, RewardError) for row in scores for s in row),
         unverified=sum(isinstance(s, Score) and not s.verified for row in scores for s in row),
-        completions=sum(len(completed.texts) for completed in sampled.completions),
-        loaded=sampled.loaded,
-        spans=sampled.spans,
+        completions=sum(len(completed.texts) for completed in unscored.completions),
+        loaded=loaded,
+        spans=spans,
     )
-    completions = sampled.completions or [None] * len(scores)
-    for group, completed, row in zip(sampled.groups, completions, scores, strict=True):
+    completions = unscored.completions or [None] * len(scores)
+    for group, completed, row in zip(unscored.groups, completions, scores, strict=True):
         valid = [score for score in row if isinstance(score, Score)]
         if len(valid) < len(row):
             error = next(score for score in row if isinstance(score, RewardError))
@@ -343,13 +346,20 @@ def _scored(sampled: Sampled, scores: list[Scores], parts: Sequence[str] = ()) -
             beside = [score.reward for score in valid[len(group.response_ids) :]]
             group = replace(group, state_values=state_values(group, completed, beside))
         valid = valid[: len(group.response_ids)]
-        told = [(score.reward, score.format_reward, score.answer_reward) for score in valid]
-        rewards, formats, answers = torch.tensor(told, dtype=torch.float32).T.contiguous()
-        group = replace(group, format_rewards=formats, answer_rewards=answers)
-        scored.groups.append(replace(group, rewards=rewards, reward_parts=_parts_of(valid, parts)))
-        scored.format_rewards.append(sum(s.format_reward for s in valid) / len(valid))
-        scored.answer_rewards.append(sum(s.answer_reward for s in valid) / len(valid))
+        scored.groups.append(
+            replace(
+                group,
+                rewards=torch.tensor([score.reward for score in valid], dtype=torch.float32),
+                format_rewards=_double([score.format_reward for score in valid]),
+                answer_rewards=_double([score.answer_reward for score in valid]),
+                reward_parts=_parts_of(valid, parts),
+            )
+        )
     return scored
+
+
+def _double(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _parts_of(scores: Sequence[Score], names: Sequence[str]) -> torch.Tensor | None:

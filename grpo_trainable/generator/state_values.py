@@ -10,13 +10,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from grpo_trainable.config import VineSettings
-from grpo_trainable.protocol.messages import Completions
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 STREAM = "vine"  # names the random draws of completions
@@ -25,6 +24,15 @@ SENTENCE = re.compile(r"[.!?][\"')\]]*\s*\Z")
 
 Sample = Callable[[Sequence[Request]], list[RolloutGroup]]
 Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completions:
+    """Completions of the states of one group, to see what these are worth."""
+
+    states: list[tuple[int, int]]  # (response of the group, how many of its tokens)
+    texts: list[str]  # whole responses, `samples` for each state, in their order
+    samples: int
 
 
 class Completer:

@@ -32,26 +32,18 @@ class ByTask:
         counts = Counter(self._label("train", index) for index in prompt_indices)
         return {f"task/{label}/drawn": float(counts[label]) for label in self.labels}
 
-    def trained(
-        self,
-        groups: Sequence[RolloutGroup],
-        partial_rewards: Sequence[tuple[float, float]],
-        learner_round: int,
-    ) -> dict[str, float]:
-        """Metrics of what a round trained on: of a task without a group, their number alone.
-
-        `partial_rewards`: (format, answer) of each group.
-        """
+    def trained(self, groups: Sequence[RolloutGroup], learner_round: int) -> dict[str, float]:
+        """Metrics of what a round trained on: of a task without a group, their number alone."""
         row: dict[str, float] = {}
         for label in self.labels:
-            own = [i for i, g in enumerate(groups) if self._label("train", g.example) == label]
+            own = [g for g in groups if self._label("train", g.example) == label]
             row[f"task/{label}/groups"] = float(len(own))
             if not own:
                 continue
-            of_round = rollout_metrics([groups[i] for i in own], learner_round)
+            of_round = rollout_metrics(own, learner_round)
             row |= {f"task/{label}/{name}": of_round[whole] for name, whole in OF_A_ROUND.items()}
-            for which, name in enumerate(("format_mean", "answer_mean")):
-                values = [partial_rewards[i][which] for i in own]
+            for name in ("format_mean", "answer_mean"):
+                values = [getattr(group, name) for group in own]
                 row[f"task/{label}/{name}"] = math.fsum(values) / len(own)
         return row
 

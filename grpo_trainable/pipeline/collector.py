@@ -12,7 +12,6 @@ from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.by_task import ByTask
 from grpo_trainable.pipeline.draws import Draws
 from grpo_trainable.pipeline.ledger import BatchId, Chunk, FilledBatch, Ledger
-from grpo_trainable.pipeline.ledger_formats import ledger_state
 from grpo_trainable.pipeline.pools import DifficultyPools
 from grpo_trainable.pipeline.replay_buffer import ReplayBuffer
 from grpo_trainable.pipeline.report import Counts, Recorder
@@ -45,8 +44,6 @@ class Collector:
         self._config = config
         self._gate = gate
         self._recorder = recorder
-        # Mean (format, answer) rewards of the groups in the buffer, by prompt index.
-        self._partial_rewards: dict[int, tuple[float, float]] = {}
         self._draws = Draws(config.rollout.prompts)
         self._by_task = by_task
         self._pools: DifficultyPools | None = None
@@ -81,16 +78,11 @@ class Collector:
         self.ledger.settle(chunk, [group.prompt_index for group in accepted])
         self._count_rewards(scored, len(chunk.prompt_indices))
         self.buffer.add(accepted)
-        self._draws.scored(groups, scored.answer_rewards)
+        self._draws.scored(groups)
         counts.dropped_zero_advantage += len(groups) - len(accepted)
         counts.dropped_reward += len(scored.unscored)
         counts.sampled_responses += sum(len(group.response_ids) for group in groups)
         counts.sampled_tokens += sum(group.num_tokens for group in groups)
-        partial = zip(scored.format_rewards, scored.answer_rewards, strict=True)
-        by_prompt = dict(zip((group.prompt_index for group in groups), partial, strict=True))
-        self._partial_rewards |= {
-            group.prompt_index: by_prompt[group.prompt_index] for group in accepted
-        }
 
     def _is_accepted(self, group: RolloutGroup) -> bool:
         """Whether a scored group is trained on."""
@@ -172,13 +164,6 @@ class Collector:
 
     # ---- The report --------------------------------------------------------------------------
 
-    def take_partial_rewards(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, float]]:
-        """Mean (format, answer) rewards of these groups; forgets those of groups that are gone."""
-        taken = [self._partial_rewards[group.prompt_index] for group in groups]
-        kept = (group.prompt_index for group in self.buffer.groups())
-        self._partial_rewards = {index: self._partial_rewards[index] for index in kept}
-        return taken
-
     def metrics(self) -> dict[str, float]:
         return {
             **self.counts.metrics(),
@@ -195,7 +180,6 @@ class Collector:
         return {
             "ledger": self.ledger.state(),
             "counts": vars(self.counts).copy(),
-            "partial_rewards": [[i, *pair] for i, pair in sorted(self._partial_rewards.items())],
             "drawn_rewards": self._draws.state(),
             "pools": None if self._pools is None else self._pools.state(),
         }
@@ -207,28 +191,18 @@ class Collector:
         settings sampled other work than these, whatever was not trained on is dropped and counted,
         and new prompts are asked for."""
         self.counts = Counts(**state["counts"])
-        self._partial_rewards = {
-            index: (format_, answer) for index, format_, answer in state["partial_rewards"]
-        }
-        ledger = ledger_state(state, self._config)
         if same_work:
-            self.ledger.load_state(ledger)
+            self.ledger.load_state(state["ledger"])
             self.buffer.add(groups)
-            self._load_draws(state, groups)
+            self._draws.load_state(state["drawn_rewards"])
             if self._pools is not None:
                 self._pools.load_state(state["pools"])
         else:
-            first_round, next_prompt = state["learner_round"], ledger["next_prompt"]
-            self.ledger = Ledger(self._config, first_round=first_round, next_prompt=next_prompt)
+            next_prompt = state["ledger"]["next_prompt"]
+            self.ledger = Ledger(
+                self._config, first_round=state["learner_round"], next_prompt=next_prompt
+            )
             self._drop_waiting()
-
-    def _load_draws(self, state: Mapping[str, Any], groups: Sequence[RolloutGroup]) -> None:
-        if "drawn_rewards" in state:
-            self._draws.load_state(state["drawn_rewards"])
-        else:  # a checkpoint of format 3 or older: nothing was left out
-            unused = [group for group in groups if not group.uses]
-            answers = [self._partial_rewards[group.prompt_index][1] for group in unused]
-            self._draws.scored(unused, answers)
 
     def _drop_waiting(self) -> None:
         counts = self.counts

@@ -19,12 +19,10 @@ class Draws:
         # Mean reward and mean answer reward of a group, by prompt index.
         self._rewards: dict[int, tuple[float, float]] = {}
 
-    def scored(self, groups: Sequence[RolloutGroup], answers: Sequence[float]) -> None:
-        """Takes note of groups, those included that are left out, and of their mean answer
-        rewards."""
+    def scored(self, groups: Sequence[RolloutGroup]) -> None:
+        """Takes note of groups, those included that are left out."""
         self._rewards |= {
-            group.prompt_index: (float(group.rewards.mean()), answer)
-            for group, answer in zip(groups, answers, strict=True)
+            group.prompt_index: (float(group.rewards.mean()), group.answer_mean) for group in groups
         }
 
     def answers(self, drawn: Iterable[int]) -> dict[int, float]:

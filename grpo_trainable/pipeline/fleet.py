@@ -258,7 +258,7 @@ class Fleet:
     def sampled(self, member: Member, work: Work, sampled: Sampled) -> None:
         """A generator has sampled its work, and has yet to score it."""
         self._answered(member, sampled)
-        call = member.actor.submit("reward", "score", sampled)
+        call = member.actor.submit("reward", "score", sampled.number)
         self._calls.add(call, Score(member, work))
 
     def scored(self, member: Member, scored: Scored) -> None:

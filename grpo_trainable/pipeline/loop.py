@@ -133,11 +133,10 @@ class Pipeline:
         """
         self._publish()
         self._finish_everything()
-        first = self._recorder.take()
-        syncs = [change.sync for change in first.versions if change.sync is not None]
+        syncs = [change.sync for change in self._recorder.versions if change.sync is not None]
         self._first_sync_s = set_up_s + max(sync.seconds for sync in syncs)
         # The first round tells of these weights, though their time is not part of it.
-        self._recorder.round.versions, self._recorder.round.notes = first.versions, first.notes
+        self._recorder.forget_transfers()
         self._fleet.started = True
 
     def run_round(self) -> RoundReport:
@@ -277,8 +276,8 @@ class Pipeline:
         self.evaluation, held_out, notes = held_out_rewards(
             self.config, self.gate.learner_round, self.evaluation, answers, self._by_task
         )
-        self._recorder.round.evaluations.append(held_out)
-        self._recorder.round.notes += notes
+        self._recorder.evaluations.append(held_out)
+        self._recorder.notes += notes
 
     # ---- Waiting -----------------------------------------------------------------------------
 
@@ -344,20 +343,18 @@ class Pipeline:
         last: bool,
     ) -> RoundReport:
         """Closes the round's record. `row`: metrics of what it trained on."""
-        record = self._recorder.take()
-        end = self._clock()
+        recorder, end = self._recorder, self._clock()
         assert self.evaluation is not None
-        partial_rewards = self._collector.take_partial_rewards(groups)
-        row |= update_metrics(updated, partial_rewards)
-        row |= self._by_task.trained(groups, partial_rewards, updated.round - 1)
+        row |= update_metrics(updated, groups)
+        row |= self._by_task.trained(groups, updated.round - 1)
         row |= evaluation_metrics(self.evaluation) | self._collector.metrics()
-        row |= time_metrics(record, start, end)
+        row |= time_metrics(recorder.spans, recorder.sync_bytes, start, end)
         row["version/generator"] = float(self._fleet.version)
         row["fleet/generators"] = float(len(self._fleet.members))
         row["sync/first_s"] = self._first_sync_s
         note = self._standstill.note(row)
-        record.notes += [] if note is None else [note]
-        return record.report(updated, groups, row, start=start, end=end, last=last)
+        recorder.notes += [] if note is None else [note]
+        return recorder.report(updated, groups, row, start=start, end=end, last=last)
 
     # ---- Checkpoints -------------------------------------------------------------------------
 
@@ -381,8 +378,7 @@ class Pipeline:
         assert not self._calls
         self.gate.learner_round = state["learner_round"]
         self._stopped = state["stopped"]
-        # Checkpoints of older versions do not count them.
-        self._standstill.rounds = state.get("rounds_without_signal", 0)
+        self._standstill.rounds = state["rounds_without_signal"]
         if state["evaluation"] is not None:
             self.evaluation = Evaluation(**state["evaluation"])
         same_work = is_same_work(state["work"], sampled_work(self.config))

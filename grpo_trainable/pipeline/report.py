@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_trainable.pipeline.evaluation import Evaluation, HeldOut
@@ -55,13 +55,14 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What a round trained on, measured and has to tell; `Pipeline.run_round` returns it."""
+    """What a round trained on, measured and has to tell. `Pipeline.run_round` returns it; a trial
+    adds what it measures itself, its own spans and its notes."""
 
     round: int  # rounds trained so far
     last: bool  # the trial is over
     start: float  # seconds since 1970
     end: float
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # keys are those of `metrics.NAMES`
     groups: list[RolloutGroup]  # those trained on
     updated: Updated
     spans: list[ActorSpan]
@@ -70,15 +71,20 @@ class RoundReport:
     notes: list[str]  # what the user should hear of, in one line each
 
 
-@dataclass(kw_only=True)
-class RoundRecord:
-    """What happened in a round besides its training."""
+class Recorder:
+    """Collects what happens until the round reports it, all by the clock of the trial's process."""
 
-    spans: list[ActorSpan] = field(default_factory=list)
-    versions: list[VersionChange] = field(default_factory=list)
-    evaluations: list[HeldOut] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    sync_bytes: int = 0
+    def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
+        """`offsets`: actor -> seconds that its clock is ahead of ours, where that is known."""
+        self._offsets = {} if offsets is None else offsets
+        self._begin()
+
+    def _begin(self) -> None:
+        self.spans: list[ActorSpan] = []
+        self.versions: list[VersionChange] = []
+        self.evaluations: list[HeldOut] = []
+        self.notes: list[str] = []  # what the user should hear of, in one line each
+        self.sync_bytes = 0
 
     def report(
         self,
@@ -90,8 +96,8 @@ class RoundRecord:
         end: float,
         last: bool,
     ) -> RoundReport:
-        """The report of the round: this, and what it trained on and measured."""
-        return RoundReport(
+        """Return the report of a round that has trained on `groups`, and begin the next."""
+        report = RoundReport(
             round=updated.round,
             last=last,
             start=start,
@@ -104,24 +110,12 @@ class RoundRecord:
             evaluations=self.evaluations,
             notes=self.notes,
         )
-
-
-class Recorder:
-    """Collects what happens until the round reports it, all by the clock of the trial's process."""
-
-    def __init__(self, offsets: Mapping[str, float] | None = None) -> None:
-        """`offsets`: actor -> seconds that its clock is ahead of ours, where that is known."""
-        self.round = RoundRecord()
-        self._offsets = {} if offsets is None else offsets
-
-    def take(self) -> RoundRecord:
-        """What happened since the last take."""
-        taken, self.round = self.round, RoundRecord()
-        return taken
+        self._begin()
+        return report
 
     def add_spans(self, role: str, actor: str, spans: Sequence[Span]) -> None:
         ahead_s = self._ahead_s(actor)
-        self.round.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
+        self.spans += [ActorSpan(role, actor, span.earlier(ahead_s)) for span in spans]
 
     def handle_for(self, actor: str, handle: Any) -> Any:
         """A handle of our clock by that of the actor."""
@@ -134,22 +128,26 @@ class Recorder:
     def _ahead_s(self, actor: str) -> float:
         return self._offsets.get(actor, 0.0)
 
+    def forget_transfers(self) -> None:
+        """Forget how long everything took so far, and what has travelled."""
+        self.spans, self.sync_bytes = [], 0
+
     def forget_spans(self, stage: str) -> None:
-        """Drops what was recorded of a stage since the last take."""
-        self.round.spans = [item for item in self.round.spans if item.span.stage != stage]
+        """Drops what was recorded of a stage in this round."""
+        self.spans = [item for item in self.spans if item.span.stage != stage]
 
     def note(self, text: str) -> None:
         """Tells the user something, in one line."""
-        self.round.notes.append(text)
+        self.notes.append(text)
 
     def add_sync_bytes(self, count: int) -> None:
-        self.round.sync_bytes += count
+        self.sync_bytes += count
 
     def add_version(
         self, role: str, actor: str, answer: Updated | Loaded, sync: Sync | None = None
     ) -> None:
         """An actor has other weights; `sync` is how they came, None in the learner."""
-        self.round.versions.append(
+        self.versions.append(
             VersionChange(
                 at=answer.at - self._ahead_s(actor),
                 role=role,
@@ -178,20 +176,18 @@ def evaluation_metrics(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-def update_metrics(
-    updated: Updated, partial_rewards: Sequence[tuple[float, float]]
-) -> dict[str, float]:
-    """Figures of the learner. `partial_rewards`: (format, answer) of each group trained on; a round
-    without any has no gradient step either."""
+def update_metrics(updated: Updated, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Figures of the learner and of the `groups` trained on; a round without any has no gradient
+    step either."""
     row = {
         "optim/skipped_steps": float(updated.skipped_steps),
         "version/learner": float(updated.version),
         "loss/kl_coef": updated.kl_coefficient,
     }
-    if partial_rewards:
+    if groups:
         row |= _step_metrics(updated.steps)
-        row["reward/format_mean"] = _mean([format_ for format_, _ in partial_rewards])
-        row["reward/answer_mean"] = _mean([answer for _, answer in partial_rewards])
+        row["reward/format_mean"] = _mean([group.format_mean for group in groups])
+        row["reward/answer_mean"] = _mean([group.answer_mean for group in groups])
     if updated.reference_nll_nats is not None:
         row["response/reference_nll_nats"] = updated.reference_nll_nats
     if updated.sampler_mismatch_nats is not None:
@@ -236,14 +232,16 @@ def _step_metrics(steps: Sequence[GradientStep]) -> dict[str, float]:
     }
 
 
-def time_metrics(record: RoundRecord, start: float, end: float) -> dict[str, float]:
+def time_metrics(
+    spans: Sequence[ActorSpan], sync_bytes: int, start: float, end: float
+) -> dict[str, float]:
     """Seconds of each stage between `start` and `end`, and what weights took on their way."""
-    busy = [item.span for item in record.spans if item.span.stage != "idle"]
-    row = stage_seconds(record.spans)
+    busy = [item.span for item in spans if item.span.stage != "idle"]
+    row = stage_seconds(spans)
     row["time/step_s"] = end - start
     row["time/other_s"] = end - start - covered_seconds(busy, start, end)
-    row["sync/bytes"] = float(record.sync_bytes)
-    row["sync/gb_per_s"] = record.sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
+    row["sync/bytes"] = float(sync_bytes)
+    row["sync/gb_per_s"] = sync_bytes / 1e9 / max(row["time/sync_s"], 1e-9)
     return row
 
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from grpo_trainable.config import CHECKS, OF_TRAINING, GRPOConfig, flatten, schedule
 
-# What samples and answers. The state of an earlier version lacks them.
-SAMPLERS = ("model", "engine", "env")
-
 SECTIONS = (
-    *SAMPLERS,
+    "model",
+    "engine",
+    "env",
     "seed",
     "lag",
     "weight_update",
@@ -42,9 +41,7 @@ def sampled_work(config: GRPOConfig) -> dict[str, Any]:
 
 def is_same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Whether two results of `sampled_work` ask for the same rollouts."""
-    unknown = {section for section in SAMPLERS if section not in one or section not in other}
-    known = [{k: v for k, v in work.items() if k not in unknown} for work in (one, other)]
-    return _of_sampling(known[0]) == _of_sampling(known[1])
+    return _of_sampling(one) == _of_sampling(other)
 
 
 def _of_sampling(work: dict[str, Any]) -> dict[str, Any]:

@@ -42,23 +42,12 @@ class Deposited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completions:
-    """Completions of the states of one group, to see what these are worth."""
-
-    states: list[tuple[int, int]]  # (response of the group, how many of its tokens)
-    texts: list[str]  # whole responses, `samples` for each state, in their order
-    samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """Responses that `Generator.score` has yet to score."""
+    """Responses that wait in their generator for its `score`."""
 
-    stream: str
-    groups: list[RolloutGroup]
+    number: int  # by which `score` knows them
     loaded: list[Loaded]  # weights taken in between two tokens; their spans are in `spans`
     spans: list[Span]
-    completions: list[Completions] = field(default_factory=list)  # one a group; none: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +55,6 @@ class Scored:
     """What came of some requests, in their order."""
 
     groups: list[RolloutGroup]  # scored
-    format_rewards: list[float]  # the mean of each group
-    answer_rewards: list[float]
     unscored: list[tuple[int, str]]  # (prompt index, why) where the reward function failed
     reward_errors: int  # responses it failed on
     unverified: int  # responses that count as wrong because they could not be judged

@@ -112,8 +112,8 @@ class RolloutGroup:
     #                                            the learner makes the pass of the reference
     # (G, K) float32, the parts that `task.reward_weights` names, in its order; None without it.
     reward_parts: Tensor | None = None
-    # (G,) float32, the parts of the reward that every task tells; None until the scorer has filled
-    # them in.
+    # (G,) float64, the parts of the reward that every task tells, as it tells them; None until the
+    # scorer has filled them in.
     format_rewards: Tensor | None = None
     answer_rewards: Tensor | None = None
     # (G, R) float32, what the state before a token is worth, from completions that were sampled
@@ -128,6 +128,34 @@ class RolloutGroup:
     actions: Tensor | None = None
     uses: int = 0  # gradient-step batches it has been in
     example_index: int | None = None  # see `Request`
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        *,
+        response_ids: Tensor,
+        response_mask: Tensor,
+        behaviour_log_probs: Tensor,
+        finished: Tensor,
+        token_versions: Tensor,
+        token_rounds: Tensor,
+    ) -> RolloutGroup:
+        """Return what an engine has sampled for a request, unscored. The tensors are on the CPU."""
+        import torch
+
+        return cls(
+            prompt_index=request.prompt_index,
+            prompt_ids=torch.tensor(request.prompt_ids),
+            response_ids=response_ids,
+            response_mask=response_mask,
+            behaviour_log_probs=behaviour_log_probs,
+            rewards=torch.full((request.group_size,), torch.nan),
+            finished=finished,
+            token_versions=token_versions,
+            token_rounds=token_rounds,
+            example_index=request.example_index,
+        )
 
     @property
     def example(self) -> int:
@@ -154,6 +182,16 @@ class RolloutGroup:
         """(G,) int64, how far each response reaches: `extents` of its mask."""
         return extents(self.response_mask)
 
+    @property
+    def format_mean(self) -> float:
+        """The mean format reward of a scored group."""
+        return _mean(self.format_rewards)
+
+    @property
+    def answer_mean(self) -> float:
+        """The mean answer reward of a scored group."""
+        return _mean(self.answer_rewards)
+
     def responses(self) -> list[list[int]]:
         """The tokens of each response up to the last that was sampled, those in holes included."""
         lengths = self.extents.tolist()
@@ -173,6 +211,11 @@ class RolloutGroup:
         return _group_from_arrays, tuple(
             value.numpy() if isinstance(value, Tensor) else value for value in values
         )
+
+
+def _mean(rewards: Tensor | None) -> float:
+    assert rewards is not None, "the group is not scored yet"
+    return sum(rewards.tolist()) / len(rewards)
 
 
 def _group_from_arrays(*values: Any) -> RolloutGroup:

@@ -20,8 +20,6 @@ from grpo_trainable.protocol.versions import Sync, VersionChange
 from grpo_trainable.telemetry.metrics import KL_TO, ActorSpan
 
 if TYPE_CHECKING:  # callbacks have the columns alone, and need no torch
-    from torch import Tensor
-
     from grpo_trainable.protocol.messages import Updated
     from grpo_trainable.protocol.rollout import RolloutGroup
 
@@ -192,7 +190,9 @@ def _response_rows(
     text, task, truth = prompt(group.example)
     answer = json.dumps(truth)
     rewards, finished = group.rewards.tolist(), group.finished.tolist()
-    formats, answers = _listed(group.format_rewards, group), _listed(group.answer_rewards, group)
+    assert group.format_rewards is not None, "the group is not scored yet"
+    assert group.answer_rewards is not None, "the group is not scored yet"
+    formats, answers = group.format_rewards.tolist(), group.answer_rewards.tolist()
     sampled = group.response_mask.sum(dim=1).tolist()
     for g, ids in enumerate(group.responses()):
         yield {
@@ -210,11 +210,6 @@ def _response_rows(
             "tokens": sampled[g],
             "turns": _turns(group, g, ids, decode),
         }
-
-
-def _listed(values: Tensor | None, group: RolloutGroup) -> list[float | None]:
-    """A value for each response of a group; None where an older checkpoint has none."""
-    return [None] * len(group.response_ids) if values is None else values.tolist()
 
 
 def _said(group: RolloutGroup, response: int, ids: list[int], decode: Decode) -> str:

@@ -26,11 +26,12 @@ from ray.tune.registry import register_trainable
 from ray.tune.result import RESULT_DUPLICATE
 
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, resources, shown
+from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.rllib.module import LanguageModel, trained_language_model
 from grpo_trainable.rllib.settings import refuse_unread, trial_data
 from grpo_trainable.storage.checkpointing import CheckpointError
 from grpo_trainable.storage.ray_private import TRAINING_ITERATION
-from grpo_trainable.trial import TrainedRound, Trial, resolved
+from grpo_trainable.trial import Trial, resolved
 
 NAME = "GRPO-RLlib"
 TRIAL = "grpo"  # the part of RLlib's checkpoint that is ours
@@ -88,7 +89,7 @@ class GRPO(Algorithm):
     """
 
     trial: Trial | None = None
-    _trained: TrainedRound | None = None
+    _report: RoundReport | None = None
 
     def __repr__(self) -> str:
         # Algorithm's own needs `self.config`: after an error in `__init__` it would fail too, and
@@ -127,7 +128,7 @@ class GRPO(Algorithm):
 
     def training_step(self) -> None:
         assert self.trial is not None
-        self._trained = self.trial.run_round()
+        self._report = self.trial.run_round()
 
     def step(self) -> dict[str, Any]:
         assert self.trial is not None
@@ -135,8 +136,8 @@ class GRPO(Algorithm):
             # Tune restored the last checkpoint without knowing that it is; the last row stands.
             return {RESULT_DUPLICATE: True, "done": True}
         results = super().step()
-        assert self._trained is not None
-        return _merged(results, _results(self._trained))
+        assert self._report is not None
+        return _merged(results, _results(self._report))
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """The mean reward on the held-out prompts under the present weights. What a round has
@@ -259,11 +260,11 @@ class SavedTrial(Checkpointable):
         return (self._trial,), {}
 
 
-def _results(trained: TrainedRound) -> dict[str, Any]:
+def _results(report: RoundReport) -> dict[str, Any]:
     """A round's metrics, nested at their slashes as RLlib's are."""
-    row = trained.metrics
+    row = report.metrics
     named = {theirs: row[ours] for theirs, ours in RLLIB_NAMES.items() if ours in row}
-    nested: dict[str, Any] = {"done": trained.report.last}
+    nested: dict[str, Any] = {"done": report.last}
     for name, value in {**row, **named}.items():
         *areas, leaf = name.split("/")
         inner = nested

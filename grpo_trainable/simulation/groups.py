@@ -9,18 +9,6 @@ import torch
 from grpo_trainable.protocol.rollout import RolloutGroup
 
 
-def one_token_group(
-    prompt_index: int,
-    *,
-    rewards: Sequence[float] = (0.0, 1.0),
-    version: int = 0,
-    round_: int = 0,
-    uses: int = 0,
-) -> RolloutGroup:
-    """A group of one-token responses."""
-    return group_of(prompt_index, rewards=rewards, weights=[(version, round_)], uses=uses)
-
-
 def group_of(
     prompt_index: int,
     *,
@@ -29,7 +17,8 @@ def group_of(
     uses: int = 0,
     interrupted: Sequence[bool] | None = None,
 ) -> RolloutGroup:
-    """A group whose responses have a token by each of `weights`: (version, round).
+    """A group whose responses have a token by each of `weights`: (version, round). Their format
+    is right, and their answers earn their `rewards`.
 
     `interrupted`: which of the responses read their second token in place of sampling it, so that
     no weights have a part in it; None: none does.
@@ -49,5 +38,7 @@ def group_of(
         finished=torch.ones(len(rewards), dtype=torch.bool),
         token_versions=versions * mask,
         token_rounds=rounds * mask,
+        format_rewards=torch.ones(len(rewards), dtype=torch.float64),
+        answer_rewards=torch.tensor(rewards, dtype=torch.float64),
         uses=uses,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -98,7 +99,8 @@ class VirtualGenerator:
         self._completions = completions
         self._interrupted = interrupted
         self._completing_s = 0.0  # seconds of the call under way
-        self._scored: dict[int, Scored] = {}  # not yet asked for, by the id of what was sampled
+        self._scored: dict[int, tuple[str, Scored]] = {}  # (stream, …) not yet asked for, by number
+        self._numbers = itertools.count()
         self._name = name
         self._record = record
         self._reward_fails = reward_fails
@@ -157,15 +159,14 @@ class VirtualGenerator:
         sampled_at = end - self._completing_s
         spans = [Span("eval" if stream == "eval" else "rollout", start, sampled_at)]
         spans += self._vine(sampled_at)
-        sampled = Sampled(stream=stream, groups=[], loaded=scored.loaded, spans=spans)
-        self._scored[id(sampled)] = scored
-        return sampled
+        number = next(self._numbers)
+        self._scored[number] = stream, scored
+        return Sampled(number=number, loaded=scored.loaded, spans=spans)
 
-    def score(self, start: float, end: float, sampled: Sampled) -> Scored:
-        spans = [
-            Span("eval" if sampled.stream == "eval" else "reward", start, end, concurrent=True)
-        ]
-        return replace(self._scored.pop(id(sampled)), loaded=[], spans=spans)
+    def score(self, start: float, end: float, number: int) -> Scored:
+        stream, scored = self._scored.pop(number)
+        spans = [Span("eval" if stream == "eval" else "reward", start, end, concurrent=True)]
+        return replace(scored, loaded=[], spans=spans)
 
     def _generate(self, start: float, end: float, requests: Sequence[Request]) -> Scored:
         middle = (start + end) / 2 if self.takes_deposits else start
@@ -193,7 +194,7 @@ class VirtualGenerator:
                         spans=[],
                     )
                 )
-        groups, format_rewards, answer_rewards, unscored = [], [], [], []
+        groups, unscored = [], []
         for request in requests:
             if self._reward_fails(stream, request.prompt_index):
                 unscored.append((request.prompt_index, "KeyError: 'apple'"))
@@ -214,17 +215,14 @@ class VirtualGenerator:
                 value = sum(rng.random() for _ in range(self._completions)) / self._completions
                 values = torch.full(group.response_mask.shape, value)
                 group = replace(group, state_values=values)
-            groups.append(group)
-            format_rewards.append(rng.random())
-            answer_rewards.append(sum(rewards) / len(rewards))
+            formats = torch.full((len(rewards),), rng.random(), dtype=torch.float64)
+            groups.append(replace(group, format_rewards=formats))
         rollout, reward = ("eval", "eval") if stream == "eval" else ("rollout", "reward")
         completions = 0 if stream == "eval" else self._completions
         sampled_at = start + (end - self._completing_s - start) / 2
         completed_at = sampled_at + self._completing_s
         return Scored(
             groups=groups,
-            format_rewards=format_rewards,
-            answer_rewards=answer_rewards,
             unscored=unscored,
             reward_errors=len(unscored) * (requests[0].group_size + completions),
             unverified=0,

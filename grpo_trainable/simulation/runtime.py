@@ -25,14 +25,6 @@ def constant_durations(**ticks: int) -> Durations:
     return lambda actor, stage: ticks.get(stage, 1) * TICK
 
 
-def long_tailed_durations(seed: int, scale: dict[str, float]) -> Durations:
-    """Log-normal durations around the stage's scale in ticks: now and then ten times as long."""
-    rng = random.Random(seed)
-    return lambda actor, stage: (
-        (1 + int(scale.get(stage, 1.0) * rng.lognormvariate(0.0, 1.2))) * TICK
-    )
-
-
 _END = operator.attrgetter("end")
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from grpo_trainable.protocol.rollout import RolloutGroup
     from grpo_trainable.storage.object_store import Place, StoredPath
 
-FORMAT_VERSION = 4
-READABLE = (2, 3, FORMAT_VERSION)  # they differ in the ledger (pipeline/ledger_formats.py)
+FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
 MANIFEST = "manifest.json"
 STATE = "state.json"
@@ -49,7 +48,6 @@ OF_LEARNERS = ("policy", "optimizer")
 BUFFER = "buffer"
 PART = re.compile(rf"({'|'.join(OF_LEARNERS)}|{BUFFER})-\d{{5}}-of-\d{{5}}\.safetensors")
 MOST_LEARNERS = 99_999
-STORED_AS = {"prompt_index": "cursor"}  # fields of a group under another key in a checkpoint
 # Bytes after which a file is synced while it is written. A single sync at the end could take longer
 # than `resources.deadline_s` on a slow disk, and nothing tells how far a sync has come.
 SYNC_BYTES = 64 << 20
@@ -226,15 +224,6 @@ def finish_checkpoint(
     _write(directory / MANIFEST, [_json(manifest)])
 
 
-def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
-    """Writes a checkpoint by this process alone. OSError when the directory cannot be written."""
-    tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
-    _json(trial.state)  # raises while an earlier checkpoint is still whole
-    with begun(directory) as proof:
-        files = write_learner_files(str(directory), proof, tensors, {})
-    finish_checkpoint(directory, [files], trial.state, trial.groups)
-
-
 # ---- Reading -----------------------------------------------------------------------------------
 
 
@@ -242,7 +231,7 @@ def read_checkpoint(directory: str | Place) -> TrialState:
     """The verified content of a checkpoint.
 
     Raises:
-        CheckpointError: missing, damaged, foreign or of a newer format.
+        CheckpointError: missing, damaged, foreign or of another format.
     """
     directory = Path(directory) if isinstance(directory, str) else directory
     digests = _manifest_digests(directory)
@@ -478,10 +467,9 @@ def _manifest_digests(directory: Place) -> dict[str, str]:
     refuse_foreign_files(directory)
     manifest = _parse(directory / MANIFEST, _read(directory / MANIFEST))
     version = manifest.get("format_version")
-    if version not in READABLE:
+    if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{directory / MANIFEST}: format version {version}, this program reads "
-            f"{', '.join(map(str, READABLE[:-1]))} and {READABLE[-1]}"
+            f"{directory / MANIFEST}: format version {version}, this program reads {FORMAT_VERSION}"
         )
     learners = manifest.get("world_size")
     if type(learners) is not int or not 1 <= learners <= MOST_LEARNERS:
@@ -546,7 +534,7 @@ def _pack_groups(
             if isinstance(value, Tensor):
                 tensors[f"{i}/{item.name}"] = value.contiguous()
             elif value is not None:  # what nobody asked for reads as None without an entry
-                rows[-1][STORED_AS.get(item.name, item.name)] = value
+                rows[-1][item.name] = value
     return tensors, rows
 
 
@@ -556,9 +544,8 @@ def _unpack_groups(
     from grpo_trainable.protocol.rollout import RolloutGroup
 
     groups = []
-    names = {key: name for name, key in STORED_AS.items()}
     for i, row in enumerate(rows):
-        values: dict[str, Any] = {names.get(key, key): value for key, value in row.items()}
+        values: dict[str, Any] = dict(row)
         for item in fields(RolloutGroup):
             if (tensor := tensors.get(f"{i}/{item.name}")) is not None:
                 values[item.name] = tensor

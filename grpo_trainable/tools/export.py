@@ -99,7 +99,7 @@ def _export_trained(
     source: Place, trial: TrialState, out: Path, dtype: torch.dtype | None
 ) -> Exported:
     config = GRPOConfig.from_dict(trial.state["config"])
-    refuse_changed_policy(config, trial.state.get("inputs", {}))
+    refuse_changed_policy(config, trial.state["inputs"])
     round_ = int(trial.state["pipeline"]["learner_round"])
     policy, tokenizer = build_policy(config.model, config.seed)
     if isinstance(policy, TransformerLM):

@@ -11,11 +11,12 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from checkpoints import write_checkpoint
 from conftest import assert_no_actor_left, rows, trial_config
 from ray import tune
 
 from callbacks import grpo_callbacks
-from grpo_trainable.storage.checkpointing import TrialState, checkpoint_round, write_checkpoint
+from grpo_trainable.storage.checkpointing import TrialState, checkpoint_round
 from grpo_trainable.trainable import DetailedGRPO
 from reports.experiment import read_experiment
 from reports.summary import compare, table

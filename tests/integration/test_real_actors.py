@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from policies import write_quick_policy
+from virtual_time import long_tailed_durations
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.generator.generator import Generator
@@ -24,7 +25,7 @@ from grpo_trainable.pipeline import Pipeline
 from grpo_trainable.pipeline.learner_group import LearnerGroup
 from grpo_trainable.protocol.messages import Deposited, Scored
 from grpo_trainable.protocol.rollout import LiveWeights, Request, RolloutGroup, collate
-from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime, long_tailed_durations
+from grpo_trainable.simulation.runtime import VirtualActor, VirtualRuntime
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow.fs
 import torch
+from checkpoints import write_checkpoint
 from ray.train._internal.checkpoint_manager import _CheckpointManager
 from ray.train._internal.session import _TrainingResult
 from ray.tune import Checkpoint
 
 from grpo_trainable.protocol.round_records import RoundDetails
 from grpo_trainable.protocol.versions import VersionChange
-from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint
 from grpo_trainable.storage.object_store import Place
 from grpo_trainable.storage.trial_storage import TrialStorage, place
 from grpo_trainable.telemetry.metrics import FRACTIONS, KL_TO, NAMES, RATIO_EDGES, ActorSpan

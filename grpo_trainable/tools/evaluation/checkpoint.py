@@ -33,7 +33,7 @@ def read_trained_policy(directory: Place) -> TrainedPolicy:
     The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, foreign or of a newer format; one line.
+        CheckpointError: there is none, or it is damaged, foreign or of another format; one line.
     """
     directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)
@@ -41,7 +41,7 @@ def read_trained_policy(directory: Place) -> TrainedPolicy:
         return TrainedPolicy(
             directory=directory,
             config=GRPOConfig.from_dict(trial.state["config"]),
-            inputs=trial.state.get("inputs", {}),  # older checkpoints have none
+            inputs=trial.state["inputs"],
             tensors=trial.policy,
             version=trial.state["learner"]["version"],
             round=trial.state["learner"]["round"],

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from grpo_trainable.config import ConfigError, GRPOConfig, resources, threads
-from grpo_trainable.engines.checks import check_load, check_played, checked_groups
+from grpo_trainable.engines.checks import check_groups, check_load, check_played
 from grpo_trainable.engines.engine import EngineSetup, PlayingEngine, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.generator.episodes import EpisodePlayer
@@ -119,10 +119,8 @@ class Evaluator:
         """The groups, and the scores of episodes; None where responses are yet to be scored."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
-            tokenizer = self.policy.tokenizer
-            groups = checked_groups(
-                name, self._engine, requests, between_tokens, tokenizer, vocab_size
-            )
+            groups = self._engine.generate(requests, between_tokens)
+            check_groups(name, self._engine, requests, groups, self.policy.tokenizer, vocab_size)
             return groups, None
         assert isinstance(self._engine, PlayingEngine), "checked with the config"
         groups, scores = self._player.play(self._engine, requests, between_tokens)

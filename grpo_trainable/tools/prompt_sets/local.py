@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.engines.checks import checked_groups
+from grpo_trainable.engines.checks import check_groups
 from grpo_trainable.engines.engine import EngineSetup, build_engine
 from grpo_trainable.engines.selection import chosen_engine
 from grpo_trainable.models.directory import check_policy
@@ -70,14 +70,9 @@ class LocalWriter:
                 f"--model: what it is asked takes {longest} tokens and may be answered by "
                 f"{self._limits.max_new_tokens}; its context has {self._shape.context_length}"
             )
-        groups = checked_groups(
-            self._engine_name,
-            self._engine,
-            requests,
-            lambda: None,
-            self._tokenizer,
-            self._shape.vocab_size,
-        )
+        groups = self._engine.generate(requests, lambda: None)
+        vocab_size = self._shape.vocab_size
+        check_groups(self._engine_name, self._engine, requests, groups, self._tokenizer, vocab_size)
         return [
             self._tokenizer.decode(group.response_ids[0][group.response_mask[0]].tolist())
             for group in groups

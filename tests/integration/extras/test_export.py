@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 from agreeing import assert_agree
+from checkpoints import write_checkpoint
 from hf_models import write_hf_model
 from policies import write_quick_policy
 from torch import Tensor
+from virtual_time import one_token_group
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.engines.engine import EngineSetup, build_engine
@@ -21,8 +23,7 @@ from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import SHIPPED_POLICY, read_tokenizer
 from grpo_trainable.models.store import build_policy, load_policy
 from grpo_trainable.protocol.rollout import RolloutGroup
-from grpo_trainable.simulation.groups import one_token_group
-from grpo_trainable.storage.checkpointing import TrialState, write_checkpoint
+from grpo_trainable.storage.checkpointing import TrialState
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.tools.export import ExportError, export

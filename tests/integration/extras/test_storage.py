@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
 from conftest import untimed, wait_for
 from experiments import SPACE, config, row, write_experiment, write_part, write_trial
 from s3_server import Store, s3_store
@@ -35,7 +36,6 @@ from grpo_trainable.storage.checkpointing import (
     read_checkpoint,
     remove_older,
     unverified_round,
-    write_checkpoint,
 )
 from grpo_trainable.storage.object_store import StoredPath, fetched, refusal, stored_path
 from grpo_trainable.storage.trial_storage import TrialStorage, checkpoint_at

@@ -24,7 +24,7 @@ def test_spans_of_another_machine_count_at_our_time():
     recorder = Recorder({"generator-0": 3600.0})
     recorder.add_spans("generator", "generator-0", [Span("rollout", 3601.0, 3603.0)])
     recorder.add_spans("learner", "learner", [Span("optimize", 3.0, 4.0)])
-    row = time_metrics(recorder.take(), 0.0, 5.0)
+    row = time_metrics(recorder.spans, recorder.sync_bytes, 0.0, 5.0)
     assert row["time/rollout_s"] == 2.0
     assert row["time/other_s"] == 2.0  # of 5 s, 1 to 3 and 3 to 4 were work
 

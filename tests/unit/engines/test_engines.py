@@ -17,7 +17,6 @@ from grpo_trainable.engines.engine import EngineError, EngineSetup, build_engine
 from grpo_trainable.engines.torch_engine import TorchEngine
 from grpo_trainable.generator.generator import Generator
 from grpo_trainable.models.directory import read_tokenizer
-from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.plugins import PluginError
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup, SamplingLimits
 from grpo_trainable.simulation.groups import group_of
@@ -34,8 +33,15 @@ GROUP = replace(
 ENGINE: Any = SimpleNamespace(version=1, round=1)
 
 
+class Pieces:
+    token_bytes = (b"x", b"a", b"b")
+
+
+TOKENS: Any = Pieces()
+
+
 def check(groups: Any, request: Request = REQUEST) -> None:
-    check_groups("mine", ENGINE, [request], groups, vocab_size=10)
+    check_groups("mine", ENGINE, [request], groups, TOKENS, vocab_size=10)
 
 
 def changed(**fields: Any) -> RolloutGroup:
@@ -65,6 +71,7 @@ def longer(tokens: int) -> RolloutGroup:
         (["text"], "the answer is a str, not a RolloutGroup"),
         ([changed(prompt_index=8)], "the group is of prompt 8: groups must come in order"),
         ([changed(prompt_ids=torch.tensor([2]))], "prompt_ids are not those of the request"),
+        ([changed(example_index=3)], "example_index is not that of the request"),
         ([longer(4)], "a response of 4 tokens exceeds the limit of 3"),
         ([longer(1)], "a response of 1 tokens is shorter than the least, 2"),
         (
@@ -133,11 +140,10 @@ def test_a_response_must_end_where_the_limits_say(answer: RolloutGroup, message:
 def test_nothing_may_follow_a_stop_string():
     limits = replace(LIMITS, stop_strings=("ab",))
     request = replace(REQUEST, limits=limits)
-    stops = StopStrings(limits.stop_strings, [b"x", b"a", b"b"], vocab_size=10)
 
     def answer(*rows: list[int], finished: list[bool]) -> None:
         group = changed(response_ids=torch.tensor(rows), finished=torch.tensor(finished))
-        check_groups("mine", ENGINE, [request], [group], vocab_size=10, stops=stops)
+        check([group], request)
 
     answer([0, 1, 2], [0, 0, 1], finished=[True, False])
     with pytest.raises(EngineError, match="response 1 goes on after token 2, which ends it"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from grpo_trainable.protocol.rollout import Request, SamplingLimits
 
 LIMITS = SamplingLimits(min_new_tokens=1, max_new_tokens=3, temperature=1.0, end_ids=(9,))
 REQUEST = Request(stream="train", prompt_index=7, prompt_ids=(1, 2), group_size=2, limits=LIMITS)
+TOKENS = None  # nothing asks for a stop string
 
 
 def row(*tokens: tuple[int, float, int, int], finished: bool = False) -> RecordedRow:
@@ -32,14 +35,21 @@ def test_rows_of_different_lengths_are_padded_to_the_longest():
     assert group.rewards.isnan().all()
 
 
+def test_a_group_knows_the_prompt_and_the_example_of_its_request():
+    request = replace(REQUEST, example_index=3)
+    group = as_group(request, [row((9, -0.5, 3, 1), finished=True)] * 2, pad_id=8)
+    assert (group.prompt_index, group.example) == (7, 3)
+    assert group.prompt_ids.tolist() == [1, 2]
+
+
 def test_a_group_of_rows_passes_the_checks_of_an_engine():
     class Engine:
         version, round = 4, 2
 
     tokens = [(4, -1.0, 3, 1), (5, -2.0, 4, 2), (6, -0.1, 4, 2)]
     group = as_group(REQUEST, [row(*tokens), row(*tokens)], pad_id=8)
-    check_groups("mine", Engine(), [REQUEST], [group], vocab_size=10)  # pyright: ignore
+    check_groups("mine", Engine(), [REQUEST], [group], TOKENS, vocab_size=10)  # pyright: ignore
     assert group.response_ids.dtype == torch.int64
     short = as_group(REQUEST, [row(*tokens[:2]), row(*tokens)], pad_id=8)
     with pytest.raises(RuntimeError, match="response 0 is cut off after 2 of 3 tokens"):
-        check_groups("mine", Engine(), [REQUEST], [short], vocab_size=10)  # pyright: ignore
+        check_groups("mine", Engine(), [REQUEST], [short], TOKENS, vocab_size=10)  # pyright: ignore

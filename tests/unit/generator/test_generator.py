@@ -11,17 +11,16 @@ import pytest
 import torch
 from agreeing import assert_agree, assert_same_bits
 from policies import Mailbox
+from virtual_time import one_token_group
 
 from grpo_trainable.cluster.colocated import Colocated
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.generator.generator import Generator
-from grpo_trainable.generator.generator import _scored as score_groups
+from grpo_trainable.generator.generator import Generator, _scored, _Unscored
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.learner.log_probs import Reference
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import Sampled, Scored
-from grpo_trainable.protocol.rollout import PolicyWeights, Request
-from grpo_trainable.simulation.groups import one_token_group
+from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 from grpo_trainable.tasks import RewardError, Score, keyword_inclusion_reward_fn
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
@@ -61,9 +60,14 @@ def sample(config: GRPOConfig, stream: str, prompt_indices: Sequence[int]) -> Sc
     generator = Generator(config, InProcess())
     try:
         unit = generator.generate(requests_of(config, stream, prompt_indices))
-        return generator.score(unit) if isinstance(unit, Sampled) else unit
+        return generator.score(unit.number) if isinstance(unit, Sampled) else unit
     finally:
         generator.close()
+
+
+def score_groups(groups: list[RolloutGroup], scores: list[list[Score | RewardError]]) -> Scored:
+    unscored = _Unscored(stream="train", groups=groups, completions=[])
+    return _scored(unscored, scores, parts=(), loaded=[], spans=[])
 
 
 def texts_of(unit: Scored) -> list[list[str]]:
@@ -86,12 +90,11 @@ def test_groups_are_scored_by_the_task_in_the_order_of_the_requests() -> None:
         assert group.rewards.dtype == torch.float32
         assert group.uses == 0
     means = [float(group.rewards.mean()) for group in unit.groups]
-    assert unit.answer_rewards == pytest.approx(means)
-    assert len(unit.format_rewards) == 3
+    assert [group.answer_mean for group in unit.groups] == pytest.approx(means)
     for group in unit.groups:
         assert group.answer_rewards is not None
         assert group.format_rewards is not None
-        assert group.answer_rewards.equal(group.rewards)
+        assert group.answer_rewards.equal(group.rewards.double())
         assert group.format_rewards.shape == group.rewards.shape
     assert (unit.unscored, unit.reward_errors) == ([], 0)
 
@@ -291,12 +294,19 @@ def test_means_of_a_group_tell_form_and_answer_apart_and_what_is_unverified_coun
         [right, RewardError("no"), refused, right],
     ]
     groups = [one_token_group(i, rewards=[0.0] * 4) for i in range(3)]
-    scored = score_groups(Sampled(stream="train", groups=groups, loaded=[], spans=[]), scores)
+    scored = score_groups(groups, scores)
     assert [group.rewards.tolist() for group in scored.groups] == [[1, 0, 0, 0], [0, 1, 0, 1]]
-    assert scored.format_rewards == [0.5, 1.0]
-    assert scored.answer_rewards == [0.25, 0.5]
+    assert [group.format_mean for group in scored.groups] == [0.5, 1.0]
+    assert [group.answer_mean for group in scored.groups] == [0.25, 0.5]
     assert (scored.unverified, scored.reward_errors) == (3, 1)
     assert scored.unscored == [(2, "no")]
+
+
+def test_parts_of_a_reward_are_kept_as_the_task_tells_them() -> None:
+    group = one_token_group(0, rewards=[0.0] * 2)
+    (scored,) = score_groups([group], [[Score(1, 0.1, 0.7), Score(0, 0.1, 0.7)]]).groups
+    assert (scored.format_mean, scored.answer_mean) == (0.1, 0.7)  # which no float32 is
+    assert scored.rewards.dtype == torch.float32
 
 
 # ---- A user's reward ---------------------------------------------------------------------------
@@ -334,7 +344,7 @@ def test_reward_of_a_users_file(user_reward: Any) -> None:
 def test_users_format_and_answer_rewards(user_reward: Any) -> None:
     unit = sample(user_reward("parts"), "train", [0])
     assert unit.groups[0].rewards.tolist() == [2.0] * 3
-    assert (unit.format_rewards, unit.answer_rewards) == ([1.0], [0.5])
+    assert (unit.groups[0].format_mean, unit.groups[0].answer_mean) == (1.0, 0.5)
 
 
 @pytest.mark.slow
@@ -348,7 +358,6 @@ def test_one_failed_reward_drops_its_whole_group(user_reward: Any) -> None:
     unit = sample(user_reward("picky"), "train", prompt_indices)
     kept = [index for index in prompt_indices if failing[index] == 0]
     assert [group.prompt_index for group in unit.groups] == kept
-    assert len(unit.format_rewards) == len(unit.answer_rewards) == len(kept)
     assert [index for index, _ in unit.unscored] == [i for i in prompt_indices if failing[i]]
     assert all("no such word" in reason for _, reason in unit.unscored)
     assert unit.reward_errors == sum(failing)
@@ -363,12 +372,12 @@ def test_users_reward_is_asked_for_beside_the_calls_and_told_once(user_reward: A
     assert isinstance(first, Sampled)
     assert isinstance(second, Sampled)
     assert [span.stage for span in (*first.spans, *second.spans)] == ["rollout", "idle", "rollout"]
-    scored = generator.score(first)
+    scored = generator.score(first.number)
     assert [(span.stage, span.concurrent) for span in scored.spans] == [("reward", True)]
     assert scored.loaded == []
     held_out = generator.generate(requests_of(config, "eval", [0]))
     assert isinstance(held_out, Sampled)
-    assert [span.stage for span in generator.score(held_out).spans] == ["eval"]
+    assert [span.stage for span in generator.score(held_out.number).spans] == ["eval"]
     generator.close()
 
 

@@ -15,11 +15,10 @@ from policies import Pieces, write_quick_policy
 from grpo_trainable.algo import vine
 from grpo_trainable.config import VineSettings
 from grpo_trainable.engines.torch_engine import TorchEngine
-from grpo_trainable.generator.state_values import Completer, state_values
+from grpo_trainable.generator.state_values import Completer, Completions, state_values
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.sampling import uniforms
 from grpo_trainable.models.transformer import TransformerLM
-from grpo_trainable.protocol.messages import Completions
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimits, StateOf
 
 pytestmark = pytest.mark.numerics

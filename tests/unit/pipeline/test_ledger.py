@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from grpo_trainable.config import GRPOConfig, schedule
 from grpo_trainable.pipeline.ledger import BatchId, BatchRule, Chunk, FilledBatch, Ledger
-from grpo_trainable.pipeline.ledger_formats import of_format_2, of_format_3
 
 
 def config_of(
@@ -298,87 +297,3 @@ def test_a_synchronous_round_asks_for_the_same_chunks_in_any_order_of_answers(
 
     expected = chunks_of(lambda count: 0)
     assert chunks_of(random.Random(seed).randrange) == expected
-
-
-# ---- Earlier formats of a checkpoint -------------------------------------------------------------
-
-
-def test_a_state_of_format_2_is_read() -> None:
-    """Two batches a round of three prompts, in chunks of two and one. The state is of after round
-    4, began anew at round 3 with prompt 20, and keeps two rounds for replay."""
-    state = {
-        "first_round": 3,
-        "first_cursor": 20,
-        "learner_round": 5,
-        "next_unit": 11,  # the sixth batch is half asked for
-        "next_cursor": 37,
-        "in_flight_units": [8, 10],
-    }
-    config = config_of(prompts=3, chunk=2, batches=2, capacity=2)
-    ledger = of_format_2(state, config)
-    assert (ledger["next_prompt"], ledger["next_batch"]) == (37, (6, 0))
-    rows = [
-        (row["id"], row["to_ask"], row["in_flight"], row["accepted"]) for row in ledger["batches"]
-    ]
-    assert rows == [
-        ((4, 0), [], [], [26, 27, 28]),
-        ((4, 1), [], [], [29, 30, 31]),
-        ((5, 0), [], [[32, 33]], [34]),
-        ((5, 1), [1], [[35, 36]], []),
-    ]
-    assert of_format_3(ledger, config) == {
-        "next_prompt": 37,
-        "next_round": 6,
-        "filling": [5, 0],
-        "start": 32,
-        "to_ask": [1],
-        "in_flight": [[32, 33], [35, 36]],
-        "accepted": [34],
-        "left_out": [],
-        "filled": [
-            {"id": [4, 0], "drawn": [26, 29], "accepted": [26, 27, 28]},
-            {"id": [4, 1], "drawn": [29, 32], "accepted": [29, 30, 31]},
-        ],
-    }
-
-
-def test_a_state_of_format_3_goes_on_with_the_same_chunks() -> None:
-    """Three prompts a batch, two batches a round; the reward of prompt 1 failed, the second batch
-    of the second round was not begun. A round is begun as a whole now."""
-    state = {
-        "next_prompt": 8,
-        "next_batch": [1, 1],
-        "batches": [
-            {"id": [0, 0], "to_ask": [], "in_flight": [], "accepted": [0, 2]},
-            {"id": [0, 1], "to_ask": [], "in_flight": [[3, 4]], "accepted": [5]},
-            {"id": [1, 0], "to_ask": [1], "in_flight": [], "accepted": [6, 7]},
-        ],
-    }
-    config = config_of(prompts=3, chunk=2, batches=2)
-    ledger = Ledger(config)
-    ledger.load_state(json.loads(json.dumps(of_format_3(state, config))))
-    assert ledger.batch(BatchId(0, 0)) == FilledBatch(range(3), [0, 2])
-    chunks = take(ledger, 5)
-    assert asked(chunks) == [(3, 4), (8,), (9, 10), (11,), (12, 13)]
-    for chunk in chunks:
-        ledger.settle(chunk, chunk.prompt_indices)
-    assert ledger.batch(BatchId(0, 1)) == FilledBatch(range(3, 6), [3, 4, 5])
-    assert ledger.batch(BatchId(1, 0)) == FilledBatch(range(6, 9), [6, 7, 8])
-    assert ledger.batch(BatchId(1, 1)) == FilledBatch(range(9, 12), [9, 10, 11])
-    assert ledger.complete(1)
-
-
-def test_a_state_of_format_3_with_nothing_under_way_begins_the_next_round() -> None:
-    state = {
-        "next_prompt": 4,
-        "next_batch": [2, 0],
-        "batches": [{"id": [1, 0], "to_ask": [], "in_flight": [], "accepted": [2, 3]}],
-    }
-    config = config_of(prompts=2, chunk=1)
-    ledger = Ledger(config)
-    ledger.load_state(of_format_3(state, config))
-    assert ledger.next_round == 2
-    assert ledger.batch(BatchId(1, 0)).drawn == range(2, 4)
-    (chunk,) = take(ledger, 1)
-    assert chunk.prompt_indices == (4,)
-    assert ledger.next_round == 2

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from virtual_time import long_tailed_durations, one_token_group
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
@@ -22,11 +23,10 @@ from grpo_trainable.pipeline.collector import Collector
 from grpo_trainable.pipeline.evaluation import held_out_rewards
 from grpo_trainable.pipeline.report import Recorder
 from grpo_trainable.protocol.calls import ActorFailed
-from grpo_trainable.protocol.messages import LearnerState, Scored
+from grpo_trainable.protocol.messages import Scored
 from grpo_trainable.protocol.rollout import RolloutGroup
 from grpo_trainable.protocol.versions import StalenessGate, Sync
-from grpo_trainable.simulation.groups import one_token_group
-from grpo_trainable.simulation.runtime import constant_durations, long_tailed_durations
+from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import SCORED_APART, VirtualTrial, virtual_trial
 
 # The first examples of a run build torch tensors for the first time, which takes its time.
@@ -363,42 +363,6 @@ def test_state_of_other_settings_is_continued_with_new_prompts(
     third.pipeline.load_state(second.pipeline.state(), second.pipeline.buffer.groups())
     third.run(1)
     assert not set(trained) & set(trained_prompts(third))
-
-
-def test_state_of_format_2_is_continued_as_it_would_have_been() -> None:
-    """Written by the program that numbered its chunks, after two rounds: prompt 6 waits, 7 and 8
-    are in flight. What follows was trained on by that program."""
-    config = config_of(
-        rounds=5, lag=2, eval={"every": 9}, rollout={"prompts": 3, "unit_prompts": 1}
-    )
-    w = virtual_trial(config, durations=constant_durations(rollout=12, optimize=20))
-    counts = {"requested": 9, "trained": 6, "scored_responses": 14, "sampled_responses": 14}
-    state = {
-        "work": w.pipeline.state()["work"],
-        "first_round": 0,
-        "first_cursor": 0,
-        "next_cursor": 9,
-        "learner_round": 2,
-        "stopped": False,
-        "next_unit": 9,
-        "in_flight_units": [7, 8],
-        "counts": {**w.pipeline.state()["counts"], **counts},
-        "evaluation": {"first": 0.25, "mean": 0.25, "round": 0, "unscored": 0},
-        "partial_rewards": [[6, 0.5, 0.75]],
-    }
-    w.learners.load_state(
-        LearnerState(policy={}, optimizer={}, counters={"version": 2, "round": 2})
-    )
-    w.pipeline.load_state(state, [one_token_group(6, version=1, round_=1)])
-    last = w.run(3)[-1].metrics
-    assert [(call.prompt_indices, call.group_rounds) for call in w.trained] == [
-        (((6, 7, 8),), ((1, 2, 2),)),
-        (((9, 10, 11),), ((2, 2, 2),)),
-        (((12, 13, 14),), ((3, 3, 3),)),
-    ]
-    asked = [index for stream, index in w.requests.asked if stream == "train"]
-    assert asked == list(range(7, 15))
-    assert last["count/requested"] == last["count/trained"] == 15
 
 
 # ---- A user's reward ---------------------------------------------------------------------------
@@ -876,8 +840,6 @@ def test_one_bad_prompt_among_21_ends_no_trial_of_one_prompt_a_round() -> None:
 def scored(*groups: RolloutGroup, unverified: int) -> Scored:
     return Scored(
         groups=list(groups),
-        format_rewards=[1.0 for _ in groups],
-        answer_rewards=[0.5 for _ in groups],
         unscored=[],
         reward_errors=0,
         unverified=unverified,

@@ -21,11 +21,11 @@ from test_pipeline import (
     untimed,
 )
 from test_resample import assert_accounts_close, resampled, shares, some_equal
+from virtual_time import long_tailed_durations
 
 from grpo_trainable.config import ConfigError, GRPOConfig
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.pools import DifficultyPools
-from grpo_trainable.simulation.runtime import long_tailed_durations
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 from grpo_trainable.tasks.prompts import Prompts, build_task
 

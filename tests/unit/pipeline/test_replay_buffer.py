@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from virtual_time import one_token_group
 
 from grpo_trainable.pipeline.replay_buffer import SAMPLINGS, Drawn, ReplayBuffer
 from grpo_trainable.protocol.versions import StalenessGate
-from grpo_trainable.simulation.groups import one_token_group
 
 FRESH, OLDER = range(6, 9), range(6)
 

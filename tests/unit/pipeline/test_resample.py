@@ -28,13 +28,13 @@ from test_pipeline import (
     trained_prompts,
     untimed,
 )
+from virtual_time import long_tailed_durations, one_token_group
 
 from grpo_trainable.config import ConfigError, GRPOConfig, schedule
 from grpo_trainable.pipeline import RoundReport
 from grpo_trainable.pipeline.ledger import BatchRule
 from grpo_trainable.protocol.calls import ActorFailed
-from grpo_trainable.simulation.groups import one_token_group
-from grpo_trainable.simulation.runtime import constant_durations, long_tailed_durations
+from grpo_trainable.simulation.runtime import constant_durations
 from grpo_trainable.simulation.trial import VirtualTrial, virtual_trial
 
 

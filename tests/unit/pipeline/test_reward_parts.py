@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
 from policies import write_quick_policy
 
 from grpo_trainable.config import ConfigError, GRPOConfig
@@ -15,7 +16,7 @@ from grpo_trainable.generator.generator import Generator
 from grpo_trainable.learner.learner import Learner
 from grpo_trainable.models.directory import read_tokenizer
 from grpo_trainable.protocol.messages import Sampled, Scored
-from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint, write_checkpoint
+from grpo_trainable.storage.checkpointing import TrialState, read_checkpoint
 from grpo_trainable.tasks.prompts import Prompts, build_task
 from grpo_trainable.transports.in_process import InProcess
 
@@ -49,7 +50,7 @@ def sampled(config: GRPOConfig, transport: InProcess) -> tuple[Learner, Scored]:
         generator.load(learner.publish().handle)
         prompts = Prompts(config, build_task(config), read_tokenizer(config.model.path))
         unit = generator.generate([prompts.request("train", index) for index in range(3)])
-        return learner, generator.score(unit) if isinstance(unit, Sampled) else unit
+        return learner, generator.score(unit.number) if isinstance(unit, Sampled) else unit
     finally:
         generator.close()
 

@@ -107,17 +107,6 @@ def test_a_restored_trial_goes_on_counting(before):
     assert notes + told(second, 8 - before) == [4]
 
 
-def test_a_checkpoint_of_a_version_that_did_not_count_is_continued():
-    config = config_of(6)
-    first, second = still_in(config, *range(1, 7)), still_in(config, *range(1, 7))
-    first.run(1)
-    state = first.pipeline.state()
-    del state["rounds_without_signal"]
-    second.learners.load_state(first.learners.state())
-    second.pipeline.load_state(state, first.pipeline.buffer.groups())
-    assert told(second, 5) == [5]
-
-
 @pytest.mark.parametrize(
     ("row", "still"),
     [

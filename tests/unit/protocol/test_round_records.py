@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from virtual_time import one_token_group
 
 from grpo_trainable.protocol.messages import Drift, GradientStep, ResponseFigures, Updated
 from grpo_trainable.protocol.round_records import (
@@ -21,7 +22,6 @@ from grpo_trainable.protocol.round_records import (
     version_columns,
 )
 from grpo_trainable.protocol.versions import Sync, VersionChange
-from grpo_trainable.simulation.groups import one_token_group
 
 GROUPS = [
     replace(
@@ -59,8 +59,8 @@ def test_columns_have_one_entry_a_response_in_order():
         "response": ["5-6-7", "8-9", "0", "0"],  # what was read within the first is part of it
         "ground_truth": ['"\\u00bd"'] * 4,
         "reward": [1.0, 0.0, 0.5, 0.5],
-        "format_reward": [1.0, 1.0, None, None],
-        "answer_reward": [0.75, 0.25, None, None],
+        "format_reward": [1.0, 1.0, 1.0, 1.0],
+        "answer_reward": [0.75, 0.25, 0.5, 0.5],
         "finished": [False, True, True, True],
         "tokens": [2, 2, 1, 1],
         "turns": [None] * 4,

@@ -135,10 +135,11 @@ def test_without_a_whole_one_all_that_was_written_is_set_aside(trial):
     assert sorted(os.listdir(directory)) == ["params.json", "set-aside-1"]
 
 
-def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial):
+@pytest.mark.parametrize("version", [2, 3, 4, 99])
+def test_another_format_is_refused_by_name_and_not_taken_for_damage(trial, version):
     path = Path(trial.path) / "checkpoint_000002" / MANIFEST
-    path.write_text(path.read_text().replace('"format_version": 4', '"format_version": 99'))
-    with pytest.raises(CheckpointError, match="format version 99, this program reads"):
+    path.write_text(path.read_text().replace('"format_version": 5', f'"format_version": {version}'))
+    with pytest.raises(CheckpointError, match=f"format version {version}, this program reads 5$"):
         Restored(trial)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import re, sys
 from pathlib import Path
 import torch
 from grpo_trainable.storage import checkpointing
+from checkpoints import write_checkpoint
 from grpo_trainable.storage.checkpointing import *
 
 def peak_mib():
@@ -52,6 +54,7 @@ def grown_mib(directory: Path, work: str) -> float:
     """Mebibytes by which the peak of a process of its own grows while it does the work."""
     done = subprocess.run(
         [sys.executable, "-c", f"{PREPARE}\n{work}", str(directory)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from virtual_time import one_token_group
 
 from callbacks.tensorboard import LAYOUT, layout
 from grpo_trainable.config import ConfigError, GRPOConfig, make_absolute, mix_of
 from grpo_trainable.generator.scorer import InlineScorer, MixScorer
 from grpo_trainable.models.directory import policy_tokenizer
 from grpo_trainable.pipeline.by_task import ByTask
-from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.tasks import Score, ScoreRequest
 from grpo_trainable.tasks.input_files import input_files, users_objects
 from grpo_trainable.tasks.mix import MixTask, Mixture, Place
@@ -222,7 +222,7 @@ def test_a_round_and_an_evaluation_are_told_by_task() -> None:
     labels = [Mixture({"keyword": 1, "math": 1}, config.seed).train(i).label for i in range(4)]
     rewards = [(1.0, 0.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0)]
     groups = [one_token_group(i, rewards=rewards[i]) for i in range(4)]
-    row = by_task.trained(groups, [(1.0, sum(pair) / 2) for pair in rewards], learner_round=0)
+    row = by_task.trained(groups, learner_round=0)
     row |= by_task.drawn(range(4))
     for label in ("keyword", "math"):
         own = [i for i in range(4) if labels[i] == label]
@@ -242,11 +242,11 @@ def test_a_round_and_an_evaluation_are_told_by_task() -> None:
 
 def test_a_task_without_a_group_in_a_round_has_their_number_alone() -> None:
     by_task = ByTask(mixed({"keyword": 1, "math": 1}))
-    assert by_task.trained([], [], learner_round=0) == {
+    assert by_task.trained([], learner_round=0) == {
         "task/keyword/groups": 0.0,
         "task/math/groups": 0.0,
     }
-    assert ByTask(GRPOConfig()).trained([one_token_group(0)], [(1.0, 1.0)], 0) == {}
+    assert ByTask(GRPOConfig()).trained([one_token_group(0)], 0) == {}
 
 
 def test_tensorboard_has_a_chart_for_each_task() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from virtual_time import one_token_group
 
 from grpo_trainable.pipeline.rollout_metrics import interrupted_fraction, rollout_metrics
-from grpo_trainable.simulation.groups import one_token_group
 from grpo_trainable.telemetry.metrics import BY_TASK, NAMES, ActorSpan, rllib_metrics, stage_seconds
 from grpo_trainable.telemetry.stages import WORK
 from grpo_trainable.telemetry.timers import Span

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from agreeing import FORKS
+from checkpoints import write_checkpoint
 from policies import Mailbox, write_quick_policy
 from pyarrow.fs import LocalFileSystem
 
@@ -26,7 +27,6 @@ from grpo_trainable.storage.checkpointing import (
     CheckpointError,
     TrialState,
     checkpoints_named,
-    write_checkpoint,
 )
 from grpo_trainable.storage.object_store import StoredPath
 from grpo_trainable.tasks import eval_size

@@ -1,0 +1,20 @@
+"""A whole checkpoint written by one process, as a trial and its learners write it together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from grpo_trainable.storage.checkpointing import (
+    TrialState,
+    begun,
+    finish_checkpoint,
+    write_learner_files,
+)
+
+
+def write_checkpoint(directory: str | Path, trial: TrialState) -> None:
+    """Write a checkpoint. OSError when the directory cannot be written."""
+    tensors = {"policy": trial.policy, "optimizer": trial.optimizer}
+    with begun(directory) as proof:
+        files = write_learner_files(str(directory), proof, tensors, {})
+    finish_checkpoint(directory, [files], trial.state, trial.groups)
