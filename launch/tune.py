@@ -84,7 +84,8 @@ def _main(argv: Sequence[str]) -> int:
         return OK
     plan.prepare_directory()
     try:
-        return run(plan)
+        with command_line.output_dropped_on_error():
+            return run(plan)
     except UsageError:  # the cluster is not what the trials need, and none was started
         plan.withdraw()
         raise

@@ -48,16 +48,16 @@ class Interrupt:
                 os._exit(INTERRUPTED)
         self.received = True
         name = signal.Signals(number).name
-        text = (
-            f"{name}: finishing the current round and saving every trial, for {ROUND_S:.0f} s at "
-            "most (once more: stop at once)"
-        )
-        print(text, file=sys.stderr, flush=True)
         for seconds, act in ((ROUND_S, self._end_now), (GRACE_S, self._give_up)):
             watchdog = threading.Timer(seconds, act)
             watchdog.daemon = True
             watchdog.start()
         self._requested.set()
+        text = (
+            f"{name}: finishing the current round and saving every trial, for {ROUND_S:.0f} s at "
+            "most (once more: stop at once)"
+        )
+        print(text, file=sys.stderr, flush=True)
         if not tune_is_running():
             raise KeyboardInterrupt
 
