@@ -104,7 +104,7 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         return OUTPUT_CLOSED
 
 
-# ---- Work that outlives its reader -----------------------------------------------------------------
+# ---- Work that outlives its reader -------------------------------------------------------------
 
 
 @contextlib.contextmanager
