@@ -138,6 +138,10 @@ SPACE = ("--space", "async_vs_sync")
         ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
+        (
+            ["--resume", "--name", "never_started"],
+            ["no experiment never_started in ", "kept elsewhere? --storage DIRECTORY"],
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) if value and value[0].startswith("-") else "",
 )
