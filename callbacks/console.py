@@ -14,7 +14,7 @@ from rich.text import Text
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
-from callbacks.trial_files import config_of, label
+from callbacks.trial_files import config_of, error_line, label
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
 from grpo_trainable.telemetry.stages import STAGES
@@ -39,7 +39,7 @@ def stop_live_table() -> None:
 
 class ConsoleCallback(FailSafeCallback):
     """Shows a compact table of all trials on a terminal; elsewhere prints a line when a trial
-    starts, has been evaluated, or ends."""
+    starts, has been evaluated, fails or ends."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
@@ -92,8 +92,13 @@ class ConsoleCallback(FailSafeCallback):
             f"done in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
         )
 
+    def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        left = trial.max_failures - trial.num_failures
+        why = f"(retries left after this one: {left}): {error_line(trial)}"
+        print(_line(trial, f"failed, starts again {why}"), flush=True)
+
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._show(trials, trial, "failed")
+        self._show(trials, trial, f"failed: {error_line(trial)}")
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
         self._show(trials, None, None)
@@ -103,7 +108,7 @@ class ConsoleCallback(FailSafeCallback):
         if _live is not None:
             _live.update(live_table(trials, self._latest, self._count(trials)))
         elif line is not None:
-            print(f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {line}", flush=True)
+            print(_line(trial, line), flush=True)
 
     def _count(self, trials: Sequence[Any]) -> int:
         return max(self._total, len(trials))
@@ -112,6 +117,11 @@ class ConsoleCallback(FailSafeCallback):
         # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
         fresh = ("_started", "_evaluated", "_latest", "_evaluation_s")
         return {**{name: {} for name in fresh}, "_total": 0}
+
+
+def _line(trial: Any, text: str) -> str:
+    """Return a line about a trial, with the time."""
+    return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
 def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
+from grpo_trainable.storage.checkpointing import ASIDE
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
@@ -125,6 +126,12 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     rows, ended = _read_rows(directory, own)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
+    own += [
+        f"{directory.name}: no checkpoint could be used, so it started again from round 0; what it "
+        f"had is in {directory.name}/{name}"
+        for name, kind in entries.items()
+        if ASIDE.fullmatch(name) and kind == "directory"
+    ]
     if entries.get("trace.json") == "link":
         own.append(f"{directory.name}/trace.json is a link; not followed")
     return TrialRecord(

@@ -18,6 +18,7 @@ from ray.air.constants import EXPR_RESULT_FILE, TRAINING_ITERATION
 from ray.train._internal.storage import StorageContext
 
 from grpo_trainable.storage.checkpointing import (
+    ASIDE,
     CHECKPOINT,
     CheckpointError,
     DamagedCheckpoint,
@@ -29,7 +30,6 @@ from grpo_trainable.storage.checkpointing import (
 )
 from grpo_trainable.storage.object_store import Place, StoredPath, reason
 
-ASIDE = re.compile(r"set-aside-(\d+)")
 TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end
 
 # How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start

@@ -769,6 +769,25 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     assert "(1 of 6 trials)" in lines[4]
 
 
+def test_each_failure_of_a_trial_is_told_with_its_reason(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    trial.init_local_path()
+    trial.max_failures = 2
+    for number in (1, 2, 3):
+        trial.num_failures = number
+        with open(trial.error_file, "a") as file:
+            file.write(f"Failure # {number}\nUnreadableCheckpoint: error {number}\n\n")
+        again = callback.on_trial_recover if number < 3 else callback.on_trial_error
+        again(iteration=0, trials=[trial], trial=trial)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("sync/0")[1].strip() for line in lines] == [
+        "failed, starts again (retries left after this one: 1): UnreadableCheckpoint: error 1",
+        "failed, starts again (retries left after this one: 0): UnreadableCheckpoint: error 2",
+        "failed: UnreadableCheckpoint: error 3",
+    ]
+
+
 def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
     """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
     config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})

@@ -174,6 +174,15 @@ def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment
     }
 
 
+def test_rounds_that_were_set_aside_are_named(experiment):
+    trial = write_trial(experiment, config(), [row(1)])
+    (trial / "set-aside-1").mkdir()
+    assert only_trial(experiment).problems == [
+        f"{trial.name}: no checkpoint could be used, so it started again from round 0; what it had "
+        f"is in {trial.name}/set-aside-1"
+    ]
+
+
 def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):
     text = "Failure # 1 (occurred at 2026-11-20_12-00-00)\nTraceback\nActorFailed: once\n"
     at = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
