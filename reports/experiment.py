@@ -10,6 +10,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         description=description,
         question=question,
         trials=told_apart(trials),
+        not_begun=_not_begun(description, trials, problems),
         problems=problems,
     )
 
@@ -84,6 +86,26 @@ def _question(description: Mapping[str, Any], problems: list[str]) -> Question |
     except ValueError as error:
         problems.append(f"{EXPERIMENT_FILE}: question: {error}")
         return None
+
+
+def _not_begun(
+    description: Mapping[str, Any], trials: Sequence[TrialRecord], problems: list[str]
+) -> list[tuple[str, int]]:
+    """Return arm and seed of each planned trial without a directory, in the order of the plan."""
+    begun = Counter((trial.config.arm, trial.config.seed) for trial in trials)
+    left = []
+    try:
+        for arm, seed in description.get("planned", ()):
+            if type(arm) is not str or type(seed) is not int:
+                raise TypeError
+            if begun[arm, seed]:
+                begun[arm, seed] -= 1
+            else:
+                left.append((arm, seed))
+    except (TypeError, ValueError):
+        problems.append(f"{EXPERIMENT_FILE}: planned: no list of arms and seeds")
+        return []
+    return left
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -492,7 +492,8 @@ class Plan:
         if self.inputs is None:
             self._read_inputs()
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
-        kept = {**kept, **self.limits, "inputs": self.inputs}
+        planned = [(trial.arm, trial.seed) for trial in self.trials]
+        kept = {**kept, **self.limits, "planned": planned, "inputs": self.inputs}
         if self.own_files is not None:
             kept["own_files"] = self.own_files
         try:

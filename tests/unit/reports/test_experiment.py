@@ -147,6 +147,24 @@ def test_a_description_with_a_number_that_is_not_finite_is_named(experiment, num
     ]
 
 
+@pytest.mark.parametrize("planned", [1, [1], [["sync"]], [["sync", "0"]], [[["sync"], 0]]])
+def test_a_plan_that_is_none_is_named(experiment, planned):
+    write_trial(experiment, config(), [row(1)])
+    (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
+    record = read_experiment(experiment)
+
+    assert record.not_begun == []
+    assert record.problems == ["experiment.json: planned: no list of arms and seeds"]
+
+
+def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
+    planned = [["sync", 0], ["async_k1", 0], ["sync", 1], ["async_k1", 1]]
+    (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
+    write_trial(experiment, config("sync"), [row(1)])
+    write_trial(experiment, config("async_k1"), [])
+    assert read_experiment(experiment).not_begun == [("sync", 1), ("async_k1", 1)]
+
+
 # ---- Trials ----------------------------------------------------------------------------------
 
 

@@ -281,6 +281,13 @@ def test_an_experiment_of_before_there_were_digests_is_resumed(started):
 
 
 @pytest.mark.slow
+def test_the_experiment_names_its_trials_in_order(started):
+    plan = started("--set", "arm=sync", "--num-samples", "2")
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    assert stored["planned"] == [["sync", 0], ["sync", 1]]
+
+
+@pytest.mark.slow
 def test_a_resume_takes_its_own_limits_or_those_of_the_command_before(started):
     first = started("--max-failures", "0", "--max-concurrent", "3")
     assert first.limits == {"max_failures": 0, "max_concurrent": 3}
