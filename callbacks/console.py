@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ray.tune.result import DONE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -22,6 +24,7 @@ from grpo_trainable.text import plural, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
+STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key of a shown row: seconds to the trial's end
 
 _live: Live | None = None  # the live table of the terminal, of which a process has one
@@ -171,6 +174,16 @@ def _held_back(trial: Any) -> bool:
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
+def _state(trial: Any) -> str:
+    """Return how a trial has ended, or an empty string."""
+    if trial.status == "ERROR":
+        return "failed"
+    if trial.status != "TERMINATED":
+        return ""
+    # Tune ends every trial of an interrupted experiment.
+    return "done" if trial.last_result.get(DONE) else "interrupted"
+
+
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
     """A table with a line for each trial that has started; `latest` holds their newest rows."""
     table = Table(box=None, pad_edge=False, caption=_legend(), caption_justify="left")
@@ -189,11 +202,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             table.add_row(label(trial), "starting")
             continue
         rounds = config_of(trial).rounds
-        state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
+        state = _state(trial)
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
-            Text(state, style="bold red" if state == "failed" else "green"),
+            Text(state, style=STATE_STYLES.get(state, "")),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {row['reward/eval_mean']:.3f}",
             _cell(row, "response/length_mean", ".0f"),
@@ -203,8 +216,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             _bar(row),
             left,
         )
-    done = sum(trial.is_finished() for trial in trials)
-    table.title = f"{done} of {plural(count, 'trial')} done, {count - len(begun)} waiting"
+    states = Counter(map(_state, trials))
+    table.title = f"{states['done']} of {plural(count, 'trial')} done"
+    if states["failed"]:
+        table.title += f", {states['failed']} failed"
+    table.title += f", {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"

@@ -845,20 +845,30 @@ def rendered(table: Any) -> str:
 def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
     for trial in trials[:20]:
-        trial.status = "TERMINATED"
+        trial.status, trial.last_result = "TERMINATED", row(3, done=True)
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
     values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9}
     latest = {t.trial_id: row(3, **values) for t in trials[:21]}
     text = rendered(live_table(trials, latest, 40))
-    assert "21 of 40 trials done, 18 waiting, 6 not shown" in text
+    assert "20 of 40 trials done, 1 failed, 18 waiting, 6 not shown" in text
     assert "sync/21" in text  # it runs, and has no row yet
     assert "starting" in text
     assert "failed" in text
     assert "0.000 → 0.000      39" in text
     assert "sync/22" not in text
     assert "█" * BAR_WIDTH in text
+
+
+def test_a_trial_that_was_interrupted_is_not_done(tmp_path):
+    """As Tune leaves it: ended, without a row that says so."""
+    trial = FakeTrial(tmp_path / "trial")
+    trial.status, trial.last_result = "TERMINATED", row(4, done=False)
+    text = rendered(live_table([trial], {"trial": row(4)}, 8))
+    assert "0 of 8 trials done, 7 waiting" in text
+    assert "interrupted" in text
+    assert text.count("done") == 1  # in the title
 
 
 @given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))
