@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ray.tune.result import DONE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -14,7 +16,7 @@ from rich.text import Text
 
 from callbacks.fail_safe import FailSafeCallback
 from callbacks.stage_timings import stage_fractions
-from callbacks.trial_files import config_of, label
+from callbacks.trial_files import config_of, error_line, label
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.protocol.round_records import DETAILS, RoundDetails
 from grpo_trainable.telemetry.stages import STAGES
@@ -22,6 +24,7 @@ from grpo_trainable.text import plural, written
 
 BAR_WIDTH = 20
 SHOWN_TRIALS = 16
+STATE_STYLES = {"done": "green", "failed": "bold red", "interrupted": "yellow"}
 LEFT = "left_s"  # key of a shown row: seconds to the trial's end
 
 _live: Live | None = None  # the live table of the terminal, of which a process has one
@@ -39,7 +42,7 @@ def stop_live_table() -> None:
 
 class ConsoleCallback(FailSafeCallback):
     """Shows a compact table of all trials on a terminal; elsewhere prints a line when a trial
-    starts, has been evaluated, or ends."""
+    starts, has been evaluated, fails or ends."""
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
@@ -92,8 +95,13 @@ class ConsoleCallback(FailSafeCallback):
             f"done in {seconds:.0f} s ({ended} of {plural(self._count(trials), 'trial')})",
         )
 
+    def on_trial_recover(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        left = trial.max_failures - trial.num_failures
+        why = f"(retries left after this one: {left}): {error_line(trial)}"
+        print(_line(trial, f"failed, starts again {why}"), flush=True)
+
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._show(trials, trial, "failed")
+        self._show(trials, trial, f"failed: {error_line(trial)}")
 
     def on_experiment_end(self, trials: list, **info: Any) -> None:
         self._show(trials, None, None)
@@ -103,7 +111,7 @@ class ConsoleCallback(FailSafeCallback):
         if _live is not None:
             _live.update(live_table(trials, self._latest, self._count(trials)))
         elif line is not None:
-            print(f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {line}", flush=True)
+            print(_line(trial, line), flush=True)
 
     def _count(self, trials: Sequence[Any]) -> int:
         return max(self._total, len(trials))
@@ -112,6 +120,11 @@ class ConsoleCallback(FailSafeCallback):
         # Tune pickles callbacks with the experiment: a resumed one starts with nothing shown.
         fresh = ("_started", "_evaluated", "_latest", "_evaluation_s")
         return {**{name: {} for name in fresh}, "_total": 0}
+
+
+def _line(trial: Any, text: str) -> str:
+    """Return a line about a trial, with the time."""
+    return f"{time.strftime('%H:%M:%S')}  {label(trial):<18} {text}"
 
 
 def progress_line(result: Mapping[str, Any], rounds: int, left_s: float) -> str:
@@ -166,6 +179,16 @@ def _held_back(trial: Any) -> bool:
     return trial.status == "PAUSED" and not trial.has_reported_at_least_once
 
 
+def _state(trial: Any) -> str:
+    """Return how a trial has ended, or an empty string."""
+    if trial.status == "ERROR":
+        return "failed"
+    if trial.status != "TERMINATED":
+        return ""
+    # Tune ends every trial of an interrupted experiment.
+    return "done" if trial.last_result.get(DONE) else "interrupted"
+
+
 def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], count: int) -> Table:
     """A table with a line for each trial that has started; `latest` holds their newest rows."""
     table = Table(box=None, pad_edge=False, caption_justify="left")
@@ -186,11 +209,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             continue
         rows.append(row)
         rounds = config_of(trial).rounds
-        state = {"TERMINATED": "done", "ERROR": "failed"}.get(trial.status, "")
+        state = _state(trial)
         left = "" if state or LEFT not in row else f"{row[LEFT]:.0f} s"
         table.add_row(
             label(trial),
-            Text(state, style="bold red" if state == "failed" else "green"),
+            Text(state, style=STATE_STYLES.get(state, "")),
             f"{row['training_iteration']}/{rounds}",
             f"{row['reward/eval_first']:.3f} → {_reward_after(row)}",
             _cell(row, "response/length_mean", ".0f"),
@@ -200,8 +223,11 @@ def live_table(trials: Sequence[Any], latest: Mapping[str, Mapping[str, Any]], c
             _bar(row),
             left,
         )
-    done = sum(trial.is_finished() for trial in trials)
-    table.title = f"{done} of {plural(count, 'trial')} done, {count - len(begun)} waiting"
+    states = Counter(map(_state, trials))
+    table.title = f"{states['done']} of {plural(count, 'trial')} done"
+    if states["failed"]:
+        table.title += f", {states['failed']} failed"
+    table.title += f", {count - len(begun)} waiting"
     if hidden:
         table.title += f", {hidden} not shown"
     table.title_justify = "left"

@@ -54,6 +54,12 @@ def trial_directory(trial: Any) -> Path:
     return own
 
 
+def error_line(trial: Any) -> str:
+    """Return the last line of how a trial failed last."""
+    text = Path(trial.error_file).read_text(errors="replace")
+    return text.strip().splitlines()[-1].strip()
+
+
 def continued_file(trial: Any, name: str) -> Path:
     """A file that a trial goes on writing: as it is here, else as an object store has it. It need
     not exist."""

@@ -7,14 +7,15 @@ The standard library only: a command answers bad usage before anything slow is i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 from grpo_trainable.config import ConfigError, shown
 from grpo_trainable.plugins import PluginError
@@ -99,5 +100,57 @@ def run(name: str, body: Callable[[], int | None]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The interpreter flushes once more at its end, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return OUTPUT_CLOSED
+
+
+# ---- Work that outlives its reader -------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def output_dropped_on_error() -> Iterator[None]:
+    """Drop output that cannot be written, instead of raising an error, and go on.
+
+    For work that must not end because Ctrl-C has ended `| tee`, or because the disk of a log is
+    full.
+    """
+    streams = _Droppable(sys.stdout), _Droppable(sys.stderr)
+    out, err = (cast("IO[str]", stream) for stream in streams)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            yield
+        finally:
+            for stream in streams:
+                stream.flush()
+
+
+class _Droppable:
+    """A text stream whose `write` and `flush` raise no OSError."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BrokenPipeError:
+            _discard(self._stream)  # for all who write to it: nobody will ever read it
+        except OSError:
+            return  # a full disk may have space later
+
+
+def _discard(stream: IO[str]) -> None:
+    """Send what is written to a stream from now on to nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,8 @@ def _main(argv: Sequence[str]) -> int:
         return OK
     plan.prepare_directory()
     try:
-        return run(plan)
+        with command_line.output_dropped_on_error():
+            return run(plan)
     except UsageError:  # the cluster is not what the trials need, and none was started
         plan.withdraw()
         raise
@@ -265,7 +267,7 @@ def run(plan: Plan) -> int:
     from tuning.interrupt import Interrupt
     from tuning.run import fit, ray_started
 
-    interrupt = Interrupt(go_on(plan), stop_live_table)
+    interrupt = Interrupt(partial(say_last_words, plan), stop_live_table)
     try:
         with ray_started(plan, interrupt) as nodes:
             print(*opening(plan, nodes), sep="\n", flush=True)
@@ -274,6 +276,19 @@ def run(plan: Plan) -> int:
     except KeyboardInterrupt:
         print(go_on(plan), flush=True)
         return INTERRUPTED
+
+
+def say_last_words(plan: Plan) -> None:
+    """Print what each interrupted trial goes on from, and how to go on, where Tune does not end."""
+    from reports.experiment import read_experiment
+    from tuning.interrupt import left_off
+
+    try:
+        if isinstance(plan.directory, Path):
+            trials = read_experiment(plan.directory).trials
+            print(*left_off(trials, len(plan.trials)), sep="\n")
+    finally:
+        print(go_on(plan), flush=True)
 
 
 def opening(plan: Plan, nodes: Nodes) -> list[str]:

@@ -10,12 +10,14 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_trainable.config import ConfigError, GRPOConfig, flatten, shown
+from grpo_trainable.storage.checkpointing import ASIDE
 from reports import EXPERIMENT_FILE, experiment_files
 from reports.experiment_files import content_of, name_of, one_line
 from reports.records import MAX_NUMBER, MIN_NUMBER, ExperimentRecord, TrialRecord
@@ -69,6 +71,7 @@ def read_experiment(directory: Path) -> ExperimentRecord:
         description=description,
         question=question,
         trials=told_apart(trials),
+        not_begun=_not_begun(description, trials, problems),
         problems=problems,
     )
 
@@ -83,6 +86,26 @@ def _question(description: Mapping[str, Any], problems: list[str]) -> Question |
     except ValueError as error:
         problems.append(f"{EXPERIMENT_FILE}: question: {error}")
         return None
+
+
+def _not_begun(
+    description: Mapping[str, Any], trials: Sequence[TrialRecord], problems: list[str]
+) -> list[tuple[str, int]]:
+    """Return arm and seed of each planned trial without a directory, in the order of the plan."""
+    begun = Counter((trial.config.arm, trial.config.seed) for trial in trials)
+    left = []
+    try:
+        for arm, seed in description.get("planned", ()):
+            if type(arm) is not str or type(seed) is not int:
+                raise TypeError
+            if begun[arm, seed]:
+                begun[arm, seed] -= 1
+            else:
+                left.append((arm, seed))
+    except (TypeError, ValueError):
+        problems.append(f"{EXPERIMENT_FILE}: planned: no list of arms and seeds")
+        return []
+    return left
 
 
 def told_apart(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -125,6 +148,12 @@ def _read_trial(directory: Path, problems: list[str]) -> TrialRecord | None:
     rows, ended = _read_rows(directory, own)
     content = content_of(directory.parent, (directory.name, "error.txt"), own)
     error = None if content is None else content.decode("utf-8", errors="replace")
+    own += [
+        f"{directory.name}: no checkpoint could be used, so it started again from round 0; what it "
+        f"had is in {directory.name}/{name}"
+        for name, kind in entries.items()
+        if ASIDE.fullmatch(name) and kind == "directory"
+    ]
     if entries.get("trace.json") == "link":
         own.append(f"{directory.name}/trace.json is a link; not followed")
     return TrialRecord(

@@ -67,14 +67,17 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
     asked = experiment.question
     question = f"experiment {name}" if asked is None else asked.text
     trials = experiment.trials
-    seeds = len({trial.config.seed for trial in trials})
-    arms = len({trial.arm for trial in trials})
+    not_begun = experiment.not_begun
+    planned = len(trials) + len(not_begun)
+    seeds = len({trial.config.seed for trial in trials} | {seed for _, seed in not_begun})
+    arms = len({trial.arm for trial in trials} | {arm for arm, _ in not_begun})
     done = sum(trial.done for trial in trials)
     failed = sum(trial.failed for trial in trials)
     open_ = len(trials) - done - failed
     counts = [f"{done} finished"]
     counts += [f"{failed} failed"] if failed else []
-    counts += [f"{open_} still running, interrupted or not begun"] if open_ else []
+    counts += [f"{open_} still running or interrupted"] if open_ else []
+    counts += [f"{len(not_begun)} not begun"] if not_begun else []
     started = experiment.description.get("started")
     facts = [
         ("experiment", name),
@@ -84,10 +87,10 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
     ]
     line = " · ".join(f"{escaped(key)} <b>{escaped(value)}</b>" for key, value in facts)
     size = (
-        f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(len(trials), 'trial')}, "
+        f"{plural(arms, 'arm')} × {plural(seeds, 'seed')}: {plural(planned, 'trial')}, "
         f"{', '.join(counts)}"
     )
-    state = "good" if done == len(trials) else "bad"
+    state = "good" if done == planned else "bad"
     return (
         f"<header>\n<h1>{escaped(question[:1].upper() + question[1:])}</h1>\n"
         f'<p class="facts">{line}</p>\n<p class="status {state}">{escaped(size)}</p>\n'
@@ -116,6 +119,9 @@ def _missing(
             items.append(f"{trial.name}: {trial.status}")
         elif trial.error is not None:
             items.append(f"{trial.name}: finished after a retry; it had failed: {trial.error}")
+    if experiment.not_begun:
+        waiting = [f"{arm}/{seed}" for arm, seed in experiment.not_begun]
+        items.append(f"not begun: {', '.join(waiting)}")
     with_rows = [trial for trial in experiment.trials if trial.rows]
 
     def lacking(what: str, lacks: Callable[[TrialRecord], bool]) -> None:

@@ -132,6 +132,7 @@ class ExperimentRecord:
     description: Mapping[str, Any]  # experiment.json; empty when it is missing
     question: Question | None  # None when no search space asked one
     trials: Sequence[TrialRecord]  # sorted by the question's arms, then by seeds
+    not_begun: Sequence[tuple[str, int]]  # arm and seed of planned trials without a directory
     problems: Sequence[str]
 
     @property

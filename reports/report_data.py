@@ -65,6 +65,7 @@ def report_data(
         ],
         "told": list(told),
         "trials": [_trial(trial) for trial in experiment.trials],
+        "not_begun": [{"arm": arm, "seed": seed} for arm, seed in experiment.not_begun],
         "own_files": {file.key: _own_file(file) for file in own_files(experiment)},
         "problems": list(problems),
     }

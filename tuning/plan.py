@@ -100,6 +100,11 @@ class Plan:
             raise UsageError("--resume needs --name, the experiment to go on with")
         self.name: str = options.name or ""
         stored = self._read_stored()
+        if options.resume == "must" and stored is None:
+            raise UsageError(
+                f"--resume: no experiment {self.name} in {self.storage}; was it kept elsewhere? "
+                "--storage DIRECTORY"
+            )
         self.stored: dict[str, Any] = stored or {}
         self.resuming = options.resume != "never" and stored is not None
         if self.resuming:
@@ -396,8 +401,6 @@ class Plan:
                 f"--name {self.name}: {self.directory} exists; choose another name, or go on with "
                 "it by --resume"
             )
-        if self.options.resume == "must" and not self.resuming:
-            raise UsageError(f"--resume: there is no experiment {self.name} in {self.storage}")
         if wrong := refusal(self.directory):
             raise UsageError(f"--storage {self.storage}: {wrong}")
         if self.options.scheduler == "pbt":
@@ -501,7 +504,8 @@ class Plan:
         if self.inputs is None:
             self._read_inputs()
         kept = self.stored if self.resuming else {**self.description(), **surroundings()}
-        kept = {**kept, **self.limits, "inputs": self.inputs}
+        planned = [(trial.arm, trial.seed) for trial in self.trials]
+        kept = {**kept, **self.limits, "planned": planned, "inputs": self.inputs}
         if self.own_files is not None:
             kept["own_files"] = self.own_files
         try:

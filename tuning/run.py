@@ -20,7 +20,7 @@ from ray.tune.experiment import Trial
 
 from callbacks import grpo_callbacks
 from callbacks.console import stop_live_table
-from callbacks.trial_files import set_verbose
+from callbacks.trial_files import error_line, set_verbose
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config import resources, schedule, set_dotted
 from grpo_trainable.storage.object_store import Place
@@ -145,8 +145,7 @@ def fit(plan: Plan) -> list[Failure]:
 def failure(trial: Any) -> Failure:
     """How a trial has failed, by its `error.txt` on this machine, of which the storage path has a
     copy."""
-    lines = Path(trial.error_file).read_text(errors="replace").strip().splitlines()
-    return Failure(Path(trial.path).name, lines[-1].strip())
+    return Failure(Path(trial.path).name, error_line(trial))
 
 
 def _new(plan: Plan) -> tune.Tuner:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 5
 CHECKPOINT = re.compile(r"checkpoint_(\d+)")  # how Tune names their directories
+# What a trial had written before it started again from round 0, because no checkpoint was whole.
+ASIDE = re.compile(r"set-aside-(\d+)")
 MANIFEST = "manifest.json"
 STATE = "state.json"
 # Each learner writes a file of its own for these, with tensors of its own or rows of some.
@@ -592,11 +594,11 @@ def _unread(path: Place, error: OSError) -> CheckpointError:
     """Tell a file that is missing, a link or a directory, from one that may be read later."""
     from grpo_trainable.storage.object_store import reason  # pyarrow, which takes its time
 
-    kind: type[CheckpointError] = UnreadableCheckpoint
-    if isinstance(error, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-        kind = DamagedCheckpoint
-    elif error.errno == errno.ELOOP:
-        kind = ForeignCheckpoint
+    if isinstance(error, FileNotFoundError):
+        return DamagedCheckpoint(f"{path}: is missing")
+    if isinstance(error, NotADirectoryError | IsADirectoryError):
+        return DamagedCheckpoint(f"{path}: damaged ({reason(error)})")
+    kind = ForeignCheckpoint if error.errno == errno.ELOOP else UnreadableCheckpoint
     return kind(f"{path}: cannot be read ({reason(error)})")
 
 

@@ -16,6 +16,7 @@ from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem
 from ray import tune
 
 from grpo_trainable.storage.checkpointing import (
+    ASIDE,
     CHECKPOINT,
     CheckpointError,
     DamagedCheckpoint,
@@ -28,7 +29,6 @@ from grpo_trainable.storage.checkpointing import (
 from grpo_trainable.storage.object_store import Place, StoredPath, reason
 from grpo_trainable.storage.ray_private import EXPR_RESULT_FILE, TRAINING_ITERATION, StorageContext
 
-ASIDE = re.compile(r"set-aside-(\d+)")
 TUNES_OWN = re.compile(r"(params|error)\.")  # what Tune itself writes of a trial's config and end
 
 # How many shared checkpoints outlive `checkpoint.keep`: under synchronous PBT a clone may start
@@ -118,7 +118,8 @@ class TrialStorage:
             rows_follow: As for `remove_older`.
 
         Returns:
-            A line that says what was chosen and why, if it was not the noted one.
+            A line that says what was chosen and why, if it was not the noted one, or that a trial
+            which had trained begins again.
 
         Raises:
             CheckpointError: A checkpoint cannot be read, or is of another format. No file has
@@ -135,7 +136,7 @@ class TrialStorage:
     def _go_on(self, noted: Any, restore: Callable[[Any], int], rows_follow: bool) -> list[str]:
         named, own = _path_of(noted), self._own_checkpoints()
         if named is None and not own:
-            return []  # a trial that starts for the first time
+            return self._repeated_rounds()
         # One that is not here is gone, or of another trial: PBT means to go on from that.
         elsewhere = [] if named is None or named in own else [named]
         last = self._last_round(rows_follow)
@@ -165,6 +166,19 @@ class TrialStorage:
         assert self._directory is not None
         problems.append(f"what the trial had is in {set_aside(self._directory).name}")
         return [f"{'; '.join(problems)}; starting from round 0"]
+
+    def _repeated_rounds(self) -> list[str]:
+        """Return a line that says what a trial without a checkpoint trains again, if anything."""
+        context = self._context
+        if context is None:
+            return []
+        directory = StoredPath(context.storage_filesystem, context.trial_fs_path)
+        trained = round_of_last_row(directory / EXPR_RESULT_FILE)
+        if not trained:
+            return []  # it starts for the first time
+        return [
+            f"it stopped after round {trained}, and no checkpoint was saved; starting from round 0"
+        ]
 
     def _own_checkpoints(self) -> list[Place]:
         """The trial's checkpoints, newest first."""

@@ -204,6 +204,20 @@ def test_no_round_is_there_twice_or_missing_in_any_file(ended):
         assert [round_ for round_, _, _ in record.evaluated()] == EVALUATED
 
 
+def test_an_interrupt_that_ends_the_reader_of_the_output_saves_all_the_same(start, tmp_path):
+    """As in `2>&1 | tee log`: Ctrl-C reaches `tee` as well."""
+    argv = ["--space", "async_vs_sync", "--name", "piped", "--set", "arm=sync", *SMALL]
+    process = start(*argv, "--iterations", "1000", "--checkpoint-every", "1000", storage=tmp_path)
+    wait_for(lambda: any(map(rows, trial_directories(tmp_path / "piped"))), 120)
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) == 130
+    (trial,) = trial_directories(tmp_path / "piped")
+    # A row may come in while the experiment ends.
+    assert checkpoint_round(max(trial.glob("checkpoint_*"))) >= len(rows(trial)) - 1
+
+
 def test_second_interrupt_stops_at_once_and_leaves_no_actor(start, tmp_path):
     """The first one is SIGTERM, which does what Ctrl-C does."""
     # Rounds of half a minute: the first interrupt alone would wait for one.

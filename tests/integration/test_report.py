@@ -390,6 +390,24 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
     assert "2 arms × 1 seed: 2 trials, 1 finished, 1 failed" in page.words
 
 
+def test_trials_that_have_not_begun_are_counted_and_named(tmp_path):
+    planned = [["colocated_k1", 0], ["sync", 0], ["async_k1", 0], ["async_k1", 1]]
+    directory = write_experiment(tmp_path / "cut", planned=planned)
+    write_trial(directory, config("sync", rounds=4), [row(1)])
+    page, _ = write(directory)
+
+    assert (
+        "3 arms × 2 seeds: 4 trials, 0 finished, 1 still running or interrupted, 3 not begun"
+        in (page.words)
+    )
+    assert "not begun: colocated_k1/0, async_k1/0, async_k1/1" in page.words
+    assert json.loads((directory / "report.json").read_text())["not_begun"] == [
+        {"arm": "colocated_k1", "seed": 0},
+        {"arm": "async_k1", "seed": 0},
+        {"arm": "async_k1", "seed": 1},
+    ]
+
+
 def test_an_unknown_space_and_odd_descriptions_do_not_stop_the_report(tmp_path):
     directory = write_experiment(
         tmp_path / "odd", space="of_the_future", packages=["torch"], machine="m", started=[1]

@@ -19,6 +19,7 @@ from grpo_trainable.command_line import (
     UsageError,
     command,
     number,
+    output_dropped_on_error,
     program,
     run,
 )
@@ -50,6 +51,51 @@ def test_a_reader_that_has_gone_gets_no_traceback(script):
     _, error = process.communicate(timeout=60)
     assert error == b""
     assert process.returncode == OUTPUT_CLOSED == 141
+
+
+GOES_ON = """
+import sys
+from pathlib import Path
+from grpo_trainable.command_line import output_dropped_on_error, run
+
+def body():
+    with output_dropped_on_error():
+        for stream in (sys.stdout, sys.stderr):
+            for _ in range(3):
+                print("x" * 10_000, file=stream, flush=True)
+        Path(sys.argv[1]).write_text("done")
+        print("the end")
+        return 130
+
+sys.exit(run("tune", body))
+"""
+
+
+@pytest.mark.slow
+def test_work_that_must_not_end_goes_on_without_a_reader(tmp_path):
+    """As with `2>&1 | tee log`, which Ctrl-C ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", GOES_ON, str(tmp_path / "file")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == INTERRUPTED
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_log_on_a_full_disk_stops_nothing(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with output_dropped_on_error():
+            print("lost", flush=True)
+            print("kept", file=sys.stderr)
+        with pytest.raises(OSError, match="No space left"):
+            full.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what it holds can be written now
+    assert capsys.readouterr().err == "kept\n"
 
 
 def raising(error: BaseException):

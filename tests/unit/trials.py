@@ -34,6 +34,8 @@ class FakeTrial:
         self.status = "RUNNING"
         self.evaluated_params = {"arm": "sync"}
         self.last_result: dict[str, Any] = {}
+        self.num_failures = self.max_failures = 0
+        self.error_file = str(directory / "error.txt")
 
     @property
     def has_reported_at_least_once(self) -> bool:

@@ -767,6 +767,25 @@ def test_without_a_terminal_there_is_a_line_an_evaluation(tmp_path, capsys):
     assert "(1 of 6 trials)" in lines[4]
 
 
+def test_each_failure_of_a_trial_is_told_with_its_reason(tmp_path, capsys):
+    trial, callback = FakeTrial(tmp_path / "trial"), ConsoleCallback()
+    callback.setup(total_num_samples=1)
+    trial.init_local_path()
+    trial.max_failures = 2
+    for number in (1, 2, 3):
+        trial.num_failures = number
+        with open(trial.error_file, "a") as file:
+            file.write(f"Failure # {number}\nUnreadableCheckpoint: error {number}\n\n")
+        again = callback.on_trial_recover if number < 3 else callback.on_trial_error
+        again(iteration=0, trials=[trial], trial=trial)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("sync/0")[1].strip() for line in lines] == [
+        "failed, starts again (retries left after this one: 1): UnreadableCheckpoint: error 1",
+        "failed, starts again (retries left after this one: 0): UnreadableCheckpoint: error 2",
+        "failed: UnreadableCheckpoint: error 3",
+    ]
+
+
 def test_what_is_left_counts_neither_the_warm_up_nor_the_first_evaluation_again():
     """Rounds of 2 s and evaluations of 3 s; warming up took 60 s, before the clock began."""
     config = GRPOConfig.from_dict({"rounds": 8, "eval": {"every": 3}})
@@ -824,14 +843,14 @@ def rendered(table: Any) -> str:
 def test_live_table_shows_what_runs_and_counts_the_rest(tmp_path):
     trials = [FakeTrial(tmp_path / str(n), seed=n) for n in range(30)]
     for trial in trials[:20]:
-        trial.status = "TERMINATED"
+        trial.status, trial.last_result = "TERMINATED", row(3, done=True)
     trials[20].status = "ERROR"
     for trial in trials[22:]:
         trial.status = "PENDING"
     values = {"time/rollout_s": 1.0, "lag/max": 2.0, "response/length_mean": 38.9, "eval/round": 2}
     latest = {t.trial_id: row(3, **values) for t in trials[:21]}
     text = rendered(live_table(trials, latest, 40))
-    assert "21 of 40 trials done, 18 waiting, 6 not shown" in text
+    assert "20 of 40 trials done, 1 failed, 18 waiting, 6 not shown" in text
     assert "sync/21" in text  # it runs, and has no row yet
     assert "starting" in text
     assert "failed" in text
@@ -856,6 +875,16 @@ def test_live_legend_has_the_stages_that_occur(tmp_path):
         assert "█ rollout  " in text
         assert "█ eval  " in text
         assert ("█ vine" in text) is shown
+
+
+def test_a_trial_that_was_interrupted_is_not_done(tmp_path):
+    """As Tune leaves it: ended, without a row that says so."""
+    trial = FakeTrial(tmp_path / "trial")
+    trial.status, trial.last_result = "TERMINATED", row(4, done=False)
+    text = rendered(live_table([trial], {"trial": row(4)}, 8))
+    assert "0 of 8 trials done, 7 waiting" in text
+    assert "interrupted" in text
+    assert text.count("done") == 1  # in the title
 
 
 @given(st.lists(st.floats(0, 100), min_size=len(STAGES), max_size=len(STAGES)))

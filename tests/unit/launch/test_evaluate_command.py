@@ -98,7 +98,7 @@ def test_a_dry_run_shows_the_settings_and_writes_nothing(command, tmp_path):
     [
         (["--checkpoint", "nowhere"], ["nowhere: is no directory"]),
         (["--checkpoint", "empty"], ["empty: holds no checkpoint"]),
-        (["--checkpoint", "checkpoint_000001"], ["manifest.json: cannot be read"]),
+        (["--checkpoint", "checkpoint_000001"], ["manifest.json: is missing"]),
         (["--model", "nowhere"], ["model.path=", "nowhere: no such directory"]),
         (["--model", "a", "--checkpoint", "b"], ["not allowed with"]),
         (["--task", "maths"], ["task.name=maths"]),

@@ -147,6 +147,24 @@ def test_a_description_with_a_number_that_is_not_finite_is_named(experiment, num
     ]
 
 
+@pytest.mark.parametrize("planned", [1, [1], [["sync"]], [["sync", "0"]], [[["sync"], 0]]])
+def test_a_plan_that_is_none_is_named(experiment, planned):
+    write_trial(experiment, config(), [row(1)])
+    (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
+    record = read_experiment(experiment)
+
+    assert record.not_begun == []
+    assert record.problems == ["experiment.json: planned: no list of arms and seeds"]
+
+
+def test_trials_of_the_plan_that_have_no_directory_have_not_begun(experiment):
+    planned = [["sync", 0], ["async_k1", 0], ["sync", 1], ["async_k1", 1]]
+    (experiment / "experiment.json").write_text(json.dumps({"planned": planned}))
+    write_trial(experiment, config("sync"), [row(1)])
+    write_trial(experiment, config("async_k1"), [])
+    assert read_experiment(experiment).not_begun == [("sync", 1), ("async_k1", 1)]
+
+
 # ---- Trials ----------------------------------------------------------------------------------
 
 
@@ -172,6 +190,15 @@ def test_status_tells_finished_failed_interrupted_and_not_begun_apart(experiment
         "sync": "finished",
         "async_k1": "stopped by the scheduler after round 2 of 4",
     }
+
+
+def test_rounds_that_were_set_aside_are_named(experiment):
+    trial = write_trial(experiment, config(), [row(1)])
+    (trial / "set-aside-1").mkdir()
+    assert only_trial(experiment).problems == [
+        f"{trial.name}: no checkpoint could be used, so it started again from round 0; what it had "
+        f"is in {trial.name}/set-aside-1"
+    ]
 
 
 def test_trial_that_went_on_after_its_failure_is_not_failed(experiment):

@@ -69,6 +69,7 @@ def own(tmp_path):
         tmp_path / "own",
         space="of_theirs",
         question=question,
+        planned=[["a", 0], ["b", 0], ["c", 0]],
         inputs=inputs,
         own_files={"task.reward": "/home/me/my_rewards.py", "space": "/home/me/s.py:MINE"},
     )

@@ -151,6 +151,17 @@ def test_checkpoint_of_another_trial_is_restored_from_where_it_is(trial, tmp_pat
     assert (restored.round, restored.notes) == (6, [])
 
 
+def test_trial_that_starts_again_without_a_checkpoint_says_what_it_repeats(trial):
+    for path in Path(trial.path).glob("checkpoint_*"):
+        shutil.rmtree(path)
+    trial.run_metadata.checkpoint_manager._latest_checkpoint_result = None
+    restored = Restored(trial)
+    assert restored.round == 0
+    assert restored.notes == [
+        "it stopped after round 12, and no checkpoint was saved; starting from round 0"
+    ]
+
+
 def test_new_trial_has_nothing_to_choose(tmp_path):
     trial = FakeTrial(tmp_path / "new")
     restored = Restored(trial)

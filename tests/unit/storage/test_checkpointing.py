@@ -159,7 +159,16 @@ def test_numbers_that_are_not_json_are_refused_and_leave_no_checkpoint(tmp_path:
 def test_missing_file_is_named(tmp_path: Path, name: str) -> None:
     write_checkpoint(tmp_path, trial())
     (tmp_path / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name}: cannot be read"):
+    with pytest.raises(DamagedCheckpoint, match=f"{name}: is missing"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_directory_in_place_of_a_file_is_damage(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, trial())
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(DamagedCheckpoint, match=rf"{name}: damaged \(Is a directory\)"):
         read_checkpoint(tmp_path)
 
 
@@ -461,7 +470,7 @@ def test_what_several_learners_wrote_is_read_as_a_whole(
 def test_a_file_of_one_learner_that_is_missing_is_named(tmp_path: Path) -> None:
     written_by(tmp_path, 2)
     (tmp_path / part_file("optimizer", 2, 2)).unlink()
-    with pytest.raises(CheckpointError, match=r"optimizer-00002-of-00002\S*: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"optimizer-00002-of-00002\S*: is missing"):
         read_checkpoint(tmp_path)
 
 

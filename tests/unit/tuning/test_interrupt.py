@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import experiments
+import pytest
 
 from reports.experiment import read_experiment
 from tuning.interrupt import left_off
@@ -33,10 +36,60 @@ def test_each_trial_that_has_begun_is_told_with_the_round_it_goes_on_from(tmp_pa
     checkpoint(behind, 0, 4)
     (behind / "checkpoint_000001").mkdir()  # cut short
     trial("async_k4", 2)
+    trial("colocated_k8", 0)
 
-    assert left_off(read_experiment(directory).trials, planned=6) == [
-        "interrupted: 1 of 6 trials done, 2 not begun",
-        "  sync/0      saved after round 5 of 16",
-        "  async_k1/0  reached round 7 of 16, goes on from round 4",
-        "  async_k4/0  reached round 2 of 16, not saved: begins anew",
+    assert left_off(read_experiment(directory).trials, planned=7) == [
+        "interrupted: 1 of 7 trials done, 2 not begun",
+        "  colocated_k8/0  its first round had not ended: starts from round 0",
+        "  sync/0          saved after round 5 of 16",
+        "  async_k1/0      reached round 7 of 16, goes on from round 4",
+        "  async_k4/0      reached round 2 of 16, not saved: starts from round 0",
     ]
+
+
+SILENT_TUNE = """
+import signal, sys, time
+from functools import partial
+from launch.tune import plan_of, parse_arguments, say_last_words
+from tuning import interrupt
+
+storage, words, words_s = sys.argv[1:]
+interrupt.ROUND_S[signal.SIGINT], interrupt.TUNE_S, interrupt.WORDS_S = 0.1, 0.1, float(words_s)
+argv = ["--space", "async_vs_sync", "--name", "e", "--storage", storage]
+plan = plan_of(parse_arguments(argv))
+last = {"said": partial(say_last_words, plan), "hang": lambda: time.sleep(600)}
+interrupt.Interrupt(last[words], lambda: None).install()
+signal.signal(signal.SIGUSR1, lambda *_: None)  # as Tune's, which waits for trials to stop
+signal.raise_signal(signal.SIGINT)
+time.sleep(600)
+"""
+
+
+def end_of_silent_tune(storage: Path, words: str, words_s: float) -> subprocess.CompletedProcess:
+    """The command where Tune does not end in time."""
+    arguments = [sys.executable, "-c", SILENT_TUNE, str(storage), words, str(words_s)]
+    root = Path(__file__).resolve().parents[3]
+    run = subprocess.run(arguments, cwd=root, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 130, run.stderr
+    return run
+
+
+@pytest.mark.slow
+def test_a_trial_whose_round_takes_too_long_is_told_with_what_it_loses(tmp_path):
+    directory = experiments.write_experiment(tmp_path / "e")
+    rows = [experiments.row(n) for n in range(1, 4)]
+    experiments.write_trial(directory, experiments.config("colocated_k8", rounds=12), rows)
+    run = end_of_silent_tune(tmp_path, "said", 60.0)
+    text = "a round takes longer: its trial goes on from its last checkpoint"
+    assert run.stderr.splitlines()[-1] == text
+    assert run.stdout.splitlines()[:2] == [
+        "interrupted: 0 of 8 trials done, 7 not begun",
+        "  colocated_k8/0  reached round 3 of 12, not saved: starts from round 0",
+    ]
+    assert run.stdout.splitlines()[-1].startswith("go on with: ")
+    assert "--resume must --name e" in run.stdout.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_does_not_keep_the_command_from_ending(tmp_path):
+    assert end_of_silent_tune(tmp_path, "hang", 0.1).stdout == ""

@@ -138,6 +138,10 @@ SPACE = ("--space", "async_vs_sync")
         ),
         (["--resume"], ["--resume needs --name"]),
         (["--resume", "--name", "never_started", *SPACE], ["no experiment never_started"]),
+        (
+            ["--resume", "--name", "never_started"],
+            ["no experiment never_started in ", "kept elsewhere? --storage DIRECTORY"],
+        ),
     ],
     ids=lambda value: " ".join(value[-2:]) if value and value[0].startswith("-") else "",
 )
@@ -274,6 +278,13 @@ def test_an_experiment_of_before_there_were_digests_is_resumed(started):
 
     assert started(resume=True).limits == {"max_failures": 2, "max_concurrent": None}
     assert "task.keywords_file" in json.loads(path.read_text())["inputs"]
+
+
+@pytest.mark.slow
+def test_the_experiment_names_its_trials_in_order(started):
+    plan = started("--set", "arm=sync", "--num-samples", "2")
+    stored = json.loads((plan.directory / EXPERIMENT_FILE).read_text())
+    assert stored["planned"] == [["sync", 0], ["sync", 1]]
 
 
 @pytest.mark.slow
