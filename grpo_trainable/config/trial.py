@@ -126,7 +126,7 @@ class GRPOConfig(TrialSettings):
 
     def reads(self, key: str) -> bool:
         """Check whether the combination of settings reads this one."""
-        return not CHECKS[key].unmet(self)
+        return key not in CHECKS or not CHECKS[key].unmet(self)  # a user's task reads its own
 
     def effective(self, key: str) -> Any:
         """Return a setting, or what it follows from where it is none."""

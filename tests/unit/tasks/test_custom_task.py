@@ -130,6 +130,7 @@ def test_keys_of_a_trial_with_a_custom_task_are_its_own_and_not_the_keyword_task
     assert {"task.largest", "task.strict", "optim.lr"} <= keys.keys()
     assert "task.keywords_file" not in keys
     assert keys["task.largest"].meaning == "The largest number in a sum."
+    assert config(sums, largest=5).reads("task.largest")
 
 
 def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
