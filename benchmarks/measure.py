@@ -1,4 +1,4 @@
-"""What the benchmarks share: a workload, fresh processes, trials, and the form of a result.
+"""The parts that benchmarks share: a workload, fresh processes, trials, and the form of a result.
 
 The workload is the `small` preset with random weights: 8 prompts of 10 to 14 tokens, 8 responses
 each, 48 new tokens, float32. Code is timed in a process of its own for each number of threads, so

@@ -1,4 +1,4 @@
-"""What k, lag and replay cost and buy, and which objective permits which lag.
+"""Measure what k, lag and replay cost and buy, and which objective permits which lag.
 
     python benchmarks/off_policy.py                             k, lag and replay: two hours
     python benchmarks/off_policy.py --spaces lag                one of them

@@ -270,7 +270,7 @@ def figures(evaluation: Path) -> dict[str, Any]:
 
 
 def outcome(before: Path, after: Path) -> dict[str, Any]:
-    """What a training changed: paired differences over the problems."""
+    """Return the change by a training: paired differences over the problems."""
     differences = json.loads((after / DATA).read_text())["against"]["differences"]
     rise = differences["answer_reward"]
     return {

@@ -1,4 +1,4 @@
-"""What makes advantages of tokens, and which advantages go with what."""
+"""The settings of critics and completions, and which advantages go with which settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OF_THE_TASK = {
 def compares_a_group(advantage: str) -> bool:
     """Check whether an advantage learns nothing from a group of equal rewards.
 
-    A function of the user's is taken to compare, since its name does not tell.
+    A function of the user's counts as one that compares: its name does not say.
     """
     return advantage in COMPARE_A_GROUP or is_reference(advantage)
 

@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """What must hold of other settings for a key to be read."""
+    """A condition on other settings under which a key is read."""
 
     keys: tuple[str, ...]  # the settings it is about
     needs: str  # the condition in words, as errors and the reference give it
