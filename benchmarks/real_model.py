@@ -43,7 +43,7 @@ from measure import (
 
 from grpo_trainable.command_line import UsageError
 from grpo_trainable.config.engine_catalog import ENGINES
-from grpo_trainable.models.hf.wide_products import multiplies_bfloat16
+from grpo_trainable.models.hf.policy import multiplies_bfloat16
 from grpo_trainable.telemetry.stages import STAGES
 from reports.evaluations.files import DATA
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grpo_trainable.config import GRPOConfig
 from grpo_trainable.learner.adamw import AdamW, ParameterGroup
-from grpo_trainable.learner.master_weights import MasterWeights
 from grpo_trainable.learner.ranks import ALONE, Ranks
 
 
@@ -169,3 +168,54 @@ def _stored_like(parameter: Tensor, value: Tensor) -> Tensor:
     if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+MASTER = "master"  # what a checkpoint calls one, beside AdamW's own names
+
+
+class MasterWeights:
+    """What an optimizer trains: float32 parameters themselves, float32 copies of all others.
+
+    A gradient is added to its copy's, in float32, as soon as the backward pass has it.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._rounded = {
+            name: parameter
+            for name, parameter in parameters.items()
+            if parameter.dtype.itemsize < 4 and parameter.requires_grad
+        }
+        self.copies = {
+            name: torch.nn.Parameter(parameter.detach().float())
+            for name, parameter in self._rounded.items()
+        }
+        self.parameters: dict[str, Tensor] = {**parameters, **self.copies}
+        for name, parameter in self._rounded.items():
+            _pass_on_gradient(parameter, self.copies[name])
+
+    @torch.no_grad()
+    def round_off(self) -> None:
+        """Puts the copies, rounded, into the policy."""
+        for name, parameter in self._rounded.items():
+            parameter.copy_(self.copies[name])
+
+    # ---- Checkpoints -------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The copies, by parameter/master."""
+        return {f"{name}/{MASTER}": copy for name, copy in self.copies.items()}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Goes on from `state`, and takes the master weights out of it."""
+        for name, copy in self.copies.items():
+            copy.copy_(state.pop(f"{name}/{MASTER}"))
+
+
+def _pass_on_gradient(parameter: Tensor, copy: Tensor) -> None:
+    def pass_on(_: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad.float(), None
+        copy.grad = gradient if copy.grad is None else copy.grad.add_(gradient)
+
+    parameter.register_post_accumulate_grad_hook(pass_on)

@@ -12,7 +12,7 @@ from hf_models import write_hf_model
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.numerics
-hf_cache: Any = importlib.import_module("grpo_trainable.engines.hf.cache")  # it needs transformers
+hf_cache: Any = importlib.import_module("grpo_trainable.engines.hf.engine")  # it needs transformers
 
 COLUMNS = 12
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from grpo_trainable.config import GRPOConfig
-from grpo_trainable.learner.master_weights import MasterWeights
-from grpo_trainable.learner.optimizer import PolicyOptimizer
+from grpo_trainable.learner.optimizer import MasterWeights, PolicyOptimizer
 
 pytestmark = pytest.mark.numerics
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from reports.evaluations.attempts import ks, majority_at, pass_at
+from reports.evaluations.measures import ks, majority_at, pass_at
 
 
 @pytest.mark.parametrize(

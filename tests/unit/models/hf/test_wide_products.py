@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from hf_models import VOCAB_SIZE, write_hf_model
 
 import grpo_trainable.models.hf.policy as hf
-from grpo_trainable.models.hf.policy import HFPolicy, load_hf_policy
-from grpo_trainable.models.hf.wide_products import widen_products
+from grpo_trainable.models.hf.policy import HFPolicy, load_hf_policy, widen_products
 
 # Transformers takes seconds to import.
 pytestmark = [pytest.mark.numerics, pytest.mark.slow]
