@@ -77,7 +77,7 @@ def make_environment(name: str) -> Any:
     try:
         made = make()
     except Exception as error:  # a user's code, or a library that renders, may raise anything
-        raise ValueError(f"{name}: cannot be made: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{name}: cannot be created: {' '.join(str(error).split())}") from error
     if not isinstance(made, gymnasium.Env):
         raise ValueError(f"{name}: is a {type(made).__name__}, not an environment of Gymnasium")
     return made

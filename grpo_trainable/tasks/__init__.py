@@ -1,4 +1,4 @@
-"""Tasks: text in, score out. `TASKS` holds the built-in ones. Imports no torch."""
+"""Tasks map text to a score. `TASKS` lists the built-in ones. Imports no torch."""
 
 from grpo_trainable.tasks.games import CalculatorTask, GuessTask
 from grpo_trainable.tasks.keyword import (
@@ -27,7 +27,7 @@ from grpo_trainable.tasks.task import (
     train_size,
 )
 
-# `task.name` -> what it is made by.
+# `task.name` -> the class that implements it.
 TASKS = {
     "keyword": "grpo_trainable.tasks.keyword:KeywordTask",
     "math": "grpo_trainable.tasks.math:MathTask",
@@ -37,7 +37,7 @@ TASKS = {
     "control": "grpo_trainable.control.task:ControlTask",
 }
 
-# The rewards of the tasks whose responses are scored in processes of their own.
+# Rewards of the tasks whose responses are scored in separate processes.
 REWARDS = {"math": MathReward, "reasoning_gym": ReasoningGymReward}
 
 __all__ = [

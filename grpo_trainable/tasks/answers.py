@@ -1,4 +1,4 @@
-r"""Where the answer of a response is: between tags after its reasoning, or in \boxed{}."""
+r"""Find the answer in a response: between tags after the reasoning, or in \boxed{}."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\s])")
 
 
 def tagged_answer(response: str) -> str | None:
-    """What stands between `</think> <answer>` and `</answer>`, the last time; None without it."""
+    """Return the last text between `</think> <answer>` and `</answer>`, or None."""
     _, opened, rest = response.rpartition(ANSWER_OPENS)
     answer, closed, _ = rest.partition(ANSWER_CLOSES)
     return answer.strip() if opened and closed else None
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What the last box of a text holds, `\boxed{…}`, `\fbox{…}` or `\boxed 5`; None without one
-    that is closed."""
+    r"""Return the content of the last box, or None if there is none or its brace stays open.
+
+    A box is `\boxed{…}`, `\fbox{…}` or `\boxed 5`.
+    """
     boxes = list(_BOX.finditer(text))
     if not boxes:
         return None
@@ -44,10 +46,10 @@ def boxed_answer(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Where responses have their answers; one without an answer there earns nothing."""
+    """Place of the answer in a response. A response without an answer there earns nothing."""
 
-    find: Callable[[str], str | None]  # the answer of a response
-    stop: tuple[str, ...]  # texts after which a response has nothing left to say
+    find: Callable[[str], str | None]  # returns the answer of a response, or None
+    stop: tuple[str, ...]  # strings that end a response
 
     def judged(
         self,
@@ -57,9 +59,16 @@ class AnswerForm:
         truth: str | None,
         spell: Spell = lambda formula: None,
     ) -> Score:
-        """The score of a response by what `judge` says of its answer.
+        """Score a response by the reward that `judge` gives to its answer.
 
-        A right answer votes for `truth`, however it is spelt, any other for itself.
+        In a majority vote, a right answer counts for `truth`, in any spelling. Any other answer
+        counts for itself.
+
+        Args:
+            response: The text of the response.
+            judge: Returns the reward of an answer. 1 means a right answer.
+            truth: The true answer, or None if it is unknown.
+            spell: Returns a canonical spelling of a formula, or None.
         """
         answer = self.find(response)
         if answer is None:
@@ -70,7 +79,7 @@ class AnswerForm:
         return Score(reward=right, format_reward=1.0, answer_reward=right, answer=voted)
 
     def unverified(self, response: str) -> Score:
-        """The score of a response whose answer could not be judged: it counts as wrong."""
+        """Score a response whose answer could not be judged. It counts as wrong."""
         answer = self.find(response)
         return Score(
             reward=0.0,
@@ -86,11 +95,10 @@ BOXED = AnswerForm(boxed_answer, stop=())
 
 
 def form_note(settings: TaskSettings) -> str | None:
-    """A note where the template of a task's settings does not ask for the form in which answers are
-    looked for.
+    """Return a note if the prompt template does not request the form in which answers are read.
 
     Raises:
-        ValueError: the file of the template cannot be read.
+        ValueError: If the file of the template cannot be read.
     """
     text = template_text(settings.template)
     if answer_form(settings) is TAGS:
@@ -101,15 +109,15 @@ def form_note(settings: TaskSettings) -> str | None:
         return None
     return (
         f"note: task.template={settings.template} does not ask for {wanted}, where answers are "
-        "looked for: a model that does not write it by itself earns nothing (docs/howto/math.md)"
+        "looked for: a model that does not write it unasked earns nothing (docs/howto/math.md)"
     )
 
 
 def answer_form(settings: TaskSettings) -> AnswerForm:
-    """The form of the answers that a task's settings ask for.
+    """Return the configured form of answers. `auto` follows from the template.
 
     Raises:
-        ValueError: the file of the template cannot be read.
+        ValueError: If the file of the template cannot be read.
     """
     if settings.answer_in == "auto":
         return TAGS if asks_for_tags(template_text(settings.template)) else BOXED

@@ -1,6 +1,6 @@
-"""A task of the user's, `task.name=file.py:Class`: loaded, given its settings, its answers checked.
+"""Load a user's task, `task.name=file.py:Class`, configure it and check what it returns.
 
-Every mistake in it is a `PluginError` or a `ConfigError` of one line.
+Every mistake in the class raises a `PluginError` or a `ConfigError` whose message is one line.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ COMMON = checks_of(CommonTaskSettings, "task.")
 
 
 def declared_settings(name: str) -> dict[str, Check]:
-    """The settings that the class declares in `Settings`: `task.<setting>` -> what it accepts.
+    """Return the settings that the class declares in `Settings`, as `task.<setting>` -> check.
 
     Raises:
-        PluginError: the class cannot be loaded, or its settings are not declared as they should be.
+        PluginError: If the class cannot be loaded, or declares its settings wrongly.
     """
     settings = _settings_class(name)
     return {} if settings is None else checks_of(settings, "task.")
 
 
 def keys_with(name: str) -> dict[str, Check]:
-    """Every key of a trial that runs this task, with what it accepts."""
+    """Return every setting of a trial that runs this task, as key -> check."""
     others = {key: check for key, check in CHECKS.items() if not key.startswith("task.")}
     return others | COMMON | declared_settings(name)
 
 
 def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every setting that the class declares, checked: as `given`, or its default.
+    """Return every setting that the class declares, checked: the given value or the default.
 
     Raises:
-        ConfigError: the class declares no such setting, or a value is invalid.
+        ConfigError: If the class does not declare a given setting, or if a value is invalid.
     """
     declared = declared_settings(name)
     for setting in given:
@@ -68,11 +68,12 @@ def complete_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_settings(name: str, base_dir: str) -> dict[str, Any]:
-    """Each setting that the class declares, with its default: `task.<setting>` -> value. Relative
-    paths mean `base_dir`.
+    """Return the default of each setting that the class declares, as `task.<setting>` -> value.
+
+    Relative paths are resolved against `base_dir`.
 
     Raises:
-        PluginError: the class cannot be loaded, or its settings are not declared as they should be.
+        PluginError: If the class cannot be loaded, or declares its settings wrongly.
     """
     declared = declared_settings(name)
     defaults = {key.removeprefix("task."): check.default for key, check in declared.items()}
@@ -82,13 +83,19 @@ def default_settings(name: str, base_dir: str) -> dict[str, Any]:
 def with_task_settings(
     config: GRPOConfig, base_dir: str, *, given_in: str | None = None
 ) -> GRPOConfig:
-    """`config` with every setting that a user's task declares: checked, as given or its default,
-    paths absolute. A relative default means `base_dir`; one that the config gives means `given_in`,
-    or else `base_dir` too. It loads the class.
+    """Complete and check the settings that a user's task declares.
+
+    Unset settings get their defaults, and paths become absolute. This loads the class.
+
+    Args:
+        config: Config of a trial.
+        base_dir: Directory against which relative defaults are resolved.
+        given_in: Directory against which relative paths in `config` are resolved, by default
+            `base_dir`.
 
     Raises:
-        ConfigError: the class declares no such setting, or a value is invalid.
-        PluginError: the class cannot be loaded.
+        ConfigError: If the class does not declare a given setting, or if a value is invalid.
+        PluginError: If the class cannot be loaded.
     """
     task = config.task
     if config.parts:
@@ -103,7 +110,7 @@ def with_task_settings(
 
 
 def _with_settings_of_parts(config: GRPOConfig, base_dir: str, given_in: str | None) -> GRPOConfig:
-    """The same for each of the user's tasks in a mix, which then spells their settings out."""
+    """Complete the settings of each user's task in a mix, and write them into `task.mix`."""
     entries = mix_of(config.task.mix)
     for label, part in config.parts.items():
         try:
@@ -115,16 +122,27 @@ def _with_settings_of_parts(config: GRPOConfig, base_dir: str, given_in: str | N
 
 
 class CustomTask:
-    """The user's class behind the interface of a task."""
+    """Adapter from a user's class to the interface of a task."""
 
     def __init__(
         self, name: str, given: Mapping[str, Any], seed: int, *, rewards: bool = True
     ) -> None:
-        """`rewards`: whether it is asked for rewards; an environment may be in its place."""
+        """Load the class and check its methods.
+
+        Args:
+            name: Value of `task.name`.
+            given: Settings of the class that the user gave.
+            seed: Seed of the trial.
+            rewards: Require the method `reward`. With an environment the class needs none.
+
+        Raises:
+            ConfigError: If the class does not declare a given setting, or if a value is invalid.
+            PluginError: If the class cannot be loaded or instantiated, or breaks the interface.
+        """
         settings_class = _settings_class(name)
         settings = complete_settings(name, given)
         self._name = name
-        with self._blamed("cannot be made"):
+        with self._blamed("cannot be created"):
             arguments = [] if settings_class is None else [settings_class(**settings)]
             self._task: Any = _task_class(name)(*arguments, seed)
         for method in ("train_example", "eval_examples", *(("reward",) if rewards else ())):
@@ -133,17 +151,19 @@ class CustomTask:
         self.stop = self._stop_strings()
         if self.train_example(0) != self.train_example(0):
             raise self._error(
-                "train_example(0) gave two different examples: an example must follow from the "
-                "seed and its index alone"
+                "train_example(0) gave two different examples: an example must depend only on the "
+                "seed and its index"
             )
 
     def train_example(self, prompt_index: int) -> Example:
+        """Return a training example of the class, checked."""
         call = f"train_example({prompt_index})"
         with self._blamed(call):
             example = self._task.train_example(prompt_index)
         return self._checked(call, example)
 
     def eval_examples(self, count: int) -> list[Example]:
+        """Return `count` held-out examples of the class, checked."""
         call = f"eval_examples({count})"
         with self._blamed(call):
             examples = list(self._task.eval_examples(count))
@@ -153,12 +173,12 @@ class CustomTask:
 
     @property
     def train_size(self) -> int | None:
-        """How many training examples there are, where the class says so."""
+        """Number of training examples in one pass, or None if not stated."""
         return self._size("train_size")
 
     @property
     def eval_size(self) -> int | None:
-        """How many held-out examples there are, where the class says so."""
+        """Number of held-out examples before they repeat, or None if not stated."""
         return self._size("eval_size")
 
     def _size(self, name: str) -> int | None:
@@ -169,7 +189,7 @@ class CustomTask:
         return size
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """What the class says of a response; its exceptions are for the caller to tell."""
+        """Score a response. Exceptions of the class reach the caller unchanged."""
         return as_score(self._task.reward(response, ground_truth))
 
     def _stop_strings(self) -> tuple[str, ...]:
@@ -213,7 +233,7 @@ def _task_class(name: str) -> type:
 
 
 def _settings_class(name: str) -> Any:
-    """The dataclass in which the class declares its settings; None when it declares none."""
+    """Return the dataclass in which the class declares its settings, or None if there is none."""
     settings = getattr(_task_class(name), "Settings", None)
     if settings is None:
         return None
@@ -222,11 +242,11 @@ def _settings_class(name: str) -> Any:
     for item in fields(settings):
         if "check" not in item.metadata:
             raise PluginError(
-                f"task.name={name}: the setting {item.name} must say what it accepts, for example "
-                f"{item.name}: int = integer(1, minimum=0), from grpo_trainable.config"
+                f"task.name={name}: the setting {item.name} must declare the values it accepts, "
+                f"for example {item.name}: int = integer(1, minimum=0), from grpo_trainable.config"
             )
         if f"task.{item.name}" in COMMON:
             raise PluginError(
-                f"task.name={name}: every task has a setting {item.name}; call yours another name"
+                f"task.name={name}: every task has a setting {item.name}; rename yours"
             )
     return settings

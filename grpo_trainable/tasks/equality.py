@@ -1,9 +1,10 @@
-r"""Whether an answer equals the true one: as a text, as a number, or part by part.
+r"""Compare an answer with the true one: as a text, as a number, or part by part.
 
-The true answer's form decides what is right. Where it is a number, only a number is: `12*37` equals
-444, yet it repeats the question. Lists, sets, tuples, intervals and matrices are compared part by
-part, because a parser of mathematics takes `(1,2)` for an interval and does not see that `2\le x<5`
-is one. A formula that leaves no more to be worked out than the true one is for `decide` to judge.
+The form of the true answer decides the comparison. If the true answer is a number, only a number is
+right: `12*37` equals 444 but merely repeats the question. Lists, sets, tuples, intervals and
+matrices are compared part by part. A parser of mathematics would read `(1,2)` as an interval and
+would not recognise `2\le x<5` as one. `decide` judges the remaining formulas. A formula that leaves
+more work to do than the true answer is wrong.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TypeAlias
 
 from grpo_trainable.tasks.quantities import as_number, quantity
 
-LONGEST_ANSWER = 512  # characters; no true answer is as long, and a parser may choke on it
+LONGEST_ANSWER = 512  # characters; true answers are shorter, and a parser may hang on longer ones
 
-Decide: TypeAlias = Callable[[str, str], bool]  # whether an answer equals a truth, both in LaTeX
+# Returns True if an answer (first) equals a true answer (second), both in LaTeX.
+Decide: TypeAlias = Callable[[str, str], bool]
 
 _DELIMITERS = (
     *(("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")),
@@ -52,19 +54,19 @@ _COSMETICS = (
 
 
 def equal(answer: str, truth: str, decide: Decide) -> bool:
-    """Whether `answer` equals `truth`, whatever their typography."""
+    """Return True if `answer` equals `truth`, regardless of typography."""
     if len(answer) > max(LONGEST_ANSWER, 2 * len(truth)):
         return False
     return _equal(plain(answer), plain(truth), decide)
 
 
 def decide_exactly(answer: str, truth: str) -> bool:
-    """Leaves nothing open: what is neither the same text nor the same number is not equal."""
+    """Return False: formulas that are neither the same text nor the same number are unequal."""
     return False
 
 
 def without_name(text: str) -> str:
-    """Return `3` of a plain `x = 3`."""
+    """Return the value of a named result, such as `3` for `x = 3`. `text` is from `plain`."""
     return _named(text)[1]
 
 
@@ -85,7 +87,7 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
     if parts is not None and true_parts is not None:
         return parts.equals(true_parts, decide)
     if number is not None and true_parts is not None:
-        return False  # several values are not one number
+        return False  # one number cannot equal several values
     return not leaves_more(answer, truth) and decide(answer, truth)
 
 
@@ -93,9 +95,9 @@ def _equal(answer: str, truth: str, decide: Decide) -> bool:
 
 
 def plain(text: str) -> str:
-    """LaTeX that means the same, without what is only typography."""
+    """Return LaTeX with the same meaning but without typography."""
     text = _unwrapped(_PREFIX.sub("", _unwrapped(text)))
-    if len(_DOLLAR.findall(text)) % 2 == 0:  # more formulas, with words between them
+    if len(_DOLLAR.findall(text)) % 2 == 0:  # several formulas, with words between them
         text = _DOLLAR.sub("", text)
     for pattern, replacement in _COSMETICS:
         text = re.sub(pattern, replacement, text)
@@ -103,7 +105,7 @@ def plain(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """`text` without the marks of a formula around it, nor a full stop."""
+    """Remove the delimiters around a formula, and a full stop at its end."""
     text = text.strip().rstrip(".").strip()
     for opening, closing in _DELIMITERS:
         inner = text[len(opening) : -len(closing)]
@@ -113,11 +115,14 @@ def _unwrapped(text: str) -> str:
 
 
 def same_letters(text: str) -> str:
-    """What two spellings of the same text have in common."""
+    r"""Return a text that is the same for different spellings of an answer.
+
+    This normalises spaces, `\text` and the letter case of words.
+    """
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\s+", " ", text.strip())
     text = re.sub(r"(?<!\w) | (?!\w)|(?<=\d) (?=[A-Za-z])", "", text)
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)  # a choice among several
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", text)  # an option of a multiple-choice question
     return text.casefold() if re.fullmatch(r"[^\W\d_]{2,}(?: [^\W\d_]+)*", text) else text
 
 
@@ -129,9 +134,13 @@ _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 
 
 def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
-    r"""Return `("x", "3")` of `x = 3`, `3 = x` or `x\in 3`, with no name where it says nothing.
+    r"""Return the name and the value of a result: `("x", "3")` for `x = 3`, `3 = x` or `x\in 3`.
 
-    With `last_side` the value is what any equation ends with, as in `A = 12*37 = 444`.
+    The name is empty if there is none, or if it could be any name, as `f(x)`.
+
+    Args:
+        text: A text from `plain`.
+        last_side: Take the last side of any equation as the value, as in `A = 12*37 = 444`.
     """
     name, *others = _sides(text)
     if name and len(others) == 1 and _NAME.fullmatch(others[0]) and not _NAME.fullmatch(name):
@@ -143,7 +152,7 @@ def _named(text: str, *, last_side: bool = False) -> tuple[str, str]:
 
 
 def _sides(text: str) -> list[str]:
-    """Return the sides of an equation; the text itself where it is none, or several."""
+    """Return the sides of an equation, or the whole text if it is not exactly one equation."""
     sides = [side.strip() for side in _split(_MEMBER.sub(r"\1=", text), "=")]
     is_other_relation = re.search(r"[<>!≤≥≠]|\\not", text)
     are_several = any(parts_of(side) is not None for side in sides[1:-1])  # a = 2, b = 3
@@ -155,7 +164,7 @@ def _sides(text: str) -> list[str]:
 # ---- Parts -----------------------------------------------------------------------------------
 
 _SET, _UNION = "{}", "∪"
-_SIGNS = (  # what separates and encloses parts, as single characters
+_SIGNS = (  # separators and brackets -> single characters
     (r"\\leq?(?:slant)?(?![a-zA-Z])|<=", "≤"),
     (r"\\geq?(?:slant)?(?![a-zA-Z])|>=", "≥"),
     (r"\\lt(?![a-zA-Z])", "<"),
@@ -176,16 +185,18 @@ _BELOW = re.compile(r"(?:[a-zA-Z]([<≤])([^<>≤≥=]+)|([^<>≤≥=]+)([>≥])
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What an answer is made of, in LaTeX."""
+    """Parts of an answer, in LaTeX."""
 
     kind: str  # the brackets of a tuple or an interval; else a set, a union or a matrix
     items: Sequence[str]
 
     @property
     def is_ordered(self) -> bool:
+        """Return True if the order of the parts matters."""
         return self.kind not in (_SET, _UNION)
 
     def equals(self, other: Parts, decide: Decide) -> bool:
+        """Return True if both answers have the same kind and equal parts."""
         if self.kind != other.kind or len(self.items) != len(other.items):
             return False
         if self.is_ordered:
@@ -202,7 +213,7 @@ class Parts:
 
 
 def parts_of(text: str) -> Parts | None:
-    """Return the parts of an answer that has several; None of one that has not."""
+    """Return the parts of an answer, or None if it has fewer than two."""
     if matrix := _matrix(text):
         return matrix
     for pattern, sign in _SIGNS:
@@ -225,7 +236,7 @@ def parts_of(text: str) -> Parts | None:
 
 
 def _matrix(text: str) -> Parts | None:
-    """Return the entries of a matrix, row after row; its kind has the length of each row."""
+    """Return the entries of a matrix row by row. The kind holds the length of each row."""
     match = re.fullmatch(r"\\begin\{[bp]?matrix\}(.*)\\end\{[bp]?matrix\}", text, re.DOTALL)
     if match is None or r"\begin" in match[1]:
         return None
@@ -235,7 +246,7 @@ def _matrix(text: str) -> Parts | None:
 
 
 def _with_each_sign(text: str) -> list[str]:
-    r"""Return `3` and `-3` of `\pm 3`."""
+    r"""Expand a plus-minus sign: return `3` and `-3` for `\pm 3`."""
     halves = re.split(r"\\pm(?![a-zA-Z])|±", text)
     if len(halves) != 2:
         return [text]
@@ -244,7 +255,7 @@ def _with_each_sign(text: str) -> list[str]:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """`text` split where no bracket is open; nothing where brackets do not match."""
+    """Split `text` outside brackets. Return an empty list if the brackets do not match."""
     items, depth = [""], 0
     for character in text:
         depth += (character in _OPENING) - (character in _CLOSING)
@@ -258,7 +269,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _interval(text: str) -> Parts | None:
-    """The interval that an inequality for one letter means."""
+    """Return the interval that an inequality for one letter describes, or None."""
     text = re.sub(r"\s", "", text)
     if match := _RISING.fullmatch(text):
         low, from_, to, high = match.groups()
@@ -280,11 +291,11 @@ def _in_latex(text: str) -> str:
     return text.strip()
 
 
-# ---- What a formula leaves to be worked out ------------------------------------------------------
+# ---- Work that a formula leaves to do ------------------------------------------------------------
 
-# `4\pi+5\pi` leaves more than `9\pi`, an integral more still.
-_POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} stays one
-_WORK = (  # kinds of it, the least first
+# `4\pi+5\pi` leaves more work than `9\pi`, and an integral leaves even more.
+_POWERS = re.compile(r"[\^_]\{[^{}]*[a-zA-Z][^{}]*\}")  # the sum in x^{n+1} is no work
+_WORK = (  # kinds of work, from the least to the most
     # Sums and relations; products and powers of numerals.
     re.compile(
         r"(?<=[\w)}\]!])\s*[-+±]|\\pm(?![a-zA-Z])|[=<>≤≥≠]|\\(?:[lg]eq?|neq?|[lg]t)(?![a-zA-Z])"
@@ -305,9 +316,10 @@ _WORK = (  # kinds of it, the least first
 
 
 def leaves_more(answer: str, truth: str) -> bool:
-    r"""Return whether `answer` leaves work of a kind that `truth`, in LaTeX as well, does not.
+    r"""Return True if `answer` leaves more work to do than `truth`. Both are in LaTeX.
 
-    A restated question equals the truth, so nothing but its form tells it from an answer.
+    A restated question equals the true answer in value. Only its form distinguishes it from an
+    answer.
     """
     return _work(answer) > _work(truth)
 

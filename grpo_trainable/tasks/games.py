@@ -1,4 +1,4 @@
-"""Tasks that are played: they make specifications, and what an environment says first."""
+"""Tasks played in an environment. An example is a specification and the first observation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score, as_score
 
 
 class _Game:
-    """Every specification there is, in another order in each pass. All are held out as well: what
-    is learned is how to play, not what to answer."""
+    """All specifications of a game, in a different order in each pass.
+
+    Evaluation uses the same specifications: the policy learns to play, not to recall answers.
+    """
 
     stop = ("\n",)
     specs: tuple[dict[str, Any], ...]
@@ -26,19 +28,19 @@ class _Game:
 
     @property
     def train_size(self) -> int:
-        """How many specifications there are."""
+        """Number of specifications."""
         return len(self.specs)
 
     eval_size = train_size
 
     def train_example(self, prompt_index: int) -> Example:
-        """Specification `prompt_index`; each pass over all of them has its own order."""
+        """Return training example `prompt_index`. Each pass has a different order."""
         epoch, place = divmod(prompt_index, len(self.specs))
         order = permutation(f"train {self._seed}", epoch, len(self.specs))
         return self._example(self.specs[order[place]])
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` specifications in an order that is the same for every seed."""
+        """Return `count` examples, in the same order for every seed."""
         order = permutation("eval", 0, len(self.specs))
         return [self._example(self.specs[order[i % len(order)]]) for i in range(count)]
 
@@ -46,21 +48,21 @@ class _Game:
         return Example(self.environment().reset(spec), spec)
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """What a single action earns."""
+        """Score a response as the single action of an episode."""
         environment = self.environment()
         environment.reset(ground_truth)
         return as_score(environment.step(response).reward)
 
 
 class GuessTask(_Game):
-    """A digit to guess."""
+    """Task of guessing a secret digit."""
 
     specs = tuple({"secret": digit} for digit in range(10))
     environment = Guess
 
 
 class CalculatorTask(_Game):
-    """Products of two digits from 2 to 9."""
+    """Task of multiplying two digits from 2 to 9."""
 
     specs = tuple(
         {"question": f"{a}*{b}", "answer": a * b} for a in range(2, 10) for b in range(2, 10)

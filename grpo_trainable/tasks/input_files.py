@@ -1,5 +1,7 @@
-"""What a trial reads besides its config, by SHA-256. All trials of an experiment, and a resumed
-one, must read the same."""
+"""Files that a trial reads besides its config, identified by SHA-256.
+
+All trials of an experiment must read the same files, and so must a resumed trial.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,27 @@ from grpo_trainable.tasks.math import problem_files
 from grpo_trainable.tasks.templates import TEMPLATES
 
 ASSETS = NOUNS_FILE.parent
-_MIXED = "task.mix/"  # begins a name that goes on with a task's label and its setting
+_MIXED = "task.mix/"  # prefix of `task.mix/LABEL/SETTING`
 
 
 class InputChanged(RuntimeError):
-    """A file is not what it was when the run started; the message names it and what to do."""
+    """A file has changed since the run started. The message names the file and the remedy."""
 
 
 def input_files(config: GRPOConfig) -> dict[str, Path]:
-    """Config key -> the file that it makes a trial read, a policy's with `/name` after the key.
+    """Return the files that a trial reads, by config key. Policy files have `/name` after the key.
 
-    Shipped files are among them, since another version of the package may bring others. The file of
-    an object of the user's is found without importing it; where it cannot be found (a built-in
-    module, or one that its package makes up) it is left out. What it imports is not looked into.
-    Only a user's task is imported, since its class says which of its settings are files.
+    The result contains shipped files, because another version of the package may ship other ones.
+    Files of a user's objects are found without importing the objects. Files that cannot be found
+    are left out (built-in modules, and modules that a package creates at run time), and so are
+    modules that the user's code imports. Only a user's task is imported, because its class
+    declares which of its settings are files.
     """
     return {key: Path(path) for key, path in _input_files(config)}
 
 
 def users_objects(config: GRPOConfig) -> dict[str, str]:
-    """Config key -> the reference to an object of the user's, where a key names one."""
+    """Return the references to a user's objects, by config key."""
     named = {key: config[key] for key, check in CHECKS.items() if check.refers_to == "object"}
     for label, part in config.parts.items():
         named |= {f"{_MIXED}{label}/{key}": part[f"task.{key}"] for key in ("name", "reward")}
@@ -45,7 +48,7 @@ def users_objects(config: GRPOConfig) -> dict[str, str]:
 
 
 def _input_files(config: GRPOConfig) -> Iterator[tuple[str, str | Path]]:
-    """Files with a user's code come first, before any of it is imported."""
+    """Yield files by config key. Files with a user's code come before any of it is imported."""
     for key, reference in users_objects(config).items():
         yield from _source(key, reference)
     for label, part in config.parts.items():
@@ -93,7 +96,7 @@ def _no_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
     yield from ()
 
 
-# What the built-in tasks read.
+# `task.name` -> the files that a built-in task reads.
 TASK_FILES = {
     "keyword": _keyword_files,
     "math": _math_files,
@@ -105,7 +108,7 @@ TASK_FILES = {
 
 
 def _custom_task_files(task: TaskSettings) -> Iterator[tuple[str, str | Path]]:
-    """What the task's own settings refer to; directories are not looked into."""
+    """Yield the files that the settings of a user's task name. Directories are skipped."""
     own = dict(task.own)
     for key, check in declared_settings(task.name).items():
         value = own.get(key.removeprefix("task."))
@@ -128,15 +131,19 @@ def input_digests(
     before: Mapping[str, str] | None = None,
     keys: Collection[str] | None = None,
 ) -> dict[str, str]:
-    """Config key -> SHA-256 of its file; of some `keys` only.
+    """Return the SHA-256 of each file that a trial reads, by config key.
 
-    With `before`, which is what this function or `digests_of_all` said earlier, each file is
-    compared as soon as it is read; one that only one of them has is not compared. A user's files
-    with code come first, so a task's is compared before it is imported.
+    Files with a user's code come first, so the file of a task is compared before it is imported.
+
+    Args:
+        config: Config of a trial.
+        before: Earlier result of this function or of `digests_of_all`. Each file is compared with
+            it as soon as the file is read. Keys that only one result has are not compared.
+        keys: Keys to include. By default all are included.
 
     Raises:
-        ValueError: a file cannot be read, in one line that names it.
-        InputChanged: a file has another content than `before`.
+        ValueError: If a file cannot be read. The message is one line that names the file.
+        InputChanged: If a file differs from `before`.
     """
     files = _input_files(config)
     if keys is not None:
@@ -153,21 +160,25 @@ def _digests(files: Iterable[tuple[str, str | Path]], before: Mapping[str, str])
 
 
 class Input(NamedTuple):
+    """A file that a trial reads, with its digest."""
+
     path: Path
     sha256: str
 
     @property
     def ships(self) -> bool:
-        """Whether it comes with the package; others are the user's own."""
+        """Return True if the file ships with the package, and False for a user's file."""
         return ASSETS in self.path.parents
 
 
 def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
-    """What several trials read together, by config key: where a key makes them read different
-    files, each but the first stands under the key and its path.
+    """Return the files that several trials read, by config key.
+
+    If trials read different files for one key, the first file has the key. Each other file has the
+    key, a space and its path.
 
     Raises:
-        ValueError: a file cannot be read, in one line that names it.
+        ValueError: If a file cannot be read. The message is one line that names the file.
     """
     together: dict[str, Input] = {}
     for config in configs:
@@ -176,12 +187,12 @@ def inputs_of_all(configs: Iterable[GRPOConfig]) -> dict[str, Input]:
 
 
 def digests_of_all(configs: Iterable[GRPOConfig]) -> dict[str, str]:
-    """The digests alone of `inputs_of_all`."""
+    """Return only the digests of `inputs_of_all`."""
     return {key: file.sha256 for key, file in inputs_of_all(configs).items()}
 
 
 def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
-    """Adds one more trial to what `inputs_of_all` says of several."""
+    """Add the files of one trial to a result of `inputs_of_all`."""
     files = input_files(config)
     for key, digest in input_digests(config).items():
         found = Input(files[key], digest)
@@ -192,11 +203,16 @@ def add_inputs(together: dict[str, Input], config: GRPOConfig) -> None:
 def refuse_changed_inputs(
     config: GRPOConfig, now: Mapping[str, str], before: Mapping[str, str]
 ) -> None:
-    """Compares what `input_digests` says `now` with what it, or `digests_of_all`, said `before`; a
-    key that only one of them has is not compared.
+    """Check that no file has changed.
+
+    Args:
+        config: Config of the trial.
+        now: Current result of `input_digests`.
+        before: Earlier result of `input_digests` or `digests_of_all`. Keys that only one result
+            has are not compared.
 
     Raises:
-        InputChanged: a file has another content.
+        InputChanged: If the content of a file has changed.
     """
     files = input_files(config)
     for key, digest in now.items():
@@ -204,27 +220,28 @@ def refuse_changed_inputs(
 
 
 def refuse_changed_policy(config: GRPOConfig, before: Mapping[str, str]) -> None:
-    """Compares the files of the policy that a trial started from with what `input_digests` said
-    `before`. No code of the user's is imported.
+    """Check that the files of a trial's initial policy have not changed.
+
+    No user code is imported. `before` is an earlier result of `input_digests`.
 
     Raises:
-        InputChanged: a file has another content.
-        ValueError: one cannot be read, in one line.
+        InputChanged: If the content of a file has changed.
+        ValueError: If a file cannot be read. The message is one line.
     """
     _digests(_policy_files(config), before)
 
 
 def refuse_changed(key: str, path: Path, digest: str, before: Mapping[str, str]) -> None:
-    """Compares the digest of one file with what `input_digests` or `digests_of_all` said `before`.
+    """Check the digest of one file against an earlier `input_digests` or `digests_of_all`.
 
     Raises:
-        InputChanged: it has another content.
+        InputChanged: If the content of the file has changed.
     """
     if before.get(f"{key} {path}", before.get(key, digest)) == digest:
         return
     ships = Input(path, digest).ships
     old = "install the version of grpo-trainable" if ships else "put the file back"
     raise InputChanged(
-        f"{key}: {path} is not what it was when this run started; {old} that it started with, or "
+        f"{key}: {path} has changed since this run started; {old} that the run started with, or "
         "start a new run"
     )

@@ -1,4 +1,4 @@
-"""The keyword task: a story is right when every keyword of its prompt appears in it."""
+"""The task `keyword`: a story is right if it contains every keyword of its prompt."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ HELD_OUT_WORDS = 0.25  # share of a keyword file
 
 
 def keyword_prompt(keywords: Sequence[str]) -> str:
-    """The one prompt of the task, its closing newline included; the story follows at once.
+    """Return the prompt for some keywords, with a final newline. The story follows directly.
 
-    The shipped policy was pretrained on these very characters.
+    The shipped policy was pretrained on exactly these characters.
     """
     noun = "word" if len(keywords) == 1 else "words"
     return f"Write a story that includes the {noun}: {', '.join(keywords)}\n"
 
 
 def split_of(word: str) -> str:
-    """`train` or `heldout`: the side of a keyword, in any letter case, in every file and run."""
+    """Return the split of a keyword, `train` or `heldout`.
+
+    The split depends only on the word, in any letter case. It is the same in every file and run.
+    """
     return "heldout" if hash_fraction(word.lower()) < HELD_OUT_WORDS else "train"
 
 
@@ -38,27 +41,27 @@ def split_of(word: str) -> str:
 
 
 def keyword_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
-    """1.0 if every keyword is contained in the response, whatever the case, else 0.0.
+    """Return 1.0 if the response contains every keyword, ignoring case, else 0.0.
 
-    Containment: "hen" is in "when". A plain string is one keyword.
+    A keyword counts inside a longer word too: "when" contains "hen". A plain string is one keyword.
     """
     text = response.casefold()
     return float(all(keyword.casefold() in text for keyword in _as_keywords(keywords)))
 
 
 def word_inclusion_reward_fn(response: str, keywords: str | Sequence[str]) -> float:
-    """1.0 if every keyword stands in the response as a whole word, whatever the case, else 0.0.
+    """Return 1.0 if the response contains every keyword as a whole word, ignoring case, else 0.0.
 
     Letters and digits continue a word, so neither "apples" nor "pineapple" counts for "apple".
-    A hyphen separates words ("apple-pie" counts). An apostrophe inside a word continues it ("can"
-    is not in "can't"), save that of the possessive ("apple's" counts). A keyword of several words
-    may be broken across lines.
+    A hyphen separates words ("apple-pie" counts). An apostrophe inside a word continues the word
+    ("can't" does not contain "can"), except in a possessive ("apple's" counts). A keyword of
+    several words may be broken across lines.
     """
     text = _plain(response)
     return float(all(_word_pattern(keyword).search(text) for keyword in _as_keywords(keywords)))
 
 
-# What `task.match` can be.
+# `task.match` -> the function that matches keywords.
 _INCLUSION = {"word": word_inclusion_reward_fn, "substring": keyword_inclusion_reward_fn}
 
 _TYPEWRITER = str.maketrans(
@@ -72,7 +75,7 @@ def _as_keywords(keywords: str | Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str) -> str:
-    """Letter case, spelling of accents and typographic marks made equal."""
+    """Normalise letter case, the encoding of accents, and typographic marks."""
     return unicodedata.normalize("NFC", text).casefold().translate(_TYPEWRITER)
 
 
@@ -88,10 +91,14 @@ def _word_pattern(keyword: str) -> re.Pattern[str]:
 
 
 def read_keywords(path: str | Path) -> list[str]:
-    """The keywords of a UTF-8 file, one a line, in order, once each whatever the case.
+    """Read the keywords of a UTF-8 file with one keyword per line.
 
-    Blank lines and lines that start with # are skipped. ValueError when the file cannot be read,
-    is not UTF-8 (with the line number) or holds no keyword.
+    The order is kept. Duplicates are dropped, ignoring case. Blank lines and lines that start with
+    # are skipped.
+
+    Raises:
+        ValueError: If the file cannot be read, is not UTF-8 (the message has the line number) or
+            contains no keyword.
     """
     keywords: dict[str, str] = {}
     for number, line in numbered_lines("keywords_file", path):
@@ -106,14 +113,17 @@ def read_keywords(path: str | Path) -> list[str]:
         if keyword and not keyword.startswith("#"):
             keywords.setdefault(keyword.lower(), keyword)
     if not keywords:
-        raise ValueError(f"task.keywords_file={path}: holds no keyword; one a line is expected")
+        raise ValueError(f"task.keywords_file={path}: holds no keyword; write one keyword per line")
     return list(keywords.values())
 
 
 def parse_example(row: Mapping[str, Any]) -> Example:
-    """The example of a JSONL line with `prompt` and `keywords` (a list) or else `answer` (text).
+    """Parse a JSONL line with `prompt` and either `keywords` (a list) or `answer` (text).
 
-    A prompt gets a closing newline if it has none, since the response follows at once.
+    A text prompt gets a final newline if it has none, because the response follows directly.
+
+    Raises:
+        ValueError: If a field is missing or malformed.
     """
     prompt: Any = row.get("prompt")
     keywords, answer = row.get("keywords"), row.get("answer")
@@ -136,14 +146,14 @@ def parse_example(row: Mapping[str, Any]) -> Example:
 
 @dataclass(frozen=True)
 class _Words:
-    """An endless stream of prompts from words; a pass uses each word at most once."""
+    """An endless stream of prompts from words. A pass uses each word at most once."""
 
     words: Sequence[str]
     per_prompt: int
 
     @property
     def size(self) -> int:
-        """Examples of one pass."""
+        """Number of examples in one pass."""
         return len(self.words) // self.per_prompt
 
     def example(self, key: str, prompt_index: int) -> Example:
@@ -155,17 +165,17 @@ class _Words:
 
 
 class KeywordTask:
-    """Prompts from a word file (`keywords_file`, None: the shipped nouns) or from JSONL files.
+    """Prompts from a word file (`keywords_file`, by default the shipped nouns) or JSONL files.
 
-    Words are split into train and held-out by `split_of`. `train_file` and `eval_file` are used as
-    they are; either one alone is split by a hash of the prompt. `strict` refuses a bad JSONL line
-    instead of skipping it.
+    `split_of` splits words into training and held-out words. If both `train_file` and `eval_file`
+    are set, they are used as they are. A single file is split by a hash of the prompt. With
+    `strict`, a malformed JSONL line raises an error; otherwise it is skipped.
 
     Raises:
-        ValueError: a file is missing, empty or malformed, in one line.
+        ValueError: If a file is missing, empty or malformed. The message is one line.
     """
 
-    stop: tuple[str, ...] = ()  # a story ends where the policy ends it
+    stop: tuple[str, ...] = ()  # only the policy ends a story
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
         self._inclusion = _INCLUSION[settings.match]
@@ -180,34 +190,36 @@ class KeywordTask:
             )
 
     def train_example(self, prompt_index: int) -> Example:
-        """The `prompt_index`-th training example; each pass over the prompts has its own order.
+        """Return training example `prompt_index`, a pure function of (seed, prompt_index).
 
-        A pure function of (seed, prompt_index).
+        Each pass over the prompts has a different order.
         """
         return self._train.example(f"train {self._seed}", prompt_index)
 
     @property
     def train_size(self) -> int:
-        """How many training examples a pass has."""
+        """Number of training examples in one pass."""
         return self._train.size
 
     @property
     def eval_size(self) -> int:
-        """How many held-out examples there are before they come round again."""
+        """Number of held-out examples before they repeat."""
         return self._heldout.size
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` held-out examples, the same for every seed; fewer are the first of more.
+        """Return `count` held-out examples, the same for every seed.
 
-        When more are asked for than there are, the held-out words or rows come round again: in
-        new combinations with several keywords a prompt, else as the same prompts.
+        A smaller `count` returns the first of the same examples. If `count` exceeds their number,
+        the held-out words or rows repeat: in new combinations if prompts have several keywords,
+        otherwise as the same prompts.
         """
         return [self._heldout.example("eval", prompt_index) for prompt_index in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """1 when every keyword of `ground_truth` (a list, or one text) is there, else 0.
+        """Reward 1 if the response contains every keyword of `ground_truth`, else 0.
 
-        Any text is well-formed, so the format reward is always 1.
+        `ground_truth` is a list or a single text. Any response is well-formed, so the format reward
+        is always 1.
         """
         assert isinstance(ground_truth, str | list), ground_truth
         answer = self._inclusion(response, ground_truth)  # pyright: ignore[reportArgumentType]
@@ -221,6 +233,7 @@ def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
     if min(len(train), len(heldout)) < per_prompt:
         raise ValueError(
             f"task.keywords_file={path}: too few words; the hash makes {len(train)} of them train "
-            f"and {len(heldout)} held-out, task.keywords_per_prompt={per_prompt} of each are needed"
+            f"and {len(heldout)} held-out, but each side needs "
+            f"task.keywords_per_prompt={per_prompt}; add words"
         )
     return _Words(train, per_prompt), _Words(heldout, per_prompt)

@@ -1,4 +1,4 @@
-"""The math task: problems with an answer that can be verified."""
+"""The task `math`: problems whose answers can be verified."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.prompt_files import json_object, numbered_lines, split
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# The problems that ship: calculations in words, whose answers are whole numbers.
+# The shipped problems: calculations in words. Their answers are whole numbers.
 ARITHMETIC = Path(__file__).parents[1] / "assets" / "arithmetic"
 SHIPPED_PROBLEMS = {
     "train_file": str(ARITHMETIC / "train.jsonl"),
@@ -22,22 +22,23 @@ SHIPPED_PROBLEMS = {
 }
 
 
-MARK = "####"  # what GSM8K has before the answer of a solution
+MARK = "####"  # GSM8K's mark before the answer of a solution
 
 
 def problem_files(settings: TaskSettings) -> dict[str, str]:
-    """`train_file` and `eval_file` as far as they are read: those that are given, else those that
-    ship."""
+    """Return the files to read by setting: those that are set, or else both shipped ones."""
     given = {"train_file": settings.train_file, "eval_file": settings.eval_file}
     return {key: path for key, path in given.items() if path is not None} or SHIPPED_PROBLEMS
 
 
 def parse_problem(row: Mapping[str, Any]) -> Example:
-    r"""The question and the true answer of a JSONL line, in MATH's layout or in GSM8K's.
+    r"""Return the question and the true answer of a JSONL line in the layout of MATH or GSM8K.
 
-    `problem` or `question` is the question. `answer`, or else `solution`, has the true answer: what
-    follows its last `####`, or what its last \boxed{} holds; an `answer` with neither is the true
-    answer itself.
+    `problem` or `question` holds the question. `answer`, or else `solution`, holds the true answer
+    after its last `####` or in its last \boxed{}. An `answer` with neither is the true answer.
+
+    Raises:
+        ValueError: If the question or the true answer is missing.
     """
     question = row.get("problem", row.get("question"))
     if not is_text(question):
@@ -57,13 +58,22 @@ def parse_problem(row: Mapping[str, Any]) -> Example:
 
 
 def unmarked_answers(key: str, path: str) -> str | None:
-    """A note where most lines of a file have #### before their answers and others have none, so
-    that a whole solution is taken for the true answer; `task.key` is its name in the config."""
+    """Return a note if most lines of a file mark their answers with ####, but some do not.
+
+    The whole solution of an unmarked line becomes its true answer.
+
+    Args:
+        key: Setting that names the file, without `task.`.
+        path: The file.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
     marked, unmarked = 0, []
     for number, line in numbered_lines(key, path):
         try:
             answer = json_object(line).get("answer")
-        except ValueError:  # the line is skipped, and named where the file is read
+        except ValueError:  # `read_examples` reports such a line
             continue
         if not isinstance(answer, str):
             continue
@@ -74,9 +84,9 @@ def unmarked_answers(key: str, path: str) -> str | None:
     if not unmarked or marked <= len(unmarked):
         return None
     return (
-        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer, which "
-        f"{marked:,} lines have and {len(unmarked):,} have not: its whole text is taken for the "
-        "true answer"
+        f"note: task.{key}={path}: line {unmarked[0]} has no {MARK} before its answer "
+        f"({marked:,} lines have it, {len(unmarked):,} do not): its whole text becomes the true "
+        "answer"
     )
 
 
@@ -86,12 +96,14 @@ def _final_answer(worked: str) -> str | None:
 
 
 class MathTask:
-    """Problems from JSONL files, or those that ship. `train_file` and `eval_file` are used as they
-    are; either one alone is split by a hash of the question.
+    """Problems from JSONL files, or the shipped problems.
+
+    If both `train_file` and `eval_file` are set, they are used as they are. A single file is split
+    by a hash of the question.
 
     Raises:
-        ValueError: a file is missing, empty or malformed, or math-verify is needed and missing, in
-            one line.
+        ValueError: If a file is missing, empty or malformed, or if math-verify is needed but not
+            installed. The message is one line.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
@@ -109,22 +121,25 @@ class MathTask:
         )
 
     def train_example(self, prompt_index: int) -> Example:
-        """The `prompt_index`-th training problem; each pass over them has its own order."""
+        """Return training problem `prompt_index`. Each pass has a different order."""
         return self._asked(self._train.example(f"train {self._seed}", prompt_index))
 
     @property
     def train_size(self) -> int:
-        """How many training problems there are before they come round again."""
+        """Number of training problems in one pass."""
         return self._train.size
 
     @property
     def eval_size(self) -> int:
-        """How many held-out problems there are before they come round again."""
+        """Number of held-out problems before they repeat."""
         return self._heldout.size
 
     def notes(self) -> list[str]:
-        """What may not be meant: a template that does not ask for an answer, solutions in the place
-        of answers, and problems that are both trained on and held out."""
+        """Return one line for each likely mistake.
+
+        These are a template that does not request an answer, solutions in place of answers, and
+        problems that are both trained on and held out.
+        """
         found = [unmarked_answers(key, path) for key, path in self._files.items()]
         found.insert(0, self._form_note)
         train = {as_text(problem.prompt) for problem in self._train.rows}
@@ -139,12 +154,14 @@ class MathTask:
         return [note for note in found if note is not None]
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` held-out problems, the same for every seed; beyond all of them they come round
-        again."""
+        """Return `count` held-out problems, the same for every seed.
+
+        They repeat if `count` exceeds their number.
+        """
         return [self._asked(self._heldout.example("eval", i)) for i in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """1 where the answer of the response equals the true one, else 0."""
+        """Reward 1 if the answer of the response equals the true one, else 0."""
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, problem: Example) -> Example:

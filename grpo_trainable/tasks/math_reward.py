@@ -1,4 +1,4 @@
-r"""The rewards of mathematics: does a response have an answer, and does that equal the true one?"""
+r"""Rewards for mathematics: is there an answer, and does it equal the true one?"""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ Truth: TypeAlias = str | int | float | Sequence[str | int | float]
 
 
 def r1_zero_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
-    """`reward`, `format_reward` and `answer_reward` of a response that closes its reasoning by
-    `</think> <answer>…</answer>`, each 0 or 1.
+    """Score a response that ends its reasoning with `</think> <answer>…</answer>`.
 
-    The answer must equal `ground_truth`, or one of several, mathematically (math-verify, extra
-    `math`); without the right form it earns nothing. Numbers and equal texts need no library. A
-    formula may keep the library busy for any time, so a trial calls this in a process that it can
-    end; whoever calls it elsewhere has no deadline.
+    The answer must equal the true one mathematically (math-verify, extra `math`). Numbers and equal
+    texts need no library. An answer in another form earns nothing.
+
+    A formula may keep the library busy for an unlimited time. A trial therefore calls this function
+    in a process that it can end. Other callers have no deadline.
+
+    Args:
+        response: The text of the response.
+        ground_truth: The true answer, or several of which the answer must equal one.
+
+    Returns:
+        `reward`, `format_reward` and `answer_reward`, each 0 or 1.
 
     Raises:
-        ValueError: math-verify is needed and not installed.
+        ValueError: If math-verify is needed but not installed.
     """
     return _as_dict(_score(TAGS, response, ground_truth, verified_equal))
 
 
 def question_only_reward_fn(response: str, ground_truth: Truth) -> dict[str, float]:
-    r"""The same of a response whose answer is in \boxed{}."""
+    r"""Score a response that has its answer in \boxed{}, otherwise as `r1_zero_reward_fn`."""
     return _as_dict(_score(BOXED, response, ground_truth, verified_equal))
 
 
@@ -54,8 +61,11 @@ def _score(
     decide: Decide,
     spell: Spell = lambda formula: None,
 ) -> Score:
-    """`spell` is asked only for formulas that `decide` was asked for as well: a policy may write
-    one that a parser never comes back from, and not every answer needs it."""
+    """Score a response by its answer.
+
+    `spell` is called only for formulas that `decide` has already compared. A policy may write a
+    formula that a parser never finishes, and not every answer needs the parser.
+    """
     given = [ground_truth] if isinstance(ground_truth, str | int | float) else ground_truth
     truths = [str(truth) for truth in given]
     asked: set[str] = set()
@@ -73,23 +83,27 @@ def _score(
 
 
 class MathReward:
-    """The reward of the math task, without its prompts."""
+    """The reward of the task `math`, without the prompts."""
 
     def __init__(self, settings: TaskSettings) -> None:
-        """ValueError when math-verify is asked for and not installed, or a template cannot be
-        read, in one line."""
+        """Read the form of answers from the settings.
+
+        Raises:
+            ValueError: If math-verify is configured but not installed, or if the template cannot
+                be read. The message is one line.
+        """
         self._form = answer_form(settings)
         self._by_library = settings.equality == "math_verify"
         if self._by_library:
             require_math_verify()
 
     def warm_up(self) -> None:
-        """Does what is slow the first time, by seconds."""
+        """Load math-verify. Its first call takes seconds."""
         if self._by_library:
             verified_equal(r"\frac{1}{2}x", r"x\cdot 2^{-1}")
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """1 where the answer of the response equals the true one, else 0."""
+        """Reward 1 if the answer of the response equals the true one, else 0."""
         assert isinstance(ground_truth, str), ground_truth
         if self._by_library:
             return _score(self._form, response, ground_truth, verified_equal, library_spelling)
@@ -100,22 +114,26 @@ class MathReward:
 
 
 def require_math_verify() -> None:
-    """ValueError, in one line, when math-verify is not installed. It is not imported."""
+    """Check that math-verify is installed, without importing it.
+
+    Raises:
+        ValueError: If it is not installed. The message is one line.
+    """
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError(
             "task.equality=math_verify: math-verify is missing; install it by: "
-            "pip install 'grpo-trainable[math]', or compare numbers only by task.equality=exact"
+            "pip install 'grpo-trainable[math]', or set task.equality=exact to compare numbers only"
         )
 
 
 def verified_equal(answer: str, truth: str) -> bool:
-    """Whether math-verify says that an answer equals a truth, both in LaTeX.
+    """Return True if math-verify finds an answer equal to a true answer, both in LaTeX.
 
-    Its own time-outs are off: they rest on SIGALRM, which only the main thread of a process can
-    use. Whoever needs a deadline ends the process.
+    The library's time-outs are off, because they rely on SIGALRM, which only the main thread of a
+    process can use. To enforce a deadline, end the process.
 
     Raises:
-        ValueError: math-verify is not installed.
+        ValueError: If math-verify is not installed.
     """
     require_math_verify()
     import math_verify
@@ -125,7 +143,7 @@ def verified_equal(answer: str, truth: str) -> bool:
 
 
 def library_spelling(formula: str) -> str | None:
-    """What math-verify reads of a formula, as text; None where it cannot read it."""
+    """Return math-verify's reading of a formula as text, or None if it cannot read the formula."""
     read = _parsed(formula)
     try:
         return str(read[0]) if read else None
@@ -135,14 +153,14 @@ def library_spelling(formula: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _parsed(latex: str) -> list[Any]:
-    """What math-verify reads of a formula; nothing where it cannot read it."""
+    """Return math-verify's reading of a formula, empty if it cannot read the formula."""
     import math_verify
 
-    # Says once in every process that its time-outs are off.
+    # Otherwise the library warns once in every process that its time-outs are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     formula = without_unit(" ".join(latex.replace("\\$", "").replace("$", "").split()))
     config = math_verify.LatexExtractionConfig()
-    # Its own units are any of "ab", "h" or "t": it would take 2ab for 2.
+    # The library's units include "ab", "h" and "t": it would read 2ab as 2.
     normalization = replace(config.normalization_config, units=False)
     return math_verify.parse(
         f"${formula}$",

@@ -1,4 +1,4 @@
-"""A prompt as a conversation, which a chat template turns into text."""
+"""Prompts as conversations, which a chat template renders as text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ NO_PROMPT = "must be non-empty text or a list of messages"
 
 
 def mistake_in_prompt(prompt: Any) -> str | None:
-    """Why a value is neither text nor a conversation, completing "the prompt …"; None where it is
-    one."""
+    """Return the mistake in a prompt, or None if the prompt is valid text or a valid conversation.
+
+    The result completes a sentence that begins with "the prompt".
+    """
     if isinstance(prompt, str):
         return None if is_text(prompt) else NO_PROMPT
     if not isinstance(prompt, list | tuple) or not prompt:
@@ -28,23 +30,29 @@ def mistake_in_prompt(prompt: Any) -> str | None:
                 f"has the role {message['role']!r} in message {number}; valid: {', '.join(ROLES)}"
             )
         if message["role"] == "system" and number > 1:
-            return f"has its system message in place {number}; it must be the first"
+            return f"has its system message in place {number}; the system message must be the first"
         if not is_text(message["content"]):
             return f"has no text as content of message {number}"
-    return None if prompt[-1]["role"] == "user" else "must end with a message of the user's"
+    return None if prompt[-1]["role"] == "user" else "must end with a message of the role user"
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether it is text that is not blank."""
-    # JSON can spell half a surrogate pair, which no later step could encode.
+    """Return True for text that is not blank and can be encoded."""
+    # JSON can contain half a surrogate pair, which no later step can encode.
     return (
         isinstance(value, str) and bool(value.strip()) and not re.search("[\ud800-\udfff]", value)
     )
 
 
 def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str]]:
-    """The conversation of a prompt: a text is one message of the user's, without the newline at its
-    end. `system` comes first unless the prompt brings a system message of its own."""
+    """Return a prompt as a conversation.
+
+    A text becomes one message of the role `user`, without the newline at its end.
+
+    Args:
+        prompt: A text or a conversation.
+        system: Text of a system message to put first, unless the prompt already has one.
+    """
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prompt.removesuffix("\n")}]
     else:
@@ -55,16 +63,16 @@ def as_messages(prompt: Prompt, system: str | None = None) -> list[dict[str, str
 
 
 def as_text(prompt: Prompt) -> str:
-    """A prompt for people to read: a conversation as a line `role: content` for each message."""
+    """Return a prompt for people to read, with a line `role: content` for each message."""
     if isinstance(prompt, str):
         return prompt
     return "".join(f"{message['role']}: {message['content']}\n" for message in prompt)
 
 
 def text_of(said: Any) -> str:
-    """Return the text of a message or of a list of messages, each on its own lines, without roles.
+    """Return the text of one message or of a list of messages, without roles.
 
-    No message is an empty text. The line break at the end goes.
+    Each message starts on a new line. None is an empty text. Line breaks at the end are removed.
     """
     if said is None or isinstance(said, str):
         return (said or "").rstrip("\n")

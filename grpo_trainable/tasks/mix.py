@@ -1,4 +1,4 @@
-"""Several tasks in one trial: a prompt, and all responses to it, are of one of them."""
+"""Several tasks in one trial. Each prompt, with all its responses, belongs to one task."""
 
 from __future__ import annotations
 
@@ -14,65 +14,79 @@ from grpo_trainable.tasks.task import Example, Task
 
 
 def mixture_of(config: GRPOConfig) -> Mixture | None:
-    """Which task each prompt of a trial is of; None where it has one task."""
+    """Return the assignment of prompts to tasks, or None if the trial has a single task."""
     return Mixture(weights_of(config.task.mix), config.seed) if config.parts else None
 
 
 class MixTask:
-    """The prompts of several tasks, each with its own seeded stream. Its responses are scored by
-    the task that they are of."""
+    """The prompts of several tasks, each with its own seeded stream.
+
+    The task of a prompt scores its responses.
+    """
 
     def __init__(self, parts: Mapping[str, Task], mixture: Mixture) -> None:
-        """`parts`: a task for each label of the mixture."""
+        """Combine tasks.
+
+        Args:
+            parts: A task for each label of the mixture.
+            mixture: Assigns a task to each prompt.
+        """
         self.parts = parts
         self._mixture = mixture
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The strings of all tasks: those of one end the responses of the others too, since all
-        responses of a call share their limits."""
+        """Stop strings of all tasks.
+
+        The strings of one task also end the responses of the others, because all responses of a
+        call share their limits.
+        """
         return tuple(dict.fromkeys(text for task in self.parts.values() for text in task.stop))
 
     def train_example(self, prompt_index: int) -> Example:
-        """Example number `prompt_index` of the mix, which is the next one of its task."""
+        """Return training example `prompt_index` of the mix: the next example of its task."""
         place = self._mixture.train(prompt_index)
         return self.parts[place.label].train_example(place.index)
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` held-out examples, as many of each task, by turns."""
+        """Return `count` held-out examples, which take turns among the tasks."""
         places = [self._mixture.held_out(index) for index in range(count)]
         counts = Counter(place.label for place in places)
         of_parts = {label: self.parts[label].eval_examples(n) for label, n in counts.items()}
         return [of_parts[place.label][place.index] for place in places]
 
     def label(self, stream: str, prompt_index: int) -> str:
-        """The task of a prompt."""
+        """Return the label of a prompt's task."""
         return self._mixture.place(stream, prompt_index).label
 
 
 class Place(NamedTuple):
-    """Where the prompt of a mix comes from."""
+    """Origin of a prompt in a mix."""
 
     label: str  # the task's label
-    index: int  # index in the task's own stream
+    index: int  # index in the stream of that task
 
 
 class Mixture:
-    """Which task each prompt is of: a function of the weights, the seed and the prompt's index.
+    """Assignment of prompts to tasks, a function of the weights, the seed and the prompt's index.
 
-    Of the first n training prompts a task with the share w has ⌊n·w⌋ or ⌈n·w⌉, for every n, so a
-    round has what the weights say, and not what a die made of them. Number j of a task belongs
-    between the prompts ⌊j / w⌋ and ⌈(j + 1) / w⌉, and the one whose time ends first comes first,
-    which meets all times (Baruah et al. 1996, "Proportionate progress"). Ties are broken by the
-    seed.
+    A task with share w has ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
+    therefore follows the weights closely, without the noise of random draws. Prompt j of a task
+    must come in the window from prompt ⌊j / w⌋ to prompt ⌈(j + 1) / w⌉. The task whose window ends
+    first goes first, which meets all windows (Baruah et al. 1996, "Proportionate progress"). The
+    seed breaks ties.
 
-    Held-out prompts go round the tasks one by one, so that each task has as many whatever its
-    weight.
+    Held-out prompts take turns among the tasks, so each task has equally many, whatever its weight.
     """
 
     def __init__(self, weights: Mapping[str, float], seed: int) -> None:
-        """`weights`: above 0; they need not add up to 1."""
-        # Weights count as they are written: the float 0.1 itself is a little more than a tenth.
+        """Compute the shares of the tasks.
+
+        Args:
+            weights: Weight of each label, above 0. Weights need not add up to 1.
+            seed: Seed of the trial.
+        """
+        # Use the decimal form of a weight: the float 0.1 is slightly more than a tenth.
         exact = {label: Fraction(repr(weight)) for label, weight in weights.items()}
         total = sum(exact.values())
         self.labels = tuple(weights)
@@ -80,21 +94,22 @@ class Mixture:
         self._seed = seed
         self._taken = dict.fromkeys(weights, 0)
         self._places: list[Place] = []
-        self._growing = threading.Lock()  # responses are scored in a thread of its own
+        self._growing = threading.Lock()  # a separate thread scores responses
 
     def train(self, prompt_index: int) -> Place:
-        """The place of a training prompt."""
+        """Return the origin of a training prompt."""
         with self._growing:
             while len(self._places) <= prompt_index:
                 self._places.append(self._next())
         return self._places[prompt_index]
 
     def held_out(self, prompt_index: int) -> Place:
-        """The place of a held-out prompt."""
+        """Return the origin of a held-out prompt."""
         index, which = divmod(prompt_index, len(self.labels))
         return Place(self.labels[which], index)
 
     def place(self, stream: str, prompt_index: int) -> Place:
+        """Return the origin of a prompt of the stream `train` or `eval`."""
         return self.held_out(prompt_index) if stream == "eval" else self.train(prompt_index)
 
     def _next(self) -> Place:
@@ -110,9 +125,9 @@ class Mixture:
         return place
 
     def _begins(self, label: str) -> int:
-        """The first prompt that the next one of a task may be: ⌊j / w⌋."""
+        """Return the start of the window for a task's next prompt j: ⌊j / w⌋."""
         return self._taken[label] // self._shares[label]
 
     def _ends(self, label: str) -> int:
-        """The prompt before which it must have come: ⌈(j + 1) / w⌉."""
+        """Return the end (exclusive) of the window for a task's next prompt j: ⌈(j + 1) / w⌉."""
         return -(-(self._taken[label] + 1) // self._shares[label])

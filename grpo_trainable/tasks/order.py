@@ -1,5 +1,4 @@
-"""The order in which a stream goes through its prompts: pass after pass, each in an order of its
-own."""
+"""The order of prompts in a stream: pass after pass, each in a different order."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from grpo_trainable.tasks.task import Example
 
 @lru_cache(maxsize=4)
 def permutation(key: str, epoch: int, size: int) -> tuple[int, ...]:
-    """The order of a pass over `size` prompts, by the name of the stream and the pass."""
+    """Return the order of `size` prompts in pass `epoch` of the stream `key`."""
     order = list(range(size))
     random.Random(f"{key} epoch {epoch}").shuffle(order)
     return tuple(order)
@@ -21,15 +20,16 @@ def permutation(key: str, epoch: int, size: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Rows:
-    """An endless stream of the examples of a file; a pass uses each once."""
+    """An endless stream of the examples of a file. A pass uses each example once."""
 
     rows: Sequence[Example]
 
     @property
     def size(self) -> int:
-        """Examples of one pass."""
+        """Number of examples in one pass."""
         return len(self.rows)
 
     def example(self, key: str, prompt_index: int) -> Example:
+        """Return example `prompt_index` of the stream named `key`."""
         epoch, place = divmod(prompt_index, self.size)
         return self.rows[permutation(key, epoch, self.size)[place]]

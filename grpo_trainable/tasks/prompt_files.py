@@ -1,4 +1,4 @@
-"""Prompts from files: read line by line, and split into those to train on and those held out."""
+"""Read prompts from JSONL files and split them into training and held-out prompts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,22 @@ from grpo_trainable.tasks.task import Example
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT_PROMPTS = 0.20  # share of a JSONL file that comes alone
+HELD_OUT_PROMPTS = 0.20  # held-out share of a file if only one of the two files is given
 
-# Makes an example of a line of a JSONL file; ValueError says what is wrong with the line.
+# Converts a line of a JSONL file to an example. Raises ValueError for a bad line.
 ParseRow: TypeAlias = Callable[[Mapping[str, Any]], Example]
 
 
 def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, counted from 1. ValueError when it cannot be read; `task.key` is its
-    name in the config."""
+    """Return the lines of a file with their numbers, counted from 1.
+
+    Args:
+        key: Setting that names the file, without `task.`.
+        path: The file.
+
+    Raises:
+        ValueError: If the file cannot be read.
+    """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -33,11 +40,20 @@ def numbered_lines(key: str, path: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) -> list[Example]:
-    """The examples of a JSONL file, in order.
+    """Read the examples of a JSONL file, in order.
 
-    Bad lines are skipped with one warning for all of them; when `strict`, the first is a
-    ValueError. Both have file and line number. ValueError when the file cannot be read or holds no
-    example.
+    Bad lines are skipped, with one warning for all of them. The warning has the file and the number
+    of the first bad line.
+
+    Args:
+        key: Setting that names the file, without `task.`.
+        path: The file.
+        parse: Converts a line to an example.
+        strict: Raise an error for the first bad line instead of skipping it.
+
+    Raises:
+        ValueError: If the file cannot be read or contains no example, or, with `strict`, if a line
+            is bad.
     """
     examples, mistakes = [], []
     for number, line in numbered_lines(key, path):
@@ -59,7 +75,11 @@ def read_examples(key: str, path: str | Path, parse: ParseRow, *, strict: bool) 
 
 
 def json_object(line: bytes) -> Mapping[str, Any]:
-    """The object that a line of a JSONL file holds; ValueError says what is wrong with it."""
+    """Parse the object in a line of a JSONL file.
+
+    Raises:
+        ValueError: If the line is not a JSON object. The message states the mistake.
+    """
     try:
         row = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -74,11 +94,12 @@ def json_object(line: bytes) -> Mapping[str, Any]:
 def split_files(
     train_file: str | Path | None, eval_file: str | Path | None, parse: ParseRow, *, strict: bool
 ) -> tuple[Rows, Rows]:
-    """The examples to train on and those held out. Two files are used as they are; either one alone
-    is split by a hash of each prompt.
+    """Return the training examples and the held-out examples.
+
+    Two files are used as they are. A single file is split by a hash of each prompt.
 
     Raises:
-        ValueError: a file is missing, empty or malformed, or too small to be split.
+        ValueError: If a file is missing, empty or malformed, or too small to split.
     """
     if train_file is not None and eval_file is not None:
         return (
@@ -94,16 +115,16 @@ def split_files(
         other = "train_file" if key == "eval_file" else "eval_file"
         raise ValueError(
             f"task.{key}={path}: too few prompts; the hash makes {len(train)} of them train and "
-            f"{len(heldout)} held-out, one of each is needed, or a task.{other}"
+            f"{len(heldout)} held-out, but each side needs one; add prompts or set task.{other}"
         )
     return Rows(train), Rows(heldout)
 
 
 def is_held_out(prompt: Prompt) -> bool:
-    """The side of a prompt that comes without one: the same in every file and run."""
+    """Return True if the hash of a prompt makes it held-out, the same in every file and run."""
     return hash_fraction(as_text(prompt)) < HELD_OUT_PROMPTS
 
 
 def hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends on nothing but `text`."""
+    """Hash `text` to a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2**48

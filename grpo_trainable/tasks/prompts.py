@@ -1,4 +1,4 @@
-"""Which prompt an index stands for, as a request that an engine understands."""
+"""Map a prompt index to a request for an engine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from grpo_trainable.tasks.stop_rules import interruption, stop_strings
 
 
 def build_task(config: GRPOConfig) -> Task | MixTask:
-    """The task of a trial, or several as one.
+    """Build the task of a trial, or combine its several tasks into one.
 
     Raises:
-        ValueError: a file of the task is missing, empty or malformed, or a user's class cannot be
-            made, in one line.
+        ValueError: If a file of the task is missing, empty or malformed, or a user's class cannot
+            be instantiated. The message is one line.
     """
     mixture = mixture_of(config)
     if mixture is not None:
@@ -49,27 +49,28 @@ def _build_one(config: GRPOConfig) -> Task:
 
 
 class Prompts:
-    """Requests and ground truths by (stream, example): a pure function of the config.
+    """Requests and true answers by (stream, example), a pure function of the config.
 
-    Stream `train` is endless; stream `eval` holds the same `eval.prompts` held-out ones always.
+    The stream `train` is endless. The stream `eval` always holds the same `eval.prompts` held-out
+    examples.
     """
 
     def __init__(self, config: GRPOConfig, task: Task | MixTask, tokenizer: Tokenizer) -> None:
-        """
+        """Check the settings of prompts against the task and the tokenizer.
+
         Raises:
-            ValueError: the chat template, the stop strings or the interruption that are asked for
-                cannot be used, or
-                difficulty pools are, and the task does not say how many prompts it has; in one
-                line.
+            ValueError: If the configured chat template, stop strings or interruption cannot be
+                used, or if difficulty pools are enabled and the task does not state its number of
+                prompts. The message is one line.
         """
-        self.train_size = train_size(task)  # None where the task does not say
+        self.train_size = train_size(task)  # None if the task does not state it
         if config.pools.enabled and self.train_size is None:
             raise ValueError(
-                "pools.enabled=true: the task does not say how many training prompts it has "
-                "(train_size); set it to false"
+                "pools.enabled=true: the task does not state its number of training prompts "
+                "(train_size); set pools.enabled=false"
             )
         pooled = self.train_size if config.pools.enabled else None
-        # So many of the first examples of `train` may be drawn.
+        # Only the first `train_count` examples of `train` can be drawn.
         self.train_count = schedule.most_prompts(config) if pooled is None else pooled
         self._task = task
         self._tokenizer = tokenizer
@@ -95,10 +96,15 @@ class Prompts:
         self._eval_examples = task.eval_examples(config.eval.prompts)
 
     def request(self, stream: str, prompt_index: int, example_index: int | None = None) -> Request:
-        """`example_index`: which example the prompt is, where that does not follow from its index.
+        """Build the request for a prompt.
+
+        Args:
+            stream: `train` or `eval`.
+            prompt_index: Index of the prompt in the stream.
+            example_index: Index of the prompt's example. By default it equals the prompt's index.
 
         Raises:
-            ValueError: the prompt cannot be encoded, in one line.
+            ValueError: If the prompt cannot be encoded. The message is one line.
         """
         example = prompt_index if example_index is None else example_index
         return Request(
@@ -111,52 +117,65 @@ class Prompts:
         )
 
     def text(self, stream: str, example: int) -> str:
-        """The prompt as people read it: what the chat template makes of it, where there is one."""
+        """Return the prompt as text, rendered by the chat template if there is one."""
         prompt = self._example(stream, example).prompt
         if self._chat is None:
             return as_text(prompt)
         return self._chat.render(as_messages(prompt, self._system))
 
     def said(self, stream: str, example: int) -> str:
-        """The prompt as its task gives it; of a conversation, the last message."""
+        """Return the text of a prompt, or of its last message, without the chat template."""
         prompt = self._example(stream, example).prompt
         return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
     def reply(self, text: str, action: Sequence[int]) -> tuple[int, ...]:
-        """The ids that follow an action of the policy's when `text` is what it reads next.
+        """Encode an environment's answer to an action.
 
-        They are encoded by themselves: nothing that was sampled is encoded again.
+        Only `text` is encoded. The sampled ids stay as they are.
+
+        Args:
+            text: The text that the policy reads next.
+            action: Ids that the policy sampled last.
         """
         if self._chat is None:
             return tuple(self._tokenizer.encode(text))
         return tuple(self._chat.encode_reply(text, action, self._system))
 
     def ground_truth(self, stream: str, example: int) -> JSONValue:
+        """Return the true answer of an example."""
         return self._example(stream, example).ground_truth
 
     def told(self, stream: str, example: int) -> tuple[str, str | None, JSONValue]:
-        """The text of a prompt, its task where a trial has several, and its true answer."""
+        """Return the text of a prompt, its label (see `label`) and its true answer."""
         label, truth = self.label(stream, example), self.ground_truth(stream, example)
         return self.text(stream, example), label, truth
 
     def label(self, stream: str, example: int) -> str | None:
-        """The task of a mix that an example is of; None without a mix."""
+        """Return the label of an example's task, or None if the trial has a single task."""
         return self._task.label(stream, example) if isinstance(self._task, MixTask) else None
 
     def score_request(self, stream: str, example: int, response: str) -> ScoreRequest:
-        """What a scorer is asked about a response."""
+        """Build the request to score a response."""
         truth = self.ground_truth(stream, example)
         return ScoreRequest(response, truth, self.label(stream, example))
 
     def check_lengths(
         self, stream: str, count: int, context_length: int, until: float = math.inf
     ) -> int:
-        """Compares the first `count` prompts of a stream and their longest responses with the
-        context of a policy, as many as are looked at `until` then, by time.monotonic. Returns how
-        many that were.
+        """Check that prompts, with their longest responses, fit into a policy's context.
+
+        Args:
+            stream: `train` or `eval`.
+            count: Number of prompts to check, from the first one on.
+            context_length: Context of the policy, in tokens.
+            until: Time, by `time.monotonic`, after which no further prompt is checked. The first
+                prompt is always checked.
+
+        Returns:
+            The number of prompts that were checked.
 
         Raises:
-            ValueError: one does not fit, in a line that shows the prompt.
+            ValueError: If a prompt does not fit. The message is one line that shows the prompt.
         """
         longest = self._limits[stream].max_new_tokens
         for index in range(count):
@@ -180,8 +199,8 @@ class Prompts:
             return self._chat.encode(as_messages(prompt, self._system))
         if not isinstance(prompt, str):
             raise ValueError(
-                "model.chat_template=off: a prompt of the task is a list of messages, which only a "
-                "chat template makes text of; set it to on, or to a jinja file"
+                "model.chat_template=off: a prompt of the task is a list of messages, which needs "
+                "a chat template; set model.chat_template to on or to a jinja file"
             )
         return self._tokenizer.encode_prompt(prompt)
 

@@ -1,4 +1,4 @@
-r"""Numbers as answers have them: `1,234`, `-\frac{3}{4}`, `2\frac12`, `30\%`, `5\text{ cm}`."""
+r"""Parse numbers in answers: `1,234`, `-\frac{3}{4}`, `2\frac12`, `30\%`, `5\text{ cm}`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _QUANTITY = re.compile(
 )
 _UNIT = re.compile(rf"(?<=[\w)}}\]])(?:{_TEXTS}|{_WORDS})$")
 _TENS = r"10\s*\^\s*(?:\{\s*([+-]?\d{1,3})\s*\}|([+-]?\d{1,3}))(?!\s*\d)"
-_AS_WRITTEN = (  # what a quantity may be written with -> what the pattern reads
+_AS_WRITTEN = (  # notation of a quantity -> notation that `_QUANTITY` matches
     (r"^\\text\s*\{([^{}]*)\}$", r"\1"),
     (r"^(?:\\?\{|\[)([^,]*?)(?:\\?\}|\])$", r"\1"),
     (r"(^|[-+/{])\s*\(([^(),]*)\)\s*(?=$|[/}])", r"\1\2"),
@@ -40,7 +40,7 @@ _AS_WRITTEN = (  # what a quantity may be written with -> what the pattern reads
     (rf"(?<=\d)\s*(?:\\times|\\cdot|\*)\s*{_TENS}", r"e\1\2"),
     (rf"^([+-]?)\s*{_TENS}", r"\g<1>1e\2\3"),
 )
-# Words after a number that make another number of it, or another statement.
+# Words after a number that change the number or the statement.
 _NO_UNITS = frozenset(
     (
         *("hundred", "thousand", "million", "billion", "trillion", "dozen", "half", "halves"),
@@ -53,17 +53,18 @@ _NO_UNITS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number, with what follows it."""
+    """A number with its unit or percent sign."""
 
     value: Fraction
     percent: bool
-    unit: str  # lower case, no spaces; empty where there is none
-    is_division: bool = False  # 144/12, which is still to be done
+    unit: str  # lower case, no spaces; empty without a unit
+    is_division: bool = False  # an integer written as a division, such as 144/12
 
     def answers(self, truth: Quantity) -> bool:
-        """Return whether this is the true number.
+        """Return True if this number is the true one.
 
-        A unit or a percent sign that only one of them has says nothing, save that 30% is also 0.3.
+        A unit that only one of the two numbers has is ignored. If only one of them has a percent
+        sign, 30% equals both 30 and 0.3.
         """
         if self.is_division and not truth.is_division:
             return False
@@ -76,7 +77,7 @@ class Quantity:
 
 
 def quantity(text: str) -> Quantity | None:
-    """Return the number that a text is; None where it is anything else."""
+    """Parse a text that is a number, or return None."""
     if len(text) > LONGEST_NUMBER:
         return None
     text = text.strip()
@@ -100,17 +101,20 @@ def quantity(text: str) -> Quantity | None:
 
 
 def as_number(text: str) -> str:
-    """Return what a text says if it is a number: 5 metres for `5m`, 3/4 for `3:4`."""
+    """Rewrite notations that are ambiguous unless a number is expected.
+
+    `5m` becomes `5 m`, which is 5 metres, and `3:4` becomes `3/4`.
+    """
     return re.sub(r"(?<=\d)\s*:\s*(?=\d)", "/", re.sub(r"(?<=\d)(?=[mgshL]$)", " ", text))
 
 
 def without_unit(formula: str) -> str:
-    r"""Return `9\pi` of `9\pi\text{ cm}^2`."""
+    r"""Remove the unit at the end of a formula: `9\pi\text{ cm}^2` becomes `9\pi`."""
     match = _UNIT.search(formula)
     if match is None or not _is_unit(match[0]):
         return formula
     measured = formula[: match.start()]
-    is_formula = re.search(r"\d|\\(?!text)|^\S$", measured)  # a red car is not red
+    is_formula = re.search(r"\d|\\(?!text)|^\S$", measured)  # "car" is no unit in "red car"
     return measured if is_formula else formula
 
 
@@ -119,7 +123,7 @@ def _number(digits: str) -> Fraction:
 
 
 def _repeating(start: str | None, repeat: str | None) -> Fraction:
-    """Return what the digits under the line add to those before it."""
+    """Return the value of the repeating digits, such as 1/300 for `repeat` 3 after `start` 0.00."""
     if start is None or repeat is None:
         return Fraction(0)
     decimals = len(start.partition(".")[2])

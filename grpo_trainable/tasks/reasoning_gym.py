@@ -1,5 +1,4 @@
-"""The reasoning_gym task: problems that a data set of reasoning-gym makes, and whose answers it
-scores by a function of its own."""
+"""The task `reasoning_gym`: a data set of reasoning-gym makes problems and scores answers."""
 
 from __future__ import annotations
 
@@ -20,18 +19,18 @@ from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# A data set makes its problem number n of its seed plus n, so those of two seeds share problems.
-# Here there is one seed, and only the number tells problems apart.
+# A data set seeds its problem number n with its own seed plus n, so two seeds share problems.
+# Here the seed is fixed, and only the number distinguishes problems.
 SEED = 0
-DRAWS = 1000  # draws after which no problem to train on is looked for any more
+DRAWS = 1000  # most random draws to find one training problem
 
 
 class Problems:
-    """The problems of a data set: number n is always the same.
+    """The problems of a data set. Problem number n is always the same.
 
     Raises:
-        ValueError: reasoning-gym is missing, refuses the data set or its options, or makes other
-            problems each time; in one line.
+        ValueError: If reasoning-gym is not installed, rejects the data set or its options, or makes
+            different problems each time. The message is one line.
     """
 
     def __init__(self, settings: TaskSettings) -> None:
@@ -42,7 +41,7 @@ class Problems:
         self.entry = lru_cache(maxsize=1024)(self._made)
         again = _data_set(settings)
         if any(again[n]["question"] != self.question(n) for n in range(min(3, self.size))):
-            raise self._not_repeated("each time")
+            raise self._not_repeated("each time the data set is created")
 
     def _made(self, number: int) -> Mapping[str, Any]:
         try:
@@ -51,10 +50,14 @@ class Problems:
             raise ValueError(f"{self._named}: problem {number}: {one_line(error)}") from error
 
     def question(self, number: int) -> str:
+        """Return the question of a problem."""
         return self.entry(number)["question"]
 
     def example(self, number: int) -> Example:
-        """The question, and a truth that names the problem: not all that it holds survives JSON."""
+        """Return a problem's question with a true answer that refers to the problem by number.
+
+        The whole problem cannot be the true answer, because not all of it survives JSON.
+        """
         entry = self.entry(number)
         answer = None if entry["answer"] is None else str(entry["answer"])
         return Example(
@@ -62,17 +65,30 @@ class Problems:
         )
 
     def score(self, answer: str, truth: Mapping[str, Any]) -> float:
-        """What the data set says of an answer to the problem that `truth` names."""
+        """Return the data set's score for an answer to the problem that `truth` names."""
         return float(self._dataset.score_answer(answer, self.entry(truth["number"])))
 
     def refuse_another(self, truth: Mapping[str, Any]) -> None:
-        """ValueError when the problem that `truth` names was another where it was asked."""
+        """Check that this process made the same problem as the one that asked it.
+
+        Args:
+            truth: True answer of the example. It has the number and the question of the problem.
+
+        Raises:
+            ValueError: If the problem differs.
+        """
         if self.question(truth["number"]) != truth["question"]:
             raise self._not_repeated("in each process")
 
     def to_train_on(self, key: str, prompt_index: int) -> int:
-        """The number of a training problem. A pass takes every number once, in an order of its own;
-        in place of one that is held out it takes another one by chance."""
+        """Return the number of training problem `prompt_index` of the stream `key`.
+
+        Each pass takes every number once, in a different order. A random other number replaces each
+        held-out problem.
+
+        Raises:
+            ValueError: If no training problem is found.
+        """
         epoch, place = divmod(prompt_index, self.size)
         number = permutation(key, epoch, self.size)[place]
         draws = random.Random(f"{key} {prompt_index}")
@@ -83,9 +99,12 @@ class Problems:
         raise self._too_few("to train on")
 
     def held_out(self, count: int) -> list[int]:
-        """The numbers of `count` held-out problems, which come round again where they are fewer.
+        """Return the numbers of `count` held-out problems. They repeat if there are fewer.
 
-        The side follows from the question alone, so that none is both trained on and held out.
+        The question alone decides the split, so no problem is both trained on and held out.
+
+        Raises:
+            ValueError: If no problem is held out.
         """
         found: list[int] = []
         for number in permutation("eval", 0, self.size):
@@ -101,7 +120,7 @@ class Problems:
         return ValueError(f"{self._named}: too few problems {what} among {self.size}")
 
     def _not_repeated(self, when: str) -> ValueError:
-        return ValueError(f"{self._named}: makes other problems {when}; choose another data set")
+        return ValueError(f"{self._named}: problems differ {when}; choose another data set")
 
 
 def _data_set(settings: TaskSettings) -> Any:
@@ -123,18 +142,28 @@ def _data_set(settings: TaskSettings) -> Any:
 
 
 class ReasoningGymReward:
-    """The reward of the reasoning_gym task, without its prompts. ValueError as for its problems."""
+    """The reward of the task `reasoning_gym`, without the prompts.
+
+    Raises:
+        ValueError: As for `Problems`, or if the template cannot be read.
+    """
 
     def __init__(self, settings: TaskSettings) -> None:
         self._form = answer_form(settings)
         self.problems = Problems(settings)
 
     def warm_up(self) -> None:
-        """Does nothing: what is slow, the import, is done."""
+        """Do nothing. The slow part, the import, is already done."""
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """What the data set says of the answer, often between 0 and 1; 0 without an answer in the
-        right form, and where the data set's function cannot cope with the answer."""
+        """Score a response by the data set's score for its answer, often between 0 and 1.
+
+        The score is 0 if there is no answer in the right form, or if the data set's function fails
+        on the answer.
+
+        Raises:
+            ValueError: If the data set makes different problems in each process.
+        """
         assert isinstance(ground_truth, Mapping), ground_truth
         self.problems.refuse_another(ground_truth)
         truth = ground_truth["answer"]
@@ -144,15 +173,15 @@ class ReasoningGymReward:
                 lambda answer: self.problems.score(answer, ground_truth),
                 truth=truth if isinstance(truth, str) else None,
             )
-        except Exception:  # whatever a policy writes, and whatever it makes of it
+        except Exception:  # the data set's function may raise anything for a policy's text
             return self._form.unverified(response)
 
 
 class ReasoningGymTask:
-    """Problems of one data set, of which a fifth is held out.
+    """Problems of one data set. A fifth of them is held out.
 
     Raises:
-        ValueError: as for `Problems`, or a template cannot be read.
+        ValueError: As for `Problems`, or if the template cannot be read.
     """
 
     def __init__(self, settings: TaskSettings, seed: int) -> None:
@@ -164,24 +193,27 @@ class ReasoningGymTask:
         self._form_note = form_note(settings)
 
     def notes(self) -> list[str]:
-        """What may not be meant: a template that does not ask for an answer."""
+        """Return a line if the template does not request an answer in the right form."""
         return [] if self._form_note is None else [self._form_note]
 
     def train_example(self, prompt_index: int) -> Example:
-        """Training problem `prompt_index`; each pass over the data set has its own order."""
+        """Return training problem `prompt_index`. Each pass has a different order."""
         return self._asked(self._problems.to_train_on(f"train {self._seed}", prompt_index))
 
     @property
     def eval_size(self) -> int:
-        """How many held-out problems there are before they come round again."""
+        """Number of held-out problems before they repeat."""
         return len(set(self._problems.held_out(self._problems.size)))
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` held-out problems, the same for every seed; fewer are the first of more."""
+        """Return `count` held-out problems, the same for every seed.
+
+        A smaller `count` returns the first of the same problems.
+        """
         return [self._asked(number) for number in self._problems.held_out(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        """What the data set says of the answer of the response."""
+        """Score a response, as `ReasoningGymReward.reward`."""
         return self._reward.reward(response, ground_truth)
 
     def _asked(self, number: int) -> Example:

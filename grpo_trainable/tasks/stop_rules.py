@@ -1,6 +1,6 @@
-"""Which strings end a response, and what interrupts it: by a trial's settings and task.
+"""Stop strings and the interruption of responses, from a trial's settings and task.
 
-The ids that end it are the tokenizer's (`Tokenizer.end_ids_with`).
+`Tokenizer.end_ids_with` returns the ids that end a response.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from grpo_trainable.tasks.mix import MixTask
 
 
 def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask) -> tuple[str, ...]:
-    """The strings of `rollout.stop` that are no special token; where it is none, those of the task.
+    """Return the stop strings of `rollout.stop`, or else of the task, without special tokens.
 
     Raises:
-        ValueError: the task asks for a special token, or the tokenizer is of a kind whose tokens
-            cannot be searched; in one line.
+        ValueError: If the task stops at a special token, or if the tokens of this tokenizer cannot
+            be searched. The message is one line.
     """
     given = config.rollout.stop
     asked = tuple(task.stop) if given is None else given
     special = [text for text in asked if text in tokenizer.special_tokens]
     if special and given is None:
-        # The learner, which knows no task, must know every token that cannot come early.
+        # The learner does not know the task but must know every token that cannot be sampled early.
         raise ValueError(
             f"task.name={config.task.name}: asks to stop at the special token {shown(special[0])}; "
             "set it as rollout.stop"
@@ -41,12 +41,13 @@ def stop_strings(config: GRPOConfig, tokenizer: Tokenizer, task: Task | MixTask)
 
 
 def interruption(config: GRPOConfig, tokenizer: Tokenizer) -> Interruption | None:
-    """That of `rollout.overlong=interrupt` (ScaleRL, arXiv 2510.13786), in terms of a tokenizer;
-    None with other values.
+    """Return the interruption of `rollout.overlong=interrupt`, or None for other values.
+
+    See ScaleRL (arXiv 2510.13786).
 
     Raises:
-        ValueError: the text leaves no room for an answer, or what ends the thinking cannot be found
-            in tokens of this tokenizer; in one line.
+        ValueError: If the interruption leaves no tokens for an answer, or if the end of the
+            thinking cannot be found in the tokens of this tokenizer. The message is one line.
     """
     rollout = config.rollout
     if rollout.overlong != "interrupt":

@@ -1,4 +1,4 @@
-"""What a task is: prompts in a seeded, endless order, and a score for each response."""
+"""The interface of a task: an endless, seeded stream of prompts and a score for each response."""
 
 from __future__ import annotations
 
@@ -17,52 +17,61 @@ JSONValue: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, complete: the response follows its last character, or its last message."""
+    """A complete prompt: the response follows its last character, or its last message."""
 
-    prompt: Prompt  # text, or a list of messages that a chat template makes text of
+    prompt: Prompt  # text, or a list of messages for a chat template
     ground_truth: JSONValue
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
+    """A response to score, with the true answer of its prompt."""
+
     response: str
     ground_truth: JSONValue
-    label: str | None = None  # label of the task that scores it, where a trial has several
+    label: str | None = None  # label of the task that scores it, if the trial has several tasks
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    reward: float  # what is trained on
+    """The reward of one response, and the parts of this reward."""
+
+    reward: float  # training maximises this one
     format_reward: float
     answer_reward: float
-    verified: bool = True  # False: the answer could not be judged, and counts as wrong
-    # What the response answers, in a form in which equal answers are equal texts, so that a vote
-    # can be taken; None where it gives no answer, or where the task has none.
+    verified: bool = True  # False: the answer could not be judged and counts as wrong
+    # The answer in a canonical form: equal answers have equal texts, as majority votes need.
+    # None if the response gives no answer, or if the task has no answers.
     answer: str | None = None
-    # What `task.reward_weights` may name besides the format and the answer.
+    # Further parts that `task.reward_weights` may name, besides the format and the answer.
     parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def all_parts(self) -> dict[str, float]:
-        """Every part of the reward by its name."""
+        """Every part of the reward, by name."""
         return {"format": self.format_reward, "answer": self.answer_reward, **self.parts}
 
 
 @dataclass(frozen=True, slots=True)
 class RewardError:
-    """A response that could not be scored, and why, in one line."""
+    """The reason, in one line, why a response could not be scored."""
 
     message: str
 
 
 def as_score(result: Any) -> Score:
-    """The score that a user's reward returned: a `Score`, a number, or a mapping with `reward`.
+    """Convert the result of a user's reward function to a `Score`.
 
-    Unless given, the format reward is 1, the answer reward is the reward, and there are neither an
-    answer nor parts.
+    A mapping may leave out all keys but `reward`. By default the format reward is 1, the answer
+    reward equals the reward, and there are no answer and no parts.
+
+    Args:
+        result: A `Score`, a number, or a mapping with the key `reward`.
 
     Raises:
-        TypeError, ValueError, OverflowError: it is anything else, or no finite float32.
+        TypeError: If `result`, or one of its fields, has the wrong type.
+        ValueError: If the key `reward` is missing, or a number is not a finite float32.
+        OverflowError: If a number is too large for a float.
     """
     verified = not isinstance(result, Score) or result.verified
     scores = asdict(result) if isinstance(result, Score) else result
@@ -88,7 +97,7 @@ def _parts(given: Any) -> dict[str, float]:
 
 
 def _finite(name: str, value: Any) -> float:
-    # Not float() alone: it would take the text "1".
+    # float() alone would accept the text "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)
@@ -98,47 +107,59 @@ def _finite(name: str, value: Any) -> float:
 
 
 def _answer(value: Any) -> str | None:
-    # Half a surrogate pair could not be written to a file.
+    # Half a surrogate pair cannot be written to a file.
     return None if value is None else str(value).encode("utf-8", "replace").decode()
 
 
 class Task(Protocol):
-    """What a task offers. Its class is called with its settings, if it has any, and the seed."""
+    """Interface of a task. Its class is called with its settings, if any, and the seed."""
 
     @property
     def stop(self) -> Sequence[str]:
-        """Strings after which a response is complete, unless `rollout.stop` says others. A task of
-        the user's may leave it out."""
+        """Strings that end a response, unless `rollout.stop` sets others.
+
+        A user's task may leave this attribute out.
+        """
         ...
 
     def train_example(self, prompt_index: int) -> Example:
-        """Training example number `prompt_index`, from 0 on without end.
+        """Return training example number `prompt_index` of an endless stream that starts at 0.
 
-        A pure function of the task's seed and the index, so a resumed run needs only the index.
+        The example depends only on the task's seed and the index, so a resumed run needs only the
+        index.
         """
         ...
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` held-out examples, the same at every call and for every seed."""
+        """Return `count` held-out examples, the same for every call and every seed."""
         ...
 
-    def reward(self, response: str, ground_truth: JSONValue) -> Score: ...
+    def reward(self, response: str, ground_truth: JSONValue) -> Score:
+        """Score a response."""
+        ...
 
 
 def train_size(task: object) -> int | None:
-    """How many training examples a task has before they come round again in another order, as its
-    attribute of this name says; None where it does not say."""
+    """Return the number of training examples in one pass, or None if the task does not state it.
+
+    The next pass repeats these examples in another order. The number is the task's attribute
+    `train_size`.
+    """
     return getattr(task, "train_size", None)
 
 
 def eval_size(task: object) -> int | None:
-    """How many held-out examples a task has before they come round again, as its attribute of this
-    name says; None where it has none or does not say."""
+    """Return the number of held-out examples before they repeat, or None if not stated.
+
+    The number is the task's attribute `eval_size`.
+    """
     return getattr(task, "eval_size", None)
 
 
 def notes_of(task: object) -> Sequence[str]:
-    """What a user may not have meant with the files of a task, a line each, as its method `notes`
-    says; nothing where it has none."""
+    """Return one line for each likely mistake in the settings or files of a task.
+
+    The lines come from the task's optional method `notes`.
+    """
     notes = getattr(task, "notes", None)
     return () if notes is None else notes()

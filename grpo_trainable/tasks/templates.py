@@ -1,4 +1,4 @@
-"""How a question becomes a prompt."""
+"""Prompt templates, which turn a question into a prompt."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 QUESTION = "{question}"
 
-# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). It ends inside the reasoning, with which the
-# response goes on.
+# DeepSeek-R1-Zero's prompt (arXiv 2501.12948). It ends inside the reasoning, and the response
+# continues there.
 R1_ZERO = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves "
     "it. The Assistant first thinks about the reasoning process in the mind and then provides the "
@@ -17,21 +17,25 @@ R1_ZERO = (
     "User: {question}\n"
     "Assistant: <think>"
 )
-# The same form of response, asked for in as few words as a small policy can be taught.
+# The same form of response in a prompt short enough for a small policy.
 SHORT = "User: {question}\nAssistant: <think>"
-# What Qwen's mathematical models are asked (arXiv 2409.12122).
+# The prompt of Qwen's mathematical models (arXiv 2409.12122).
 BOXED = f"{QUESTION}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 TEMPLATES = {"short": SHORT, "r1_zero": R1_ZERO, "boxed": BOXED, "question_only": QUESTION}
 
 
 def template_text(template: str) -> str:
-    """The text of a template that `task.template` names, or of a file.
+    """Return the text of a template by its name, or read it from a file.
 
-    The line break at the end of a file is not part of it.
+    The line break at the end of a file is dropped.
+
+    Args:
+        template: Value of `task.template`.
 
     Raises:
-        ValueError: the file cannot be read, or has no place for the question, in one line.
+        ValueError: If the file cannot be read, or has no place for the question. The message is one
+            line.
     """
     if template in TEMPLATES:
         return TEMPLATES[template]
@@ -48,11 +52,10 @@ def template_text(template: str) -> str:
 
 
 def prompt_of(template: str, question: str) -> str:
-    """The prompt that the text of a template makes of a question."""
+    """Insert a question into the text of a template."""
     return template.replace(QUESTION, question)
 
 
 def asks_for_tags(template: str) -> bool:
-    """Whether the text of a template has the response close its reasoning and give its answer
-    between tags; else the answer is expected in a box."""
+    """Return True if a template's text requests the answer between tags, False for a box."""
     return template.endswith("<think>") or "<answer>" in template

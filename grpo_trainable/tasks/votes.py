@@ -1,4 +1,4 @@
-"""One text for all spellings of an answer, so that a vote can be taken among responses."""
+"""Canonical spellings of answers, so that responses can vote."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from grpo_trainable.tasks.equality import (
 )
 from grpo_trainable.tasks.quantities import quantity
 
-# What a formula is, in a spelling of its own; None where it cannot be read.
+# Returns the canonical spelling of a formula, or None if it cannot be read.
 Spell: TypeAlias = Callable[[str], str | None]
 
 
 def canonical(answer: str, spell: Spell = lambda formula: None) -> str:
-    """The text that stands for `answer`: equal answers have equal ones, as far as each can be read
-    by itself.
+    """Return the canonical text of an answer, which is the same for equal answers.
 
-    A number is a fraction in lowest terms without its unit, 30% is 3/10; a set is sorted; any other
-    formula is as `spell` has it, or else its own text without typography. Too long an answer is
-    cut.
+    Each answer is read without the others, so some equal answers still differ. A number becomes a
+    fraction in lowest terms without its unit, and 30% becomes 3/10. A set is sorted. Any other
+    formula becomes the result of `spell`, or else its text without typography. An answer that is
+    too long is cut.
+
+    Args:
+        answer: The answer of a response.
+        spell: Returns the canonical spelling of a formula, or None.
     """
     if len(answer) > LONGEST_ANSWER:
         return answer[:LONGEST_ANSWER]

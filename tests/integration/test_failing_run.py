@@ -68,7 +68,7 @@ def test_a_file_that_is_edited_meanwhile_ends_the_later_trials_and_is_named(edit
     assert status == 1
     (line,) = [line for line in out.splitlines() if line.startswith("failed: ")]
     words = storage / "words.txt"
-    assert f"task.keywords_file: {words} is not what it was when this run started" in line
+    assert f"task.keywords_file: {words} has changed since this run started" in line
     for params in (storage / "failing").glob("*/params.json"):
         config = json.loads(params.read_text())
         assert GRPOConfig.from_dict(config).to_dict() == config

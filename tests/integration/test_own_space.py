@@ -113,4 +113,4 @@ def test_the_file_of_a_task_is_guarded(own, capsys):
     (storage / "mine.py").write_text(TASK + "# changed\n")
     resume = ["--resume", "must", "--name", "own", "--storage", str(storage)]
     assert tune_command.main(resume) == 2
-    assert "mine.py is not what it was when this run started" in capsys.readouterr().err
+    assert "mine.py has changed since this run started" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_a_trial_that_starts_after_a_file_was_edited_is_refused(
     assert running.trial.config.to_dict() == GRPOConfig.from_dict(config).to_dict()
     with words.open("a") as file:
         file.write("one more\n")
-    refused = rf"^task\.keywords_file: {words} is not what it was .*put the file back"
+    refused = rf"^task\.keywords_file: {words} has changed .*put the file back"
     # A clone of PBT begins anew in the actors that are there.
     with pytest.raises(InputChanged, match=refused):
         running.reset_config({**config, "k": 2})
@@ -112,7 +112,7 @@ def test_a_generator_that_would_read_an_edited_file_takes_nobodys_place(
     with words.open("a") as file:
         file.write("one more\n")
     os.kill(own_processes(running)["generator-0"], signal.SIGKILL)
-    with pytest.raises(InputChanged, match=rf"^task\.keywords_file: {words} is not what it was"):
+    with pytest.raises(InputChanged, match=rf"^task\.keywords_file: {words} has changed"):
         running.step()
 
 

@@ -162,7 +162,7 @@ def test_spaces_are_read_from_the_environment(failing: str) -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ("CartPole-v99", "CartPole-v99: cannot be made: "),
+        ("CartPole-v99", "CartPole-v99: cannot be created: "),
         ("{}:Missing", "Missing"),
         ("{}:Seeing", "observations are Dict"),
         ("{}:nothing", "is a int, not an environment of Gymnasium"),

@@ -143,16 +143,16 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("def __init__(self, seed): 1 / 0", "cannot be made: ZeroDivisionError: division by zero"),
-        ("def __init__(self): pass", "cannot be made: TypeError: "),
+        ("def __init__(self, seed): 1 / 0", "cannot be created: ZeroDivisionError: division by"),
+        ("def __init__(self): pass", "cannot be created: TypeError: "),
         ("Settings = 3", "Settings must be a dataclass"),
         (
             "@dataclass\nclass Settings:\n    size: int = 3",
-            "the setting size must say what it accepts, for example size: int = integer(1, minim",
+            "the setting size must declare the values it accepts, for example size: int = integer(",
         ),
         (
             "@dataclass\nclass Settings:\n    strict: int = integer(3, minimum=1)",
-            "every task has a setting strict; call yours another name",
+            "every task has a setting strict; rename yours",
         ),
         ("reward = None", "has no method reward"),
         ("stop = [3]", "stop is [3], must be a list of texts"),
@@ -172,7 +172,7 @@ def test_a_task_without_settings_is_made_from_the_seed_alone(tmp_path):
         (
             "calls = []\ndef train_example(self, i):\n"
             "    self.calls.append(i)\n    return Example(f'call {len(self.calls)}', 1)",
-            "train_example(0) gave two different examples: an example must follow from the seed",
+            "train_example(0) gave two different examples: an example must depend only on the seed",
         ),
         ("def train_example(self, i): exit(2)", "train_example(0): SystemExit: 2"),
         ("def eval_examples(self, n): return []", "eval_examples(7) gave 0 examples"),
@@ -221,7 +221,7 @@ def test_a_task_that_a_reward_process_cannot_make_is_one_line(tmp_path):
         "def __init__(self, seed):\n    import sys\n    assert 'torch' in sys.modules, 'no torch'",
     )
     with pytest.raises(
-        ValueError, match=r"^task\.name=.*cannot be made: AssertionError: no torch$"
+        ValueError, match=r"^task\.name=.*cannot be created: AssertionError: no torch$"
     ):
         check_reward(*reward_apart(config(name)))
 

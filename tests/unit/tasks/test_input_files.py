@@ -115,7 +115,7 @@ def test_arms_with_losses_in_different_files_are_each_compared_with_their_own(tm
         refuse_changed_inputs(arm, input_digests(arm), before)
     (tmp_path / "second.py").write_text("def loss(): return 0\n")
     refuse_changed_inputs(arms[0], input_digests(arms[0]), before)
-    with pytest.raises(InputChanged, match=r"loss\.type: .*second\.py is not what it was"):
+    with pytest.raises(InputChanged, match=r"loss\.type: .*second\.py has changed"):
         refuse_changed_inputs(arms[1], input_digests(arms[1]), before)
 
 
@@ -144,7 +144,7 @@ def test_the_class_of_a_custom_task_and_its_files_are_read(tmp_path):
 
     before = input_digests(reads)
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# changed\n")
-    with pytest.raises(InputChanged, match=r"^task\.name: .*mine\.py is not what it was"):
+    with pytest.raises(InputChanged, match=r"^task\.name: .*mine\.py has changed"):
         refuse_changed_inputs(reads, input_digests(reads), before)
 
 

@@ -324,7 +324,7 @@ def test_without_math_verify_one_line_says_what_to_install(sums, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = (
         r"^task\.equality=math_verify: math-verify is missing; install it by: pip install "
-        r"'grpo-trainable\[math\]', or compare numbers only by task\.equality=exact$"
+        r"'grpo-trainable\[math\]', or set task\.equality=exact to compare numbers only$"
     )
     for attempt in (
         lambda: build_task(config(train_file=sums)),
@@ -369,8 +369,8 @@ def test_a_solution_without_its_mark_is_told_by_its_line(tmp_path):
     marked = ["1 + 1 = 2.\n#### 2"] * 4
     odd = gsm8k(tmp_path / "odd.jsonl", [*marked, "It is 2.", r"So \boxed{2}.", "Two."])
     assert unmarked_answers("train_file", odd) == (
-        f"note: task.train_file={odd}: line 5 has no #### before its answer, which 4 lines have "
-        "and 2 have not: its whole text is taken for the true answer"
+        f"note: task.train_file={odd}: line 5 has no #### before its answer (4 lines have it, 2 do "
+        "not): its whole text becomes the true answer"
     )
     assert unmarked_answers("train_file", gsm8k(tmp_path / "all.jsonl", marked)) is None
     # Bare answers, with a few that are worked out, are another layout.

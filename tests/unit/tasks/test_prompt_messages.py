@@ -43,9 +43,9 @@ def test_a_prompt_that_is_right_has_no_mistake(prompt):
         (["a"], "must have role and content, and nothing else, in message 1"),
         ([USER | {"name": "Tom"}], "must have role and content, and nothing else, in message 1"),
         ([{"role": "tool", "content": "a"}], "has the role 'tool' in message 1; valid: system, us"),
-        ([USER, SYSTEM], "has its system message in place 2; it must be the first"),
+        ([USER, SYSTEM], "has its system message in place 2; the system message must be the first"),
         ([USER | {"content": ["a"]}], "has no text as content of message 1"),
-        ([USER, ASSISTANT], "must end with a message of the user's"),
+        ([USER, ASSISTANT], "must end with a message of the role user"),
     ],
 )
 def test_a_mistake_is_named(prompt, mistake):

@@ -110,7 +110,7 @@ def test_a_word_list_that_has_changed_is_refused_unless_it_is_named(tmp_path):
     trial = trained(task={"keywords_file": str(words)})
     assert settled(of=trial).task.keywords_file == str(words)
     words.write_text("apple\npear\n")
-    with pytest.raises(InputChanged, match=r"task\.keywords_file: .*words\.txt is not what it was"):
+    with pytest.raises(InputChanged, match=r"task\.keywords_file: .*words\.txt has changed"):
         settled(of=trial)
     assert settled(f"task.keywords_file={words}", of=trial).task.keywords_file == str(words)
 

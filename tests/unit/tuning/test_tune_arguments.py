@@ -874,7 +874,7 @@ def test_settings_of_a_custom_task_are_set_like_any_other(command, mine, tmp_pat
         ("task.size=0", ["task.size=0: must be an integer >= 1"]),
         ("task.leter=b", ["task.leter: unknown key; did you mean task.letter?"]),
         ("task.keywords_file=w", ["task.keywords_file: unknown key; "]),
-        ("task.size=13", ["mine.py:Mine: cannot be made: RuntimeError: no luck"]),
+        ("task.size=13", ["mine.py:Mine: cannot be created: RuntimeError: no luck"]),
         ("task.words=nowhere", ["task.words: ", "nowhere cannot be read"]),
         ("task.name=mine.py:Yours", ["mine.py:Yours: cannot be imported", "'Yours'; it has Mine"]),
         ("task.name=yours.py:Mine", ["yours.py:Mine: cannot", "FileNotFoundError: no file"]),
