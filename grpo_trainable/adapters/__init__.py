@@ -1,1 +1,1 @@
-"""Environments of other packages as environments of episodes, as they are."""
+"""Adapters that play unmodified environments of other packages as episodes."""

@@ -1,4 +1,4 @@
-"""A coroutine that asks for replies, led from outside reply by reply."""
+"""Drive a coroutine that asks for replies, one reply at a time, from synchronous code."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[str], Awaitable[str]]  # from what is said to the reply
+Ask: TypeAlias = Callable[[str], Awaitable[str]]  # takes a text and returns the reply to it
 
 CLOSE_DEADLINE_S = 5.0
 
 
 class Dialogue(Generic[T]):
-    """Runs `lead(ask)` in a thread of its own, in which connections stay alive while nobody has
-    replied yet. It is closed when the process ends, if it is not before."""
+    """Runs the coroutine `lead(ask)` in a separate thread.
+
+    Connections stay alive in this thread while the coroutine waits for a reply. A dialogue closes
+    at the latest when the process ends.
+    """
 
     def __init__(self, lead: Callable[[Ask], Coroutine[Any, Any, T]]) -> None:
-        self._said: queue.Queue[str | None] = queue.Queue()  # None: it has ended
+        self._said: queue.Queue[str | None] = queue.Queue()  # None: the coroutine has ended
         self._replies: asyncio.Queue[str] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -29,26 +32,26 @@ class Dialogue(Generic[T]):
         self._close = weakref.finalize(self, _end, self._task, self._loop, thread)
 
     def listen(self) -> str | None:
-        """What is said next; None where it has ended. Whatever it raised is raised."""
+        """Return the next text, or None if the coroutine has ended. Raise its exception, if any."""
         text = self._said.get()
         if text is None:
             self.result()
         return text
 
     def reply(self, text: str) -> str | None:
-        """What is said after this reply, as `listen`."""
+        """Send a reply and return the next text, as `listen`."""
         self._loop.call_soon_threadsafe(self._replies.put_nowait, text)
         return self.listen()
 
     def result(self) -> T:
-        """What the coroutine returned, or raised."""
+        """Wait for the coroutine's end and return its result. Raise its exception, if any."""
         return self._waited(_result_of(self._task))
 
     def close(self) -> None:
-        """Ends it, wherever it is, and its thread; no call follows.
+        """Cancel the coroutine at its current point and end the thread. Call no method afterwards.
 
         Raises:
-            TimeoutError: it does not let itself be ended.
+            TimeoutError: If the coroutine does not end within 5 s.
         """
         self._close()
 

@@ -1,4 +1,4 @@
-"""Environments of Gymnasium (https://gymnasium.farama.org) whose actions are words."""
+"""Adapter for Gymnasium (https://gymnasium.farama.org), with words as actions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from grpo_trainable.environments import JSONValue, Turn
 def gymnasium_environment(
     name: str, *, actions: Sequence[str] = (), describe: Callable[[Any], str] = str, **options: Any
 ) -> type:
-    """A class for `env.name`, of the environment that `gymnasium.make(name, **options)` makes.
+    """Return a class for `env.name` that plays `gymnasium.make(name, **options)`.
 
-    A specification is {"seed": N}. What is no action is told so and changes nothing.
+    A specification is {"seed": N}. The answer to an invalid action is "not an action", and the
+    environment does not change.
 
     Args:
-        actions: the words of a discrete space in its order; empty: the numbers of its actions. The
-            actions of a text space are the texts.
-        describe: the text of an observation, to which a line break is added.
+        name: Name of the environment in Gymnasium.
+        actions: Words for the actions of a discrete space, in order. By default these are the
+            numbers of the actions. In a text space, any text of the space is an action.
+        describe: Returns the text of an observation. A line break is added to it.
+        **options: Options of `gymnasium.make`.
 
     Raises:
-        ValueError: Gymnasium is missing, or actions are neither discrete nor text; in one line.
+        ValueError: If Gymnasium is not installed, or if the actions are neither discrete nor text.
+            The message is one line.
     """
     gymnasium = library("gymnasium", extra="rllib")
 

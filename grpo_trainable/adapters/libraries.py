@@ -1,4 +1,4 @@
-"""Libraries that only an adapter needs, loaded when its factory is called."""
+"""Import libraries that only one adapter needs, when its factory is called."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 
 def library(module: str, extra: str) -> Any:
-    """The module of a library that an extra of this package brings.
+    """Import a module of a library that an extra of this package installs.
 
     Raises:
-        ValueError: it is not installed, in one line with the command that installs it.
+        ValueError: If the library is not installed. The message is one line with the command that
+            installs it.
     """
     name = module.partition(".")[0]
     if importlib.util.find_spec(name) is None:

@@ -1,4 +1,4 @@
-"""Environments of OpenEnv (https://meta-pytorch.org/OpenEnv), over a server that runs already."""
+"""Adapter for OpenEnv (https://meta-pytorch.org/OpenEnv), with a server that already runs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ def openenv_environment(
     act: Callable[[str], Mapping[str, Any]] = json.loads,
     describe: Callable[[Mapping[str, Any]], str] = json.dumps,
 ) -> type:
-    """A class for `env.name`, of the environment that a server of OpenEnv has at `url`.
+    """Return a class for `env.name` that plays the environment of an OpenEnv server.
 
-    A specification is what `reset` takes, such as {"seed": N}. What `act` refuses with a ValueError
-    and what the server finds invalid is no action: the policy is told so, and nothing changes.
+    A specification holds the arguments of `reset`, such as {"seed": N}. An action is invalid if
+    `act` raises a ValueError or a TypeError, or if the server rejects it. The answer is then "not
+    an action", and the environment does not change.
 
     Args:
-        act: the fields of an action, from its text; by default the text is JSON.
-        describe: the text of an observation, from its fields; by default JSON.
+        url: Address of the server.
+        act: Returns the fields of an action from its text. By default the text is JSON.
+        describe: Returns the text of an observation from its fields. By default it is JSON.
 
     Raises:
-        ValueError: OpenEnv is missing, in one line.
+        ValueError: If OpenEnv is not installed. The message is one line.
     """
     connect = library("openenv", extra="openenv").GenericEnvClient
 

@@ -1,4 +1,4 @@
-"""Environments of SkyRL-Gym (https://docs.skyrl.ai), which are a `BaseTextEnv`."""
+"""Adapter for environments of SkyRL-Gym (https://docs.skyrl.ai) of the class `BaseTextEnv`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ NO_EXTRAS = ("prompt", "env_class")
 
 
 def skyrl_gym_environment(name: str, **options: Any) -> type:
-    """A class for `env.name`, of the environments that `skyrl_gym.make(name, **options)` makes, one
-    an episode.
+    """Return a class for `env.name` that plays `skyrl_gym.make(name, **options)`.
 
-    A specification is a row of SkyRL's data set: {"prompt": text or messages}, and what else the
-    environment reads of its `extras`.
+    Each episode has a new environment. A specification is a row of SkyRL's data set: a `prompt`
+    (text or messages) and the further keys that the environment reads from its `extras`.
+
+    Args:
+        name: Name of the environment in SkyRL-Gym.
+        **options: Options of `skyrl_gym.make`.
 
     Raises:
-        ValueError: SkyRL-Gym is missing, or has no environment of this name; in one line.
+        ValueError: If SkyRL-Gym is not installed or has no environment of this name. The message
+            is one line.
     """
     skyrl_gym = library("skyrl_gym", extra="skyrl-gym")
     if name not in skyrl_gym.registry:

@@ -1,4 +1,4 @@
-"""Tasks for environments that begin from a seed, or from a row of data."""
+"""Tasks for environments that start from a seed or from a row of data."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ HELD_OUT = 1 << 30  # the first held-out seed; training takes those from 0 on
 
 
 def seeded_task(environment: Callable[[], Environment], stop: Sequence[str] = ("\n",)) -> type:
-    """A class for `task.name`: training example i is the episode of the specification {"seed": i}.
+    """Return a class for `task.name` whose training example i has the specification {"seed": i}.
 
-    `stop`: strings after which an action ends.
+    Args:
+        environment: Class of the environment.
+        stop: Strings that end an action.
     """
     strings = tuple(stop)
 
@@ -22,7 +24,7 @@ def seeded_task(environment: Callable[[], Environment], stop: Sequence[str] = ("
         stop = strings
 
         def __init__(self, seed: int) -> None:
-            # A trial's seed draws the responses. Episodes are the same for all trials.
+            # The trial's seed affects only the responses. All trials play the same episodes.
             self._environment = environment()
 
         def train_example(self, prompt_index: int) -> Example:
@@ -44,14 +46,16 @@ def listed_task(
     held_out: Sequence[JSONValue] = (),
     stop: Sequence[str] = ("\n",),
 ) -> type:
-    """A class for `task.name`: the episodes of `specs`, in another order in each pass.
+    """Return a class for `task.name` that plays `specs`, in a different order in each pass.
 
     Args:
-        held_out: the specifications of evaluations; empty: the same.
-        stop: strings after which an action ends.
+        environment: Class of the environment.
+        specs: Specifications of the training episodes.
+        held_out: Specifications of the evaluations, by default `specs`.
+        stop: Strings that end an action.
 
     Raises:
-        ValueError: there are no specifications.
+        ValueError: If `specs` is empty.
     """
     if not specs:
         raise ValueError("a list of specifications must not be empty")

@@ -1,4 +1,4 @@
-"""Games of TextArena (https://www.textarena.ai) for one player."""
+"""Adapter for single-player games of TextArena (https://www.textarena.ai)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from grpo_trainable.environments import JSONValue, Turn
 
 
 def textarena_environment(name: str, **options: Any) -> type:
-    """A class for `env.name`, of the game that `textarena.make(name, **options)` makes.
+    """Return a class for `env.name` that plays `textarena.make(name, **options)`.
 
-    A specification is {"seed": N}. The policy reads what the game says to its player, once. The
-    reward is the game's, at its end.
+    A specification is {"seed": N}. The policy reads each message of the game to its player once.
+    The game's reward comes with the last action.
+
+    Args:
+        name: Name of the game in TextArena.
+        **options: Options of `textarena.make`.
 
     Raises:
-        ValueError: TextArena is missing, or has no game of this name; in one line.
+        ValueError: If TextArena is not installed or has no game of this name. The message is one
+            line.
     """
     textarena = library("textarena", extra="textarena")
     if name not in textarena.envs.registration.ENV_REGISTRY:
@@ -27,9 +32,9 @@ def textarena_environment(name: str, **options: Any) -> type:
     class Adapted:
         def __init__(self) -> None:
             self._game = self._inner = textarena.make(name, **options)
-            while isinstance(self._inner, textarena.Wrapper):  # which would repeat what was said
+            while isinstance(self._inner, textarena.Wrapper):  # wrappers repeat earlier messages
                 self._inner = self._inner.env
-            self._randomness = OwnRandomness()  # games draw from Python's own generator
+            self._randomness = OwnRandomness()  # games draw from Python's global generator
 
         def reset(self, spec: JSONValue) -> str:
             assert isinstance(spec, Mapping), spec
@@ -51,23 +56,20 @@ def textarena_environment(name: str, **options: Any) -> type:
             return "".join(f"{text}\n" for sender, text, _ in messages if sender != player)
 
         def close(self) -> None:
-            """Lets go of nothing: a game is memory only."""
+            """No resources to release."""
 
     return Adapted
 
 
 class OwnRandomness:
-    """Isolate one user of Python's own random generator from all others.
-
-    What others draw or seed in between changes nothing here, and nothing here changes theirs.
-    """
+    """Isolates one user of Python's global random generator from all other users."""
 
     def __init__(self) -> None:
         self._state = random.Random().getstate()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """While it lasts, `random` goes on where it was left here."""
+        """Restore this user's state of `random`, and the state of the others at the end."""
         others = random.getstate()
         random.setstate(self._state)
         try:

@@ -1,4 +1,4 @@
-"""What TRL takes as `environment_factory`: `reset()`, and public methods that are tools."""
+"""Adapter for TRL's `environment_factory`: objects with `reset()` and public methods as tools."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ TOOLS = "Tools, called as name(argument=value):\n"
 def trl_environment(
     factory: Callable[[], Any], *, reward: Callable[[Any], Any] | None = None, calls: int = 8
 ) -> type:
-    """A class for `env.name`, of the environments that `factory` makes.
+    """Return a class for `env.name` that plays the environments that `factory` returns.
 
-    A specification is a row of the data set, all of which `reset` gets. An action that is a tool
-    call (`parse_call`) is answered as TRL would; any other ends the episode.
+    A specification is a row of the data set. `reset` gets the whole row. An action that is a tool
+    call (`parse_call`) is answered as in TRL. Any other action ends the episode.
 
     Args:
-        reward: what the environment has earned, asked once in the end; None: its `get_reward()`.
-        calls: the most tool calls of an episode, the last of which ends it.
+        factory: Returns a new environment.
+        reward: Returns the reward of an environment at the end of the episode. By default this is
+            the environment's `get_reward()`.
+        calls: Most tool calls of an episode. The last one ends the episode.
     """
 
     class Adapted:
@@ -55,18 +57,18 @@ def trl_environment(
             return Turn(f"{said}\n", float(waited_for(earned)), True, info)
 
         def close(self) -> None:
-            """Holds nothing."""
+            """No resources to release."""
 
     return Adapted
 
 
-MOST_CHARACTERS = 10_000  # length of a call; a longer text is none
+MOST_CHARACTERS = 10_000  # of a call; a longer text is not a call
 _MARKED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Which tool, and with what."""
+    """The name of a tool and the arguments for it."""
 
     name: str
     positional: tuple[Any, ...]
@@ -74,10 +76,10 @@ class ToolCall:
 
 
 def parse_call(text: str) -> ToolCall | None:
-    """The tool call that a text is; None where it is none. Nothing is executed.
+    """Parse a tool call from text, or return None. Nothing is executed.
 
-    Either `name(1, key="text")` with literals of Python, or JSON, {"name": …, "arguments": {…}}.
-    Where a text has <tool_call> and </tool_call>, the call is what is between the first two.
+    A call is `name(1, key="text")` with Python literals, or JSON: {"name": …, "arguments": {…}}.
+    If the text contains <tool_call>…</tool_call>, the content of the first such pair is the call.
     """
     marked = _MARKED.search(text)
     call = (text if marked is None else marked[1]).strip()
@@ -110,8 +112,7 @@ def _from_python(text: str) -> ToolCall | None:
 
 
 def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Callable[..., Any]]:
-    """The methods of an object by their names, but for those `without` and those that begin with
-    an underscore."""
+    """Return the methods of an object by name, except those in `without` and private ones."""
     names = [name for name, _ in inspect.getmembers(type(thing), inspect.isfunction)]
     return {
         name: getattr(thing, name)
@@ -121,8 +122,10 @@ def public_methods(thing: object, without: Container[str] = ()) -> dict[str, Cal
 
 
 def answered(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> tuple[str, bool]:
-    """What a tool returned, as text, and whether it failed: then the text is the error, as TRL
-    would tell it to the policy."""
+    """Call a tool. Return its result as text, and True if the tool failed.
+
+    If the tool failed, the text is the error in TRL's format.
+    """
     try:
         if call.name not in tools:
             raise ValueError(f"Tool {call.name} not found.")
@@ -132,12 +135,12 @@ def answered(tools: Mapping[str, Callable[..., Any]], call: ToolCall) -> tuple[s
 
 
 def waited_for(value: Any) -> Any:
-    """The result of a coroutine; any other value as it is."""
+    """Run a coroutine and return its result. Return any other value unchanged."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value
 
 
 def tool_lines(tools: Iterable[Callable[..., Any]]) -> str:
-    """A line for each tool: its name and arguments, and the first line of its docstring."""
+    """Return one line per tool: its signature and the first line of its docstring."""
     return "".join(f"{_signature(tool)}: {_summary(tool)}\n" for tool in tools)
 
 

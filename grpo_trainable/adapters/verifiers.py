@@ -1,4 +1,4 @@
-"""Environments of verifiers (https://github.com/PrimeIntellect-ai/verifiers): the policy talks."""
+"""Adapter for verifiers (https://github.com/PrimeIntellect-ai/verifiers), as conversations."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from grpo_trainable.environments import JSONValue, Turn
 
 
 def verifiers_environment(**config: Any) -> type:
-    """A class for `env.name`, of the environment that `verifiers.v1.load_environment` makes of this
-    `EnvConfig`: `taskset={"id": …}`, and each agent by its name.
+    """Return a class for `env.name` that plays an environment of `verifiers.v1`.
 
-    A specification is {"idx": N}, a task of the taskset. An action is the agent's reply. The reward
-    is the trace's, at the end; its metrics are numbers of `info`.
+    A specification is {"idx": N}, the number of a task in the taskset. An action is the agent's
+    reply. The last action earns the reward of the trace, and the trace's metrics become `info`.
+
+    Args:
+        **config: Fields of the `EnvConfig` for `load_environment`: `taskset={"id": …}`, and a
+            field for each agent, by its name.
 
     Raises:
-        ValueError: verifiers is missing, in one line, or the config is invalid.
+        ValueError: If verifiers is not installed (the message is one line), or if the config is
+            invalid.
     """
     vf = library("verifiers.v1", extra="verifiers")
     env = vf.load_environment(vf.resolve_env_config(config))
@@ -64,10 +68,17 @@ ONE_CONVERSATION = "an episode must be one conversation of one agent, which is t
 
 
 async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
-    """The trace of an episode of `env`, in which the policy is every agent.
+    """Play an episode of `env` in which the policy is every agent, and return its trace.
+
+    Args:
+        vf: The module `verifiers.v1`.
+        env: The environment.
+        task: Task of the taskset.
+        ask: Sends a text to the policy and returns the reply.
 
     Raises:
-        ValueError: it was not one conversation with the policy, or needs what is not there.
+        ValueError: If the episode is not exactly one conversation with the policy, or if the
+            environment or the task needs something that is not available here.
     """
     traces: list[Any] = []
     refuse(type(env), shared_parts(vf, env))
@@ -83,31 +94,35 @@ async def played(vf: Any, env: Any, task: Any, ask: Ask) -> Any:
 
 
 class PolicyAgent:
-    """What an `Env.run` finds as `agents.NAME`."""
+    """The policy in the role of an agent, `agents.NAME` in `Env.run`."""
 
     def __init__(self, vf: Any, name: str, config: Any, ask: Ask, traces: list[Any]) -> None:
-        """
+        """Prepare an agent.
+
         Args:
-            vf: the module verifiers.v1.
-            config: the agent's, of which `max_turns` is read.
-            traces: where the trace of each conversation goes.
+            vf: The module `verifiers.v1`.
+            name: Name of the agent.
+            config: Config of the agent. Only `max_turns` is read.
+            ask: Sends a text to the policy and returns the reply.
+            traces: List to which the trace of each conversation is appended.
         """
         self._vf, self._name, self._config, self._ask = vf, name, config, ask
         self._traces = traces
         self.trainable = True
 
     async def run(self, task: Any, **_: Any) -> Any:
-        """The trace of a single reply to a task's prompt, scored."""
+        """Let the policy reply once to a task's prompt, and return the scored trace."""
         async with self.interaction(task) as conversation:
             await conversation.turn()
         return conversation.trace
 
     @asynccontextmanager
     async def interaction(self, task: Any, **_: Any) -> AsyncIterator[Conversation]:
-        """A conversation about a task, which is scored when it is left.
+        """Open a conversation about a task. Leaving the context scores the conversation.
 
         Raises:
-            ValueError: the task needs what is not there, or it is not the first conversation.
+            ValueError: If the task needs something that is not available here, or if this is not
+                the first conversation.
         """
         refuse(type(task), parts_of_a_harness(self._vf, task))
         if self._traces:
@@ -121,8 +136,10 @@ class PolicyAgent:
 
 
 class Conversation:
-    """What `agents.NAME.interaction(task)` gives: each turn tells the policy something and waits
-    for its reply."""
+    """The result of `agents.NAME.interaction(task)`.
+
+    Each turn sends a text to the policy and waits for the reply.
+    """
 
     def __init__(self, vf: Any, task: Any, name: str, config: Any, ask: Ask) -> None:
         self._vf, self._ask, self._most_turns = vf, ask, config.max_turns
@@ -133,7 +150,7 @@ class Conversation:
         self._unread.append((vf.UserMessage, task.data.prompt_text))
 
     async def turn(self, message: Any = None) -> Any:
-        """The policy's reply as a `Segment`; after `max_turns` of them, one that has ended."""
+        """Return the policy's reply as a `Segment`, or a terminated one after `max_turns` turns."""
         if self._most_turns is not None and self.trace.num_turns >= self._most_turns:
             self.trace.stop("max_turns")
             return self._vf.Segment(messages=[], terminated=True)
@@ -159,21 +176,22 @@ class Conversation:
 
 
 def recorded(vf: Any, task: Any) -> Any:
-    """A task as a trace and an episode have it."""
+    """Return a task in the form in which traces and episodes record it."""
     return vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
 
 
 def refuse(kind: type, needed: list[str]) -> None:
-    """
+    """Refuse a class that needs something.
+
     Raises:
-        ValueError: something is needed.
+        ValueError: If `needed` is not empty.
     """
     if needed:
-        raise ValueError(f"{kind.__name__} needs {', '.join(needed)}, which nobody provides here")
+        raise ValueError(f"{kind.__name__} needs {', '.join(needed)}, which is not available here")
 
 
 def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
-    """What a task leaves to a harness and its runtime."""
+    """Return the parts of a task that only a harness and its runtime provide."""
     kind = type(task)
     found = [
         part for part in ("setup", "finalize") if getattr(kind, part) != getattr(vf.Task, part)
@@ -185,6 +203,6 @@ def parts_of_a_harness(vf: Any, task: Any) -> list[str]:
 
 
 def shared_parts(vf: Any, env: Any) -> list[str]:
-    """What an environment shares between episodes while it is served."""
+    """Return the parts that an environment shares between episodes while it is served."""
     found = ["start"] if type(env).start != vf.Env.start else []
     return found + (["tools"] if env.taskset.toolsets(env.taskset.config) else [])

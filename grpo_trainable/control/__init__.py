@@ -1,1 +1,1 @@
-"""Environments of Gymnasium in which a small network acts."""
+"""Small policies that act in Gymnasium environments."""

@@ -1,9 +1,9 @@
 """A robot arm that reaches for a ball, seen by a camera.
 
-It is `model.env=grpo_trainable.control.arm:Arm`.
+Select it with `model.env=grpo_trainable.control.arm:Arm`.
 
-A joint in the plane, simulated by MuJoCo, which renders without a display (`MUJOCO_GL`, by default
-egl; osmesa needs the library of that name).
+The arm has one joint and moves in a plane. MuJoCo simulates it and renders without a display, by
+`MUJOCO_GL`: `egl` by default, or `osmesa`, which needs the library of that name.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-SIZE = 32  # pixels of a side
-STEPS = 25  # actions of an episode
-SUBSTEPS = 4  # steps of 0.02 s that an action holds
-SPEED = 6.0  # of the joint at action 1, radians a second
+SIZE = 32  # image height and width, in pixels
+STEPS = 25  # actions per episode
+SUBSTEPS = 4  # simulation steps of 0.02 s per action
+SPEED = 6.0  # joint speed at action 1, in radians per second
 REACH = 0.2  # length of the arm and distance of the ball, in metres
-NEAR = 0.04  # metres within which the ball is reached
+NEAR = 0.04  # distance at which the hand reaches the ball, in metres
 SCENE = f"""
 <mujoco>
   <option timestep="0.02" gravity="0 0 0" integrator="implicitfast"/>
@@ -66,15 +66,17 @@ def _model() -> Any:
 
 @functools.cache
 def _renderer() -> Any:
-    """What draws every arm of this process. It belongs to the thread that asks first."""
+    """Return the renderer of all arms in this process. It belongs to the first calling thread."""
     return _mujoco().Renderer(_model(), SIZE, SIZE)
 
 
 class Arm(gymnasium.Env):
-    """Sees the last two frames, (32, 32, 6) uint8; acts by one number, the speed of its joint.
+    """Gymnasium environment of the arm.
 
-    An action earns minus ten times the metres between hand and ball, and 1 within 4 cm. Ball and
-    arm begin at angles that the seed draws. An episode is 25 actions.
+    An observation is the last two frames, (32, 32, 6) uint8. An action is one number, the speed of
+    the joint. The reward of an action is -10 times the distance between hand and ball in metres,
+    plus 1 if the distance is below 4 cm. The seed draws the initial angles of ball and arm. An
+    episode has 25 actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
@@ -88,6 +90,7 @@ class Arm(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Draw the angles of ball and arm, and return the first observation."""
         super().reset(seed=seed)
         _mujoco().mj_resetData(_model(), self._data)
         of_arm, of_ball = self.np_random.uniform(-np.pi, np.pi, 2)
@@ -98,6 +101,7 @@ class Arm(gymnasium.Env):
         return np.concatenate([self._last, self._last], axis=-1), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Move the joint for 0.08 s at the speed `action`, from -1 to 1."""
         self._data.ctrl[0] = SPEED * float(np.clip(action[0], -1.0, 1.0))
         for _ in range(SUBSTEPS):
             _mujoco().mj_step(_model(), self._data)

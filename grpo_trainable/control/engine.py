@@ -1,7 +1,8 @@
-"""The engine `control`: a small network acts in environments of Gymnasium, side by side.
+"""The engine `control`: a small policy acts in several Gymnasium environments at once.
 
-The environments live in the process of their generator, all in one thread, to which what renders
-belongs. One that fails spoils its own group; one that hangs is found as a hung generator is.
+The environments run in the generator's process, all on one thread, because a renderer belongs to
+one thread. If an environment fails, only its own group is lost. An environment that hangs is
+detected in the same way as a generator that hangs.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ Scores = list[Score | RewardError]
 
 @dataclass(kw_only=True)
 class _Episode(RecordedRow):
-    """A response while its environment goes on; the lists have an entry for each action."""
+    """A response in progress. The lists have an entry for each action."""
 
     env: Any
     uniforms: np.ndarray  # (most actions, numbers of an action)
-    observation: np.ndarray  # what it sees next
+    observation: np.ndarray  # observation before the next action
     observations: list[np.ndarray] = field(default_factory=list)
-    actions: list[Tensor] = field(default_factory=list)  # (A,) each, where they are numbers
+    actions: list[Tensor] = field(default_factory=list)  # (A,) each, only continuous actions
     rewards: list[float] = field(default_factory=list)
     over: bool = False
-    error: str | None = None  # why it could not go on
+    error: str | None = None  # the error that ended the episode
 
     def begin(self, seed: int) -> None:
-        """Sees what its environment shows first."""
+        """Reset the environment and keep its first observation."""
         try:
             self.observation = self._seen(self.env.reset(seed=seed)[0])
         except Exception as error:  # a user's environment may raise anything
             self.error = f"reset: {one_line(error)}"
 
     def act(self, action: Any) -> None:
-        """Has the environment take the action, and takes note of what that earns."""
+        """Take an action in the environment and record its reward."""
         self.observations.append(self.observation)
         reward = 0.0
         try:
@@ -66,14 +67,14 @@ class _Episode(RecordedRow):
         seen = np.asarray(observation)
         if seen.shape != self.observation.shape:
             raise ValueError(
-                f"an observation of shape {seen.shape}, where its space says "
+                f"an observation has the shape {seen.shape}, but its space has the shape "
                 f"{self.observation.shape}"
             )
-        # An environment may write the next one into the same memory.
+        # An environment may write the next observation into the same memory.
         return np.array(seen, dtype=self.observation.dtype)
 
     def score(self) -> Score | RewardError:
-        """What the episode has earned."""
+        """Return the sum of the rewards as a score, or the error."""
         if self.error is not None:
             return RewardError(f"environment: {self.error}")
         try:
@@ -83,20 +84,28 @@ class _Episode(RecordedRow):
 
 
 class ControlEngine(LoadedWeights):
-    """Samples episodes of actions, whose draws are keyed as those of tokens are.
+    """Samples episodes of actions, with random draws keyed like those of tokens.
 
-    A list of requests gives the same bits in any process on a machine, with as many threads, as far
-    as the environment does.
+    A list of requests gives the same bits in every process of one machine with the same number of
+    threads, provided that the environment does.
     """
 
     def __init__(
         self, policy: ControlPolicy, env: str, *, seed: int, pad_id: int, device: torch.device
     ) -> None:
-        """`env`: the name of the environment, as `make_environment` takes it."""
+        """Prepare to sample.
+
+        Args:
+            policy: The policy that acts.
+            env: Name of the environment, for `make_environment`.
+            seed: Seed of the trial.
+            pad_id: Token id that pads the responses.
+            device: Device of the policy.
+        """
         super().__init__(policy)
         self._policy, self._env, self._seed = policy, env, seed
         self._pad_id, self._device = pad_id, device
-        self._envs: list[Any] = []  # used again by later calls
+        self._envs: list[Any] = []  # reused by later calls
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environments")
         image = policy.spaces.is_image and policy.spaces.scale != 1.0
         self._nothing = np.zeros(policy.spaces.observation, np.uint8 if image else np.float32)
@@ -104,14 +113,14 @@ class ControlEngine(LoadedWeights):
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """A group of episodes for each request, without its rewards."""
+        """Return a group of episodes for each request, without scores."""
         return self.earn(requests, between_tokens)[0]
 
     @torch.no_grad()
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[Scores]]:
-        """A group for each request, with what each action earned, and a score for each episode."""
+        """Return a group for each request, with rewards by action, and a score for each episode."""
         limits = common_limits(requests)
         episodes = self._thread.submit(self._begun, requests, limits.max_new_tokens).result()
         for step in range(limits.max_new_tokens):
@@ -176,7 +185,7 @@ class ControlEngine(LoadedWeights):
         return replace(group, observations=observations, actions=actions, turn_rewards=earned)
 
     def close(self) -> None:
-        """Closes the environments; one that renders holds a context of its own."""
+        """Close the environments. An environment that renders holds a rendering context."""
         for env in self._envs:
             self._thread.submit(env.close).result()
         self._envs = []
@@ -193,7 +202,7 @@ def _type(array: np.ndarray) -> torch.dtype:
 
 
 def build_control_engine(setup: EngineSetup) -> ControlEngine:
-    """The engine of a trial whose policy acts in `model.env`."""
+    """Build the engine for a policy that acts in `model.env`."""
     config = setup.config
     policy, _ = build_control_policy(config.model, config.seed)
     assert config.model.env is not None, "only such policies have this engine"

@@ -1,6 +1,6 @@
-"""A small network that acts in an environment of Gymnasium, and the law of its actions.
+"""A small network that acts in a Gymnasium environment, and the distribution of its actions.
 
-T steps, A numbers of a continuous action, D width of the hidden states.
+Shapes: T steps, A numbers of a continuous action, D width of the hidden states.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from grpo_trainable.models.policy import ActingPolicy
 from grpo_trainable.models.shape import PolicySettings
 from grpo_trainable.models.tokenizer import Tokenizer
 
-WIDTH = 64  # of the two layers that see numbers
-IMAGE_WIDTH = 128  # of the layer behind the convolutions
-LOG_STD = -0.5  # of a continuous action at the start
+WIDTH = 64  # of both layers for observations of numbers
+IMAGE_WIDTH = 128  # of the layer after the convolutions
+LOG_STD = -0.5  # initial log standard deviation of continuous actions
 LOG_STD_RANGE = (-5.0, 2.0)
 
 
 class ControlPolicy(ActingPolicy):
-    """Two layers of tanh for numbers, or three convolutions for an image; then one matrix.
+    """Two tanh layers for numbers, or three convolutions for an image, then a linear head.
 
-    A discrete action has the law softmax(logits / temperature). A continuous one is tanh(z), spread
-    over the bounds of its space, with z normal: its mean comes from the network, its standard
-    deviation times the temperature is a parameter for each number. Temperature 0 takes the most
-    likely action, or the mean of z, with its log-prob at temperature 1.
+    Discrete actions have the distribution softmax(logits / temperature). A continuous action is
+    tanh(z), scaled to the bounds of its space, where z is normal. The network computes the mean of
+    z. The standard deviation of each number of z is a trained parameter, multiplied by the
+    temperature. Temperature 0 takes the most likely action or the mean of z, with the log-prob at
+    temperature 1.
     """
 
-    scale: Tensor  # what observations are divided by
+    scale: Tensor  # divisor of observations
 
     def __init__(self, spaces: Spaces, seed: int) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class ControlPolicy(ActingPolicy):
         self._draw(torch.Generator().manual_seed(seed))
 
     def _draw(self, generator: torch.Generator) -> None:
-        """Orthogonal matrices; a head near 0, so that all actions are about as likely at first."""
+        """Draw orthogonal weights. A head near 0 makes actions about equally likely at first."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d)):
                 gain = 0.01 if module is self.head else math.sqrt(2)
@@ -57,33 +58,38 @@ class ControlPolicy(ActingPolicy):
 
     @property
     def head_weight(self) -> Tensor:
-        """The weights of the last matrix, (choices or A, D)."""
+        """Weights of the head, (choices or A, D)."""
         return self.head.weight
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
-        """(numbers,), or (height, width, channels) of an image."""
+        """Shape of an observation: (numbers,), or (height, width, channels) of an image."""
         return self.spaces.observation
 
     @property
     def action_numbers(self) -> int:
-        """Numbers of a continuous action; 0 where actions are discrete."""
+        """Number of components of a continuous action, or 0 for discrete actions."""
         return self.spaces.action_numbers
 
     def hidden(self, observations: Tensor) -> Tensor:
-        """Hidden states (T, D) of observations (T, …)."""
+        """Compute hidden states (T, D) from observations (T, …)."""
         seen = observations.to(self.head.weight.dtype) / self.scale
         return self.body(seen.movedim(-1, 1) if self.spaces.is_image else seen)
 
-    # ---- The law of actions ------------------------------------------------------------------
+    # ---- The distribution of actions ---------------------------------------------------------
 
     def log_probs(
         self, hidden_TD: Tensor, actions: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy (T,) in nats of actions that were taken: (T,) int64, or z (T, A).
+        """Compute log-probs (T,) and entropies (T,), in nats, of the actions taken.
 
-        Those of continuous actions are densities of tanh(z), whose entropy is estimated by the
-        action taken. The entropy carries no gradient.
+        For continuous actions, the log-probs are log-densities of tanh(z), and the action taken
+        gives an estimate of the entropy. The entropy carries no gradient.
+
+        Args:
+            hidden_TD: Hidden states.
+            actions: Choices (T,) int64, or z (T, A).
+            temperature: Temperature of the distribution.
         """
         law = self.head(hidden_TD)
         if self.log_std is None:
@@ -93,8 +99,16 @@ class ControlPolicy(ActingPolicy):
     def act(
         self, observations: Tensor, uniform: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Actions, (T,) or z (T, A), drawn from `uniform` in [0, 1), (T, 1) or (T, A), by inverse
-        CDF; and their log-probs (T,)."""
+        """Draw actions by inverse CDF, and compute their log-probs (T,).
+
+        Args:
+            observations: Observations (T, …).
+            uniform: Uniform draws in [0, 1): (T, 1) for discrete actions, (T, A) for continuous.
+            temperature: Temperature of the distribution. 0 takes the most likely action.
+
+        Returns:
+            Actions, choices (T,) or z (T, A), and their log-probs.
+        """
         hidden = self.hidden(observations)
         law, drawn = self.head(hidden), temperature or 1.0
         if self.log_std is None:
@@ -114,8 +128,14 @@ class ControlPolicy(ActingPolicy):
         return self.log_std.clamp(*LOG_STD_RANGE).exp() * temperature
 
     def in_environment(self, actions: Tensor) -> Tensor:
-        """What the environment is given for actions: their names (T,), or numbers (T, A) within
-        the bounds of its space."""
+        """Convert actions to the environment's form.
+
+        Args:
+            actions: Choices (T,), or z (T, A).
+
+        Returns:
+            The environment's discrete actions (T,), or numbers (T, A) within its bounds.
+        """
         if self.spaces.choices is not None:
             return actions + self.spaces.first
         low, high = torch.tensor(self.spaces.low), torch.tensor(self.spaces.high)
@@ -143,8 +163,11 @@ def _of_choices(logits: Tensor, actions: Tensor, temperature: float) -> tuple[Te
 
 
 def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """log p(tanh z) = Σ log N(z; mean, std) - log(1 - tanh² z), as in Soft Actor-Critic (arXiv
-    1801.01290, appendix C)."""
+    """Compute log-probs and entropies of continuous actions.
+
+    log p(tanh z) = Σ log N(z; mean, std) - log(1 - tanh² z), as in Soft Actor-Critic (arXiv
+    1801.01290, appendix C).
+    """
     squeezed = 2 * (math.log(2) - z - F.softplus(-2 * z))  # log(1 - tanh² z)
     of_normal = -0.5 * ((z - mean) / std).square() - std.log() - 0.5 * math.log(2 * math.pi)
     entropy = (std.log() + 0.5 * math.log(2 * math.pi * math.e) + squeezed).sum(dim=1)
@@ -152,7 +175,7 @@ def _of_numbers(mean: Tensor, std: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _normal(uniform: Tensor) -> Tensor:
-    """Standard normal numbers by inverse CDF; a draw is the middle of the 2^-24 it stands for."""
+    """Convert uniform draws to normal ones by inverse CDF, at the middle of each bin of 2^-24."""
     return torch.special.ndtri(uniform.double() + 2.0**-25).float()
 
 
@@ -160,7 +183,7 @@ def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolic
     """Build the policy that acts in the environment `model.env`, with random weights from `seed`.
 
     Raises:
-        ValueError: the environment cannot be had, or has spaces that no policy here has.
+        ValueError: If the environment cannot be created, or if its spaces are not supported.
     """
     assert model.env is not None, "others act in no environment"
     spaces = spaces_of(model.env)

@@ -1,7 +1,7 @@
-"""Environments of Gymnasium (https://gymnasium.farama.org) in which a small network acts.
+"""Gymnasium environments (https://gymnasium.farama.org) in which a small policy acts.
 
-What it sees and does is numbers, not text: `model.env` names the environment, and each episode is a
-response whose tokens are its actions.
+Observations and actions are numbers, not text. `model.env` names the environment. Each episode is a
+response, and the actions are its tokens.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ from grpo_trainable.plugins import is_reference, load
 
 HELD_OUT = 1 << 30  # the first held-out seed; training takes those from 0 on
 INSTALL = "pip install -e '.[control]'"
-# What a policy sees an image with: (channels, size) of each layer, with stride 2.
+# (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))
-UNBOUNDED = 1e3  # a number of an observation that may be larger has no scale of its own
+UNBOUNDED = 1e3  # numbers of an observation that may reach this value are not scaled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spaces:
-    """What a control policy sees, and what it does."""
+    """Observations and actions of a control policy."""
 
     observation: tuple[int, ...]  # (numbers,), or (height, width, channels) of an image
-    scale: tuple[float, ...] | float  # what observations are divided by: each number's, or all
-    choices: int | None  # discrete actions; None where actions are numbers
-    first: int = 0  # the environment's name of the first discrete action
-    low: tuple[float, ...] = ()  # of each number of a continuous action
+    scale: tuple[float, ...] | float  # divisor of each number of an observation, or of all
+    choices: int | None  # number of discrete actions; None if actions are continuous
+    first: int = 0  # the environment's number of the first discrete action
+    low: tuple[float, ...] = ()  # lower bound of each number of a continuous action
     high: tuple[float, ...] = ()
 
     @property
     def is_image(self) -> bool:
+        """Return True if observations are images."""
         return len(self.observation) == 3
 
     @property
     def seen(self) -> str:
-        """What the policy sees, in words."""
+        """Description of the observations for people."""
         if self.is_image:
             return f"images of {' × '.join(map(str, self.observation))}"
         return f"{self.observation[0]} numbers"
 
     @property
     def done(self) -> str:
-        """What the policy does, in words."""
+        """Description of the actions for people."""
         if self.choices is not None:
             return f"one of {self.choices} actions"
         bounds = (f"{a:g} to {b:g}" for a, b in zip(self.low, self.high, strict=True))
@@ -53,21 +54,21 @@ class Spaces:
 
     @property
     def action_numbers(self) -> int:
-        """Numbers of a continuous action; 0 where actions are discrete."""
+        """Number of components of a continuous action, or 0 for discrete actions."""
         return len(self.low)
 
 
 def episode_seed(stream: str, example: int) -> int:
-    """The seed from which the episodes of an example begin: the same for all responses to it."""
+    """Return the seed of an example's episodes, the same for all responses of the group."""
     return HELD_OUT + example if stream == "eval" else example
 
 
 def make_environment(name: str) -> Any:
-    """The environment that `gymnasium.make(name)` makes, or what the user's `file.py:name` returns.
+    """Create an environment by `gymnasium.make(name)`, or by a user's `file.py:name`.
 
     Raises:
-        ValueError: Gymnasium is missing, or there is no such environment; in one line that begins
-            with the name.
+        ValueError: If Gymnasium is not installed, or if there is no such environment. The message
+            is one line that begins with the name.
     """
     try:
         import gymnasium
@@ -86,16 +87,16 @@ def make_environment(name: str) -> Any:
 def _known(name: str) -> Any:
     import gymnasium
 
-    # The checker of every step takes longer than the steps of a small environment.
+    # Gymnasium's checker takes longer per step than a small environment itself.
     return gymnasium.make(name, disable_env_checker=True)
 
 
 @functools.lru_cache(maxsize=8)
 def spaces_of(name: str) -> Spaces:
-    """The spaces of the environment that `make_environment` makes.
+    """Return the spaces of an environment from `make_environment`.
 
     Raises:
-        ValueError: as `make_environment`, or a space is of a kind that no policy here has.
+        ValueError: As `make_environment`, or if a space is not supported.
     """
     env = make_environment(name)
     try:
@@ -110,7 +111,7 @@ def _observations(name: str, space: Any) -> tuple[tuple[int, ...], tuple[float, 
 
     if not isinstance(space, Box) or len(space.shape) not in (1, 3):
         raise ValueError(
-            f"{name}: observations are {space}; they must be a Box of numbers, (n,), or an image, "
+            f"{name}: observations are {space}; must be a Box of numbers, (n,), or an image, "
             "(height, width, channels)"
         )
     if len(space.shape) == 3:
@@ -127,7 +128,7 @@ def _observations(name: str, space: Any) -> tuple[tuple[int, ...], tuple[float, 
 
 
 def convolved(image: tuple[int, ...]) -> tuple[int, int, int]:
-    """(height, width, channels) of an image behind `CONVOLUTIONS`."""
+    """Return (height, width, channels) of an image after `CONVOLUTIONS`."""
     height, width, channels = image
     for out, size in CONVOLUTIONS:
         height, width, channels = (height - size) // 2 + 1, (width - size) // 2 + 1, out
@@ -143,7 +144,7 @@ def _actions(name: str, space: Any) -> dict[str, Any]:
         low, high = (tuple(float(v) for v in bound) for bound in (space.low, space.high))
         return {"choices": None, "low": low, "high": high}
     raise ValueError(
-        f"{name}: actions are {space}; they must be discrete, or a bounded Box of numbers, (n,)"
+        f"{name}: actions are {space}; must be discrete, or a bounded Box of numbers, (n,)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The task of a policy that acts: each example is an initial state of its environment."""
+"""The task `control`: each example is an initial state of the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from grpo_trainable.tasks.task import Example, JSONValue, Score
 
 
 class ControlTask:
-    """Training example i begins from seed i, whatever the trial's seed, which draws the actions."""
+    """Initial states. Training example i has environment seed i, whatever the trial's seed.
+
+    The trial's seed draws only the actions.
+    """
 
     stop = ()
 
@@ -16,14 +19,16 @@ class ControlTask:
         pass
 
     def train_example(self, prompt_index: int) -> Example:
+        """Return the initial state of training example `prompt_index`."""
         return _example("train", prompt_index)
 
     def eval_examples(self, count: int) -> list[Example]:
-        """`count` initial states from other seeds than those of training."""
+        """Return `count` initial states with seeds that training does not use."""
         return [_example("eval", index) for index in range(count)]
 
     def reward(self, response: str, ground_truth: JSONValue) -> Score:
-        raise TypeError("an environment rewards its episodes while they go on")
+        """Raise a TypeError, because the environment gives the rewards."""
+        raise TypeError("the environment gives the rewards during an episode")
 
 
 def _example(stream: str, index: int) -> Example:

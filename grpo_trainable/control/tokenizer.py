@@ -1,6 +1,6 @@
-"""Names for what a control policy does, so that its episodes have tokens as a text has.
+"""Tokens for the actions of a control policy, so that episodes look like text.
 
-No torch is imported: the command asks for shape and tokenizer before anything starts.
+This module does not import torch: the command reads shape and tokenizer before anything starts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from grpo_trainable.control.spaces import Spaces, spaces_of
 from grpo_trainable.models.shape import PolicyShape
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 
-MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so nothing bounds an episode
+MOST_STEPS = 1 << 20  # a control policy sees one step at a time, so its context has no limit
 PROMPT = "begin"  # stands for any prompt
-NUMBERS = "act"  # stands for any action of numbers
+NUMBERS = "act"  # stands for any continuous action
 
 
 def control_tokenizer(spaces: Spaces) -> Tokenizer:
-    """A word for each discrete action, token i for choice i; one for all actions of numbers. A
-    prompt is a single token, whatever its text."""
+    """Build a tokenizer with a word for each discrete action. Choice i is token i.
+
+    All continuous actions share one word. Any prompt is a single token.
+    """
     choices = range(spaces.first, spaces.first + spaces.choices) if spaces.choices else ()
     words = [*map(str, choices)] or [NUMBERS]
     vocabulary = {word: index for index, word in enumerate([*words, PROMPT])}
@@ -32,7 +34,7 @@ def describe_control_policy(env: str) -> tuple[PolicyShape, Tokenizer]:
     """Return the shape and the tokenizer of the policy that acts in an environment.
 
     Raises:
-        ValueError: the environment cannot be had, or has spaces that no policy here has.
+        ValueError: If the environment cannot be created, or if its spaces are not supported.
     """
     tokenizer = control_tokenizer(spaces_of(env))
     return PolicyShape(context_length=MOST_STEPS, vocab_size=tokenizer.vocab_size), tokenizer

@@ -1,17 +1,17 @@
-"""Environments: text in, text out, over several turns. `ENVIRONMENTS` names the shipped ones.
+"""Environments answer actions with text, over several turns. `ENVIRONMENTS` lists the shipped ones.
 
-Only the standard library is imported, so that a process that plays starts soon.
+This package imports only the standard library, so processes that play start quickly.
 """
 
 from grpo_trainable.environments.environment import Environment, JSONValue, Turn, as_text, as_turn
 
-# `env.name` -> what it is made by.
+# `env.name` -> the class that implements it.
 ENVIRONMENTS = {
     "guess": "grpo_trainable.environments.guess:Guess",
     "calculator": "grpo_trainable.environments.calculator:Calculator",
     "python": "grpo_trainable.environments.python_tool:PythonTool",
 }
-# What makes `python` with `env.allow_unsafe=true`.
+# The class of `python` with `env.allow_unsafe=true`.
 UNSAFE_PYTHON = "grpo_trainable.environments.python_tool:UnsafePythonTool"
 
 __all__ = [

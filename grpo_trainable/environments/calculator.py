@@ -1,5 +1,7 @@
-"""A question with a calculator at hand: a line `calc EXPRESSION` is answered with its value, any
-other line is the answer."""
+"""A question and a calculator.
+
+The action `calc EXPRESSION` returns the value of the expression. Any other action is the answer.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 
 
 def calculate(expression: str) -> int:
-    """The value of + - * // % and brackets over integers.
+    """Evaluate an expression of integers, + - * // % and brackets.
 
     Raises:
-        ValueError: it is anything else, too long, or divides by 0.
+        ValueError: If the expression contains anything else, is too long, or divides by 0.
     """
     if len(expression) > MOST_CHARACTERS:
         raise ValueError("too long")
@@ -51,15 +53,19 @@ def _value(node: ast.AST) -> int:
 
 
 class Calculator:
-    """`spec`: {"question": an expression, "answer": its value}."""
+    """Environment with a calculator.
+
+    A specification is {"question": EXPRESSION, "answer": VALUE}.
+    """
 
     def reset(self, spec: JSONValue) -> str:
+        """Begin an episode and return the question."""
         question, answer = fields_of(spec, "question", "answer")
         self._answer, self._calls = str(answer), 0
         return f"{question}=?\n"
 
     def step(self, action: str) -> Turn:
-        """1 for the right answer, which ends the episode as a wrong one and too many calls do."""
+        """Reward 1 for the right answer. Any answer ends the episode, and so do too many calls."""
         line = action.strip()
         if not line.startswith(CALL):
             return Turn(reward=float(line == self._answer), done=True, info={"calls": 0})
@@ -75,4 +81,4 @@ class Calculator:
             return str(error)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """No resources to release."""

@@ -1,4 +1,4 @@
-"""What an environment is: a specification begins an episode, each action is answered by a turn."""
+"""The interface of an environment: a specification starts an episode, and turns answer actions."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ JSONValue: TypeAlias = (
     bool | int | float | str | Sequence["JSONValue"] | Mapping[str, "JSONValue"] | None
 )
 
-# Characters of an observation. No context holds as many tokens; more of them are a mistake.
+# Most characters of an observation. No context holds as many tokens, so more must be a mistake.
 MOST_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an action led to."""
+    """Answer of the environment to an action."""
 
-    text: str = ""  # what the policy reads before it acts again; nothing reads that of the last one
-    reward: float = 0.0  # reward of this action; an episode's is the sum
-    done: bool = False  # whether the episode is over
-    info: Mapping[str, float] = field(default_factory=dict)  # added up over an episode, as parts
+    text: str = ""  # observation before the next action; unread after the last action
+    reward: float = 0.0  # reward of this action; an episode earns the sum
+    done: bool = False  # True at the end of the episode
+    info: Mapping[str, float] = field(default_factory=dict)  # reward parts, summed over an episode
 
 
 class Environment(Protocol):
-    """One episode after the other. Its class is called without arguments, in a process that may be
-    killed; several of them live in one process and play in turn."""
+    """Interface of an environment, which plays one episode after another.
+
+    Its class is called without arguments, in a process that may be killed. Several environments
+    share a process and play in turn.
+    """
 
     def reset(self, spec: JSONValue) -> str:
-        """Begins the episode that `spec` describes in full, and says what the policy reads first.
+        """Begin the episode that `spec` fully describes, and return the first observation.
 
-        Called with one specification it begins equal episodes, in any process.
+        The same specification begins the same episode in any process.
         """
         ...
 
     def step(self, action: str) -> Turn:
-        """What the text that the policy wrote leads to."""
+        """Answer the text that the policy wrote."""
         ...
 
     def close(self) -> None:
-        """Lets go of what the environment holds; no call follows."""
+        """Release the resources of the environment. No call follows."""
         ...
 
 
 def fields_of(spec: JSONValue, *names: str) -> list[Any]:
-    """Return these fields of a specification.
+    """Return some fields of a specification.
 
     Raises:
-        ValueError: it lacks one of them.
+        ValueError: If a field is missing.
     """
     if not isinstance(spec, Mapping) or any(name not in spec for name in names):
         raise ValueError(f"needs a ground truth with {' and '.join(names)}")
@@ -57,24 +60,26 @@ def fields_of(spec: JSONValue, *names: str) -> list[Any]:
 
 
 def as_text(value: Any) -> str:
-    """What an environment said.
+    """Check the text of an observation, and make it encodable.
 
     Raises:
-        TypeError, ValueError: it is no text, or too long.
+        TypeError: If `value` is not text.
+        ValueError: If the text is too long.
     """
     if not isinstance(value, str):
         raise TypeError(f"must say text, got {type(value).__name__}")
     if len(value) > MOST_CHARACTERS:
         raise ValueError(f"said {len(value):,} characters, valid: at most {MOST_CHARACTERS:,}")
-    # Half a surrogate pair could neither be encoded nor written to a file.
+    # Half a surrogate pair can be neither encoded nor written to a file.
     return value.encode("utf-8", "replace").decode()
 
 
 def as_turn(value: Any) -> Turn:
-    """What an environment's step returned: a `Turn`, checked.
+    """Check the `Turn` that an environment's step returned.
 
     Raises:
-        TypeError, ValueError: it is anything else, or a field of it is.
+        TypeError: If `value` is not a `Turn`, or if a field has the wrong type.
+        ValueError: If a number is not finite, or if the text is too long.
     """
     if not isinstance(value, Turn):
         raise TypeError(f"step must return a Turn, got {type(value).__name__}")
@@ -91,7 +96,7 @@ def as_turn(value: Any) -> Turn:
 
 
 def _finite(name: str, value: Any) -> float:
-    # Not float() alone: it would take the text "1".
+    # float() alone would accept the text "1".
     if not hasattr(type(value), "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     number = float(value)

@@ -1,4 +1,4 @@
-"""A number to guess within a few turns: each wrong guess is told whether the number is larger."""
+"""A secret digit to guess in a few turns. The answer to a wrong guess is "larger" or "smaller"."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from grpo_trainable.environments.environment import JSONValue, Turn, fields_of
 
 PROMPT = "Guess 0-9\n"
 LARGER, SMALLER = "larger\n", "smaller\n"
-GUESSES = 3  # three guesses find seven of ten numbers
+GUESSES = 3  # three guesses can find at most seven of ten numbers
 
 
 class Guess:
-    """`spec`: {"secret": a digit}. A guess is a digit on a line; anything else loses."""
+    """Environment with a digit to guess.
+
+    A specification is {"secret": DIGIT}. An action is a single digit. Any other action loses.
+    """
 
     def reset(self, spec: JSONValue) -> str:
+        """Begin an episode and return the prompt."""
         (secret,) = fields_of(spec, "secret")
         self._secret, self._guesses = str(secret), 0
         return PROMPT
 
     def step(self, action: str) -> Turn:
-        """1 for the number; the episode is over then, or after the last guess."""
+        """Reward 1 for the secret digit. A right, an illegal and the last guess end the episode."""
         guess = action.strip()
         self._guesses += 1
         if guess == self._secret:
@@ -30,4 +34,4 @@ class Guess:
         return Turn(LARGER if self._secret > guess else SMALLER, info=info)
 
     def close(self) -> None:
-        """Holds nothing."""
+        """No resources to release."""

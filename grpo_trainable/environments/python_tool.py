@@ -1,5 +1,7 @@
-"""A question with a Python interpreter at hand: code in `<python>` tags is run and answered with
-what it prints, any other action is the answer."""
+"""A question and a Python interpreter.
+
+The environment runs code in `<python>` tags and returns its output. Any other action is the answer.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,25 @@ ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class PythonTool:
-    """`spec`: {"question": the prompt, "answer": what is right}.
+    """Environment that runs code in a sandbox.
 
-    Stop actions at `</python>` and `</answer>` (`rollout.stop`).
+    A specification is {"question": PROMPT, "answer": TEXT}. Let `</python>` and `</answer>` end
+    actions (`rollout.stop`).
     """
 
     run = staticmethod(run_python)
 
     def reset(self, spec: JSONValue) -> str:
+        """Begin an episode and return the question."""
         question, answer = fields_of(spec, "question", "answer")
         self._answer = str(answer).strip()
         return str(question)
 
     def step(self, action: str) -> Turn:
-        """1 for the right answer, in tags or by itself; the last code of an action is run."""
+        """Run the last code of an action, or else reward 1 for the right answer.
+
+        The answer stands in `<answer>` tags, or it is the whole action.
+        """
         codes = CODE.findall(action)
         if codes:
             return Turn(f"<output>{self.run(codes[-1])}</output>\n", info={"calls": 1})
@@ -35,10 +42,13 @@ class PythonTool:
         return Turn(reward=float(given.strip() == self._answer), done=True, info={"calls": 0})
 
     def close(self) -> None:
-        """Holds nothing."""
+        """No resources to release."""
 
 
 class UnsafePythonTool(PythonTool):
-    """The same, for `env.allow_unsafe=true`: the code can do all that the trainer may do."""
+    """`PythonTool` without a sandbox, for `env.allow_unsafe=true`.
+
+    The code can do everything that the trainer can do.
+    """
 
     run = staticmethod(run_uncontained)

@@ -1,10 +1,11 @@
-"""Run code that a policy wrote in a Python that reaches nothing else.
+"""Run a policy's code in an isolated Python.
 
-bubblewrap (`bwrap`) puts the code into namespaces that hold a read-only interpreter, its standard
-library and an empty scratch directory. The code has no network, no environment variables and no
-packages. It sees no other process, and it can start neither processes nor threads. It has a second
-of CPU time, 256 MiB of memory, files of at most 1 MiB and 16 MiB of scratch. As root it also runs
-as the user nobody. bubblewrap needs no root, but user namespaces that ordinary users may create.
+bubblewrap (`bwrap`) puts the code into namespaces that contain only a read-only interpreter, its
+standard library and an empty scratch directory. The code has no network, no environment variables
+and no packages. It sees no other process, and can start neither processes nor threads. Its limits
+are one second of CPU time, 256 MiB of memory, 1 MiB per file and 16 MiB of scratch space. If the
+trainer is root, the code runs as the user nobody. bubblewrap does not need root, but ordinary users
+must be allowed to create user namespaces.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CPU_S = 1
-LOOK_S = 3.0  # between two looks; code that sleeps at one of them is ended
+LOOK_S = 3.0  # between two checks; code that sleeps at a check is killed
 MEMORY_BYTES = 256 << 20
 FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 16 << 20
@@ -29,18 +30,18 @@ MOST_CHARACTERS = 2000  # of the output
 NOBODY = 65534
 
 OTHER_INTERPRETERS = ("/usr/local/bin/python3", "/usr/bin/python3")
-ISOLATED = ("-I", "-S", "-u")  # no user's directories, no packages, no buffers
-# No mount is writable but the scratch, and no namespace can be made inside.
+ISOLATED = ("-I", "-S", "-u")  # no user directories, no packages, no buffering
+# Only the scratch directory is writable, and the code cannot create namespaces.
 WALLS = (
     *("--unshare-all", "--unshare-user", "--disable-userns", "--new-session", "--die-with-parent"),
     *("--size", str(SCRATCH_BYTES), "--tmpfs", "/scratch", "--chdir", "/scratch"),
 )
 READY = b"ready"
 
-# Runs inside the walls before the code. It leaves the session keyring, which namespaces share, sets
-# the limits, says that it is ready and turns into the interpreter of the code. The output of the
-# code goes elsewhere, so code cannot forge a failed start. A kernel without keyrings (ENOSYS) and a
-# container that forbids them (EPERM) leave nothing to reach.
+# This program runs inside the walls before the code. It leaves the session keyring, which
+# namespaces share, sets the limits, reports that it is ready, and replaces itself by the code's
+# interpreter. The code's output goes to another file, so the code cannot forge a failed start.
+# Without keyrings (ENOSYS), or if a container forbids them (EPERM), there is none to leave.
 START = f"""
 import ctypes, errno, os, resource, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -67,24 +68,26 @@ os.execve(sys.executable, [sys.executable, *{ISOLATED}, "-"], {{}})
 
 
 class SandboxError(RuntimeError):
-    """Code cannot be run as asked on this machine; the message is one line that says why."""
+    """This machine cannot run code as configured. The message states the reason in one line."""
 
 
 def run_python(code: str) -> str:
-    """Return what contained code printed, errors included, with a long middle left out.
+    """Run code in the sandbox and return its output with errors. A long output loses its middle.
 
     Raises:
-        SandboxError: it cannot be contained here.
+        SandboxError: If this machine cannot contain code.
     """
     user = NOBODY if os.geteuid() == 0 else None
     return _run(code, _contained_python(), directory="/", user=user)
 
 
 def run_uncontained(code: str) -> str:
-    """Return what uncontained code printed. It has the limits, and every right of this process.
+    """Run code without the sandbox and return its output.
+
+    The code has the same limits, but all rights of this process.
 
     Raises:
-        SandboxError: it cannot be run here.
+        SandboxError: If this machine cannot run the code.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-") as directory:
         return _run(code, [_base_interpreter()], directory=directory, user=None)
@@ -92,10 +95,10 @@ def run_uncontained(code: str) -> str:
 
 @functools.cache
 def check_containment() -> None:
-    """Check that code can be contained on this machine.
+    """Check that this machine can contain code.
 
     Raises:
-        SandboxError: it cannot.
+        SandboxError: If it cannot.
     """
     printed = run_python("print(6 * 7)")
     if printed != "42":
@@ -106,7 +109,7 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
     with (
         tempfile.TemporaryFile() as program,
         tempfile.TemporaryFile() as start,
-        tempfile.TemporaryFile() as output,  # no pipe: endless output meets the limit of a file
+        tempfile.TemporaryFile() as output,  # unlike a pipe, a file limits endless output
     ):
         program.write(code.encode("utf-8", "replace"))
         program.seek(0)
@@ -140,9 +143,9 @@ def _run(code: str, python: Sequence[str], *, directory: str, user: int | None) 
 
 
 def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
-    """Wait for the end of the code. Return True if the kernel ended it, or if it sleeps.
+    """Wait for the end of the code. Return True if the kernel killed it, or if it sleeps.
 
-    The kernel counts CPU time, so code that waits for its turn on a busy machine goes on.
+    The kernel counts CPU time, so code may still wait for its turn on a busy machine.
     """
     while True:
         try:
@@ -153,26 +156,26 @@ def _took_too_long(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _sleeps(pid: int) -> bool:
-    """Return True if a process and all below it sleep or are stopped."""
+    """Return True if a process and all its descendants sleep or are stopped."""
     process = Path("/proc", str(pid))
     try:
         state = (process / "stat").read_text().rpartition(")")[2].split()[0]
         children = (process / "task" / str(pid) / "children").read_text().split()
     except (FileNotFoundError, ProcessLookupError):
-        return False  # it has just ended
+        return False  # the process has just ended
     return state in "ST" and all(_sleeps(int(child)) for child in children)
 
 
 @functools.cache
 def _contained_python() -> tuple[str, ...]:
-    """Return the command of a Python inside the walls."""
+    """Return the command that starts Python inside the walls."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError("bubblewrap is not installed")
     python = _interpreter()
     library = Path(_output_of([python, *ISOLATED, "-c", "import os; print(os.__file__)"])).parent
     modules = ":".join(map(str, library.glob("lib-dynload/*.so")))
-    # The loader lists what the interpreter and its modules need, and runs nothing (ld.so(8)).
+    # The loader only lists the libraries of the interpreter and its modules (ld.so(8)).
     needed = _output_of([python], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=modules)
     libraries = {os.path.normpath(path) for path in re.findall(r"(/\S+) \(0x", needed)}
     outside = sorted(path for path in libraries if not path.startswith(f"{library}/"))
@@ -185,7 +188,7 @@ def _contained_python() -> tuple[str, ...]:
 
 
 def _interpreter() -> str:
-    """Return a Python outside a virtual environment; for root, one that the user nobody can run."""
+    """Return a Python outside virtual environments. For root, the user nobody can execute it."""
     base = _base_interpreter()
     if os.geteuid() != 0:
         return base
@@ -193,8 +196,8 @@ def _interpreter() -> str:
         if path.is_file() and all(part.stat().st_mode & 0o001 for part in (path, *path.parents)):
             return str(path)
     raise SandboxError(
-        f"{base} is in a directory that only root may enter, and there is no Python for all users, "
-        "such as /usr/bin/python3"
+        f"{base} is in a directory that only root may enter; install a Python for all users, such "
+        "as /usr/bin/python3"
     )
 
 
