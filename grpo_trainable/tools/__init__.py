@@ -1,1 +1,1 @@
-"""What the other commands do."""
+"""The work of the commands besides `launch/tune.py`."""

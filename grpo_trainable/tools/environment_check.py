@@ -1,8 +1,8 @@
-"""What would go wrong with an environment in training, found by playing a few episodes of it.
+"""Play a few episodes of an environment to find mistakes that would break training.
 
-Every specification is played several times with the same actions: twice by one environment, once in
-another process, and by several environments of one process in turn, as a group plays it. All of
-these have to hear the same.
+The check plays each specification several times with the same actions: twice in one environment,
+once in another process, and in several environments of one process in turn, as a group does. All
+of these episodes must be equal.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from grpo_trainable.config import EnvSettings, shown
 from grpo_trainable.environments import JSONValue, Turn
 from grpo_trainable.generator.env_processes import EpisodeError, GroupProcess
 
-# What a fault is called.
-FAILS = "fails"  # it raises, returns something else than it should, or its process dies
+# Names of faults.
+FAILS = "fails"  # the environment raises, returns a wrong value, or its process dies
 HANGS = "hangs"  # no answer within env.step_deadline_s
-PROMPT = "prompt"  # what reset says is not the prompt of the task
-DIFFERS = "differs"  # a specification does not say all: another process plays another episode
-REMEMBERS = "remembers"  # an episode depends on the one before it
-SHARES = "shares"  # episodes that are played in turn in one process disturb each other
-UNSENDABLE = "unsendable"  # a specification that JSON does not carry as it is
-RETOKENISED = "retokenised"  # tokens of a text that are the tokens of another text
-PROCESSES = "processes"  # it leaves processes behind
+PROMPT = "prompt"  # the text of reset is not the prompt of the task
+DIFFERS = "differs"  # another process plays a different episode of the same specification
+REMEMBERS = "remembers"  # an episode depends on the previous one
+SHARES = "shares"  # episodes played in turn in one process affect each other
+UNSENDABLE = "unsendable"  # JSON changes the specification
+RETOKENISED = "retokenised"  # encoding and decoding changes a text
+PROCESSES = "processes"  # the environment leaves processes behind
 FAULTS = (FAILS, HANGS, PROMPT, DIFFERS, REMEMBERS, SHARES, UNSENDABLE, RETOKENISED, PROCESSES)
 
-LONG = 2000  # characters of the longest action that is made up
+LONG = 2000  # characters of the longest invented action
 ODDITIES = ("", "é 😀", "x" * LONG)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Specification:
-    """An episode to begin."""
+    """An episode to play."""
 
     spec: JSONValue
-    prompt: str | None = None  # what its task says that the policy reads first; None without a task
+    prompt: str | None = None  # prompt of the task; None without a task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found once."""
+    """One occurrence of a fault."""
 
     name: str  # one of FAULTS
     where: str
@@ -55,25 +55,25 @@ class Finding:
 
 @dataclass(kw_only=True)
 class Report:
-    """What playing showed."""
+    """Results of a check."""
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)  # seconds of each answer
+    seconds: list[float] = field(default_factory=list)  # duration of each answer
     episodes: int = 0
     example: list[tuple[str, Turn]] = field(default_factory=list)  # (action, turn) of one episode
-    first: str = ""  # what the policy reads before it
+    first: str = ""  # first observation of this episode
 
 
-Heard: TypeAlias = tuple[str, list[Turn]]  # what reset said, and the turns
+Heard: TypeAlias = tuple[str, list[Turn]]  # the text of reset, and the turns
 
 
 class _Unplayable(Exception):
-    """An episode that came to no end; its finding is in the report."""
+    """An episode could not be finished. The report contains the finding."""
 
 
 class EnvironmentCheck:
-    """Plays an environment as a trial with these settings would."""
+    """Plays an environment in the same way as a trial with these settings."""
 
     def __init__(
         self,
@@ -87,14 +87,17 @@ class EnvironmentCheck:
         tokens: Callable[[str], int] = len,
         most_tokens: int | None = None,
     ) -> None:
-        """
+        """Prepare a check.
+
         Args:
-            actions: what is drawn from; empty: actions are made up from what was said.
-            stop: what an action ends with.
-            group_size: environments that play in turn in one process.
-            retold: the text that the tokens of a text stand for.
-            tokens: how many they are.
-            most_tokens: `rollout.max_new_tokens`; None: not compared.
+            settings: Settings of the environment.
+            actions: Actions to draw from. By default actions are invented from the observations.
+            stop: String at the end of each action.
+            seed: Seed of the actions.
+            group_size: Number of environments that play in turn in one process.
+            retold: Encodes and decodes a text.
+            tokens: Counts the tokens of a text.
+            most_tokens: `rollout.max_new_tokens`, or None to skip this comparison.
         """
         self._settings, self._stop, self._seed = settings, stop, seed
         self._actions, self._group_size = actions, group_size
@@ -105,10 +108,14 @@ class EnvironmentCheck:
     def run(
         self, specifications: Sequence[Specification], progress: Callable[[], object] = lambda: None
     ) -> Report:
-        """Plays all of them; `progress` is called after each.
+        """Play all specifications.
+
+        Args:
+            specifications: Episodes to play.
+            progress: Called after each specification.
 
         Raises:
-            ValueError: the environment cannot be had, in one line.
+            ValueError: If the environment cannot be created. The message is one line.
         """
         all_turns: list[Turn] = []
         for number, specification in enumerate(specifications, start=1):
@@ -131,12 +138,12 @@ class EnvironmentCheck:
             again = self._played(process, 0, spec, script)
             left = process.left_behind()
         if left:
-            self._find(PROCESSES, f"{left} still there after close()")
+            self._find(PROCESSES, f"{left} still running after close()")
         with _Process(self._settings) as process:
             elsewhere = self._played(process, 0, spec, script)
         if self._difference(DIFFERS, "another process", first, elsewhere):
-            return first[1]  # whatever else differs has the same cause
-        self._difference(REMEMBERS, "the same environment, asked again,", first, again)
+            return first[1]  # any other difference has the same cause
+        self._difference(REMEMBERS, "the same environment, played again,", first, again)
         with _Process(self._settings) as process:
             for heard in self._in_turn(process, spec, script):
                 if self._difference(SHARES, "one of several in a process", first, heard):
@@ -148,33 +155,33 @@ class EnvironmentCheck:
         return first[1]
 
     def _sent(self, spec: JSONValue) -> JSONValue:
-        """What arrives of a specification."""
+        """Return a specification as it arrives in another process, through JSON."""
         try:
             arrived = json.loads(json.dumps(spec, allow_nan=False))
         except (TypeError, ValueError) as error:
             self._find(UNSENDABLE, f"the specification {shown(spec)} is not JSON: {error}")
             raise _Unplayable from None
         if arrived != spec:
-            self._find(UNSENDABLE, f"of {shown(spec)} {shown(arrived)} arrives")
+            self._find(UNSENDABLE, f"{shown(spec)} arrives as {shown(arrived)}")
         return arrived
 
     def _played(self, process: _Process, place: int, spec: JSONValue, script: _Script) -> Heard:
-        """Plays one episode alone."""
+        """Play one episode alone."""
         *_, heard = self._steps(process, place, spec, script)
         return heard
 
     def _in_turn(self, process: _Process, spec: JSONValue, script: _Script) -> list[Heard]:
-        """Plays as many episodes as a group has, taking one action of each in turn."""
+        """Play a group of episodes in turn, one action of each at a time."""
         running = [self._steps(process, g, spec, script) for g in range(self._group_size)]
         heard = [next(episode) for episode in running]
-        for _ in zip_longest(*running):  # an action of each
+        for _ in zip_longest(*running):  # one action of each episode
             pass
         return heard
 
     def _steps(
         self, process: _Process, place: int, spec: JSONValue, script: _Script
     ) -> Iterator[Heard]:
-        """An episode, action by action: what has been heard so far, in the same lists."""
+        """Play an episode action by action. Yield the same growing lists each time."""
         self._report.episodes += 1
         said = self._ask(process, "reset", {"reset": place, "spec": spec})["text"]
         heard: Heard = (said, [])
@@ -204,7 +211,7 @@ class EnvironmentCheck:
 
     def _compare_prompt(self, specification: Specification, said: str) -> None:
         if specification.prompt is not None and said != specification.prompt:
-            what = f"reset says {shown(said)}, the prompt of its task is "
+            what = f"reset says {shown(said)}, but the prompt of its task is "
             self._find(PROMPT, what + shown(specification.prompt))
 
     def _compare_tokens(self, heard: Heard) -> None:
@@ -213,11 +220,13 @@ class EnvironmentCheck:
             retold = self._retold(text)
             if retold != text:
                 where = "reset" if number == 0 else f"turn {number}"
-                self._find(RETOKENISED, f"of {shown(text)} the policy reads {shown(retold)}", where)
+                self._find(
+                    RETOKENISED, f"the policy reads {shown(retold)} instead of {shown(text)}", where
+                )
                 return
 
     def _difference(self, name: str, who: str, first: Heard, other: Heard) -> bool:
-        """Whether two episodes differ; the first difference is a finding."""
+        """Return True if two episodes differ, and report the first difference."""
         if first == other:
             return False
         if first[0] != other[0]:
@@ -238,38 +247,39 @@ class EnvironmentCheck:
         self._report.findings.append(Finding(name=name, where=place, what=what))
 
     def _take_notes(self, turns: Sequence[Turn]) -> None:
-        """Notes what need not be a fault."""
+        """Add notes on observations that are not necessarily faults."""
         report, settings = self._report, self._settings
         note = report.notes.append
         slowest = max(report.seconds, default=0.0)
         if slowest > settings.patience_s:
             note(
-                f"an answer took {slowest:.1f} s: a call of a generator waits at most "
-                f"env.patience_s={settings.patience_s:g} for all of them, and goes on without"
+                f"an answer took {slowest:.1f} s: the generator waits at most "
+                f"env.patience_s={settings.patience_s:g} per call for late answers and then "
+                "continues without them"
             )
         if not turns:
             return
         if not any(turn.done for turn in turns):
-            note(f"no episode came to its end within env.max_turns={settings.max_turns}")
+            note(f"no episode ended within env.max_turns={settings.max_turns}")
         if len({turn.reward for turn in turns}) == 1:
-            hint = "" if self._actions else "; give actions that mean something (--action)"
+            hint = "" if self._actions else "; give meaningful actions (--action)"
             note(f"every action earned {turns[0].reward:g}{hint}")
         longest = max(self._tokens(turn.text) for turn in turns)
         if self._most_tokens is not None and longest >= self._most_tokens:
             note(
-                f"an answer has {longest:,} tokens, and rollout.max_new_tokens="
-                f"{self._most_tokens} counts both sides"
+                f"an answer has {longest:,} tokens, but rollout.max_new_tokens="
+                f"{self._most_tokens} limits actions and answers together"
             )
 
 
 class _Script:
-    """The actions of an episode: equal ones for equal answers."""
+    """The actions of an episode. Equal answers get equal actions."""
 
     def __init__(self, actions: Sequence[str], stop: str, key: str) -> None:
         self._actions, self._stop, self._key = actions, stop, key
 
     def action(self, turn: int, heard: Heard) -> str:
-        """The action of turn number `turn`, from 0."""
+        """Return the action of turn number `turn`, counted from 0."""
         draw = random.Random(f"{self._key}/{turn}")
         if self._actions:
             return draw.choice(self._actions) + self._stop
@@ -279,7 +289,7 @@ class _Script:
 
 
 class _Process:
-    """A process that plays, and is gone afterwards."""
+    """A process that plays episodes and ends with the context."""
 
     def __init__(self, settings: EnvSettings) -> None:
         self._group = GroupProcess(settings)
@@ -295,7 +305,7 @@ class _Process:
         return self._group.ask(message, deadline_s)
 
     def left_behind(self) -> str:
-        """The processes that are there once the environments are closed; empty where none is."""
+        """Close the environments and describe the processes that remain, or return no text."""
         self._group.ask({"close": True}, 5.0)
         count = len(self._group.started())
         return "" if not count else f"{count} process{'' if count == 1 else 'es'} that it started"

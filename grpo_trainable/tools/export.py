@@ -1,4 +1,4 @@
-"""A trained policy as a Hugging Face directory, which transformers and vLLM load."""
+"""Export a trained policy as a Hugging Face directory for transformers and vLLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.policy import HFPolicy
     from grpo_trainable.storage.object_store import Place
 
-# What stands beside the weights of a Hugging Face model and is as it was.
+# Files beside the weights of a Hugging Face model that training does not change.
 UNCHANGED = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
@@ -42,30 +42,33 @@ UNCHANGED = (
 
 
 class ExportError(ValueError):
-    """What is to be exported cannot be used; the message is one line that names it."""
+    """The source cannot be exported. The message is one line that names the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
+    """Facts about an exported policy."""
+
     source: Place  # the checkpoint or policy that was read
-    round: (
-        int | None
-    )  # rounds that the policy was trained for; None: a policy that is no checkpoint
+    round: int | None  # number of rounds trained; None if the source is not a checkpoint
     architecture: str
     parameters: int
     dtype: torch.dtype
 
 
 def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Exported:
-    """Writes the policy in `source` to the new directory `out`, which appears when it is whole.
+    """Write a policy to the new directory `out`. The directory appears when it is complete.
 
-    `source`: a checkpoint, the directory of a trial (its newest whole checkpoint counts), or a
-    policy of ours. Weights are stored as `dtype`, by default as they were trained.
+    Args:
+        source: A checkpoint, the directory of a trial (its newest whole checkpoint is used), or a
+            policy of this package.
+        out: Directory to create. It may exist if it is empty.
+        dtype: Type of the stored weights. By default weights keep the type they were trained in.
 
     Raises:
-        ExportError: `source` holds no policy, or it is not what the trial started from any more;
-            in one line.
-        OSError: `out` cannot be written, or is neither new nor empty.
+        ExportError: If `source` holds no policy, or if the files of the trial's initial policy
+            have changed. The message is one line.
+        OSError: If `out` cannot be written, or is neither new nor empty.
     """
     refuse_occupied(out)
     try:
@@ -79,7 +82,7 @@ def export(source: Place, out: Path, dtype: torch.dtype | None = None) -> Export
 
 def _is_policy(source: Place) -> TypeGuard[Path]:
     if not isinstance(source, Path):
-        return False  # a store has experiments
+        return False  # an object store holds only experiments
     if is_hugging_face(source):
         raise ExportError(f"{source}: is a Hugging Face directory already")
     return (source / "policy.safetensors").is_file()
@@ -109,7 +112,7 @@ def _export_trained(
 
     assert isinstance(policy, HFPolicy)
     if dtype is not None:
-        policy.to(dtype)  # before adapters are merged: they are rounded to it once
+        policy.to(dtype)  # convert before merging adapters, so that weights are rounded once
     copy_parameters(policy.weights(), _merged(config, trial.policy, source), source=str(source))
     beside = policy_directory(config.model)
     assert beside is not None
@@ -117,7 +120,7 @@ def _export_trained(
 
 
 def _merged(config: GRPOConfig, trained: Mapping[str, Tensor], source: Place) -> dict[str, Tensor]:
-    """All weights of the model: what a checkpoint has, or the model with its adapters merged."""
+    """Return all weights of the model. LoRA adapters are merged into the model."""
     if config.model.lora_rank is None:
         return dict(trained)
     from grpo_trainable.models.hf.lora import LoraPolicy
@@ -153,9 +156,9 @@ def _export_theirs(
     with new_directory(out) as directory:
         try:
             model.save_pretrained(directory)
-        except ValueError as error:  # settings of its own that transformers does not write
+        except ValueError as error:  # transformers refuses to save some settings of models
             raise ExportError(
-                f"{source}: transformers cannot write it ({one_line(error)})"
+                f"{source}: transformers cannot save this model ({one_line(error)})"
             ) from error
         for name in UNCHANGED:
             if (beside / name).is_file():

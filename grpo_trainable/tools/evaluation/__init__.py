@@ -1,2 +1,5 @@
-"""Evaluation of one policy on the held-out prompts of a task, without Ray: what launch/evaluate.py
-runs. `reports.evaluations` makes figures and files of what comes out."""
+"""Evaluate one policy on the held-out prompts of a task, without Ray.
+
+`launch/evaluate.py` runs this package. `reports.evaluations` turns the results into figures and
+files.
+"""

@@ -1,4 +1,4 @@
-"""What an evaluation takes of a trial's checkpoint, which is verified as on a resume."""
+"""Read a policy from a trial's checkpoint, with the same checks as a resume."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedPolicy:
-    """The policy of a trial as it stood at a checkpoint, and how the trial was set."""
+    """The policy in a trial's checkpoint, with the trial's config."""
 
     directory: Place
-    config: GRPOConfig  # the trial's
-    inputs: Mapping[str, str]  # SHA-256 by config key of the files that the trial read
+    config: GRPOConfig  # config of the trial
+    inputs: Mapping[str, str]  # SHA-256 of the files that the trial read, by config key
     tensors: Mapping[str, Tensor]
     version: int  # gradient steps taken
     round: int  # rounds trained
 
 
 def read_trained_policy(directory: Place) -> TrainedPolicy:
-    """The policy of the checkpoint in `directory`; of the last one where it is a trial's directory.
+    """Read the policy of a checkpoint, or of the last checkpoint in a trial's directory.
 
-    The last one is not skipped where it is damaged: an older policy would be evaluated unasked.
+    A damaged last checkpoint is an error: silently evaluating an older policy would mislead.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, foreign or of another format; one line.
+        CheckpointError: If there is no checkpoint, or if it is damaged, foreign or in another
+            format. The message is one line.
     """
     directory = checkpoints_named(directory)[-1]
     trial = read_checkpoint(directory)

@@ -1,7 +1,8 @@
-"""Samples and scores the held-out prompts of a config with one policy, batch by batch.
+"""Sample and score responses to held-out prompts with one policy, batch by batch.
 
-It is the path of a trial's own evaluation without its actors: the same prompts, draws, batches and
-checks. With a checkpoint, the trial's settings and as many threads it gives the same responses.
+Prompts, random draws, batches and checks are those of a trial's own evaluation, but there are no
+actors. A checkpoint gives the same responses as in its trial, with the same settings and the same
+number of threads.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from grpo_trainable.tools.evaluation.policy import EvaluatedPolicy
 
 STREAM = "eval"
 
-Scores = list[Score | RewardError]  # one a response, in their order
+Scores = list[Score | RewardError]  # one per response, in the same order
 
 
 def with_all_prompts(config: GRPOConfig) -> GRPOConfig:
-    """The config with every held-out prompt of its task once.
+    """Return the config with `eval.prompts` set to the number of held-out prompts of the task.
 
     Raises:
-        ValueError: the task does not say how many it has, or cannot be made.
+        ValueError: If the task does not state this number, or cannot be built.
     """
     size = eval_size(build_task(config))
     if size is None:
         raise ConfigError(
-            f"task.name={config.task.name}: does not say how many held-out prompts it has "
+            f"task.name={config.task.name}: does not state its number of held-out prompts "
             "(eval_size); give a number of prompts"
         )
     return replace(config, eval=replace(config.eval, prompts=size))
@@ -50,9 +51,9 @@ class Evaluator:
     """Samples `eval.samples` responses to each of the first `eval.prompts` held-out prompts.
 
     Raises:
-        ValueError: the task, its reward or the engine cannot be had, or a prompt does not fit the
-            context of the policy; in one line.
-        EngineError: the engine breaks its contract, also while it samples.
+        ValueError: If the task, its reward or the engine cannot be created, or if a prompt does
+            not fit into the policy's context. The message is one line.
+        EngineError: If the engine breaks its contract. Sampling may raise this error too.
     """
 
     def __init__(
@@ -63,7 +64,14 @@ class Evaluator:
         device: str = "cpu",
         batch: int | None = None,
     ) -> None:
-        """`batch`: responses sampled together; None: as many as the trial samples."""
+        """Build the engine, load the policy and prepare the prompts.
+
+        Args:
+            config: Config of the evaluation.
+            policy: Policy to evaluate.
+            device: Device on which to sample, `cpu` or `cuda`.
+            batch: Number of responses to sample together. By default it is the trial's number.
+        """
         self.config = config
         self.policy = policy
         self._chunks = held_out_chunks(config, batch)
@@ -84,20 +92,21 @@ class Evaluator:
 
     @property
     def prompts(self) -> list[str]:
-        """The texts of the prompts."""
+        """Texts of the prompts."""
         return [self._prompts.text(STREAM, index) for index in range(self.config.eval.prompts)]
 
     @property
     def responses(self) -> int:
-        """How many there will be."""
+        """Total number of responses."""
         return self.config.eval.prompts * self.config.eval.samples
 
     def batches(
         self, between_tokens: Callable[[], None] = lambda: None
     ) -> Iterator[list[Generation]]:
-        """Yields the responses of one batch after the other, in the order of prompts.
+        """Yield the scored responses of each batch, in the order of the prompts.
 
-        `between_tokens` is called before each token that a batch samples.
+        Args:
+            between_tokens: Called before each token that a batch samples.
         """
         for chunk in self._chunks:
             requests = [self._prompts.request(STREAM, index) for index in chunk.prompt_indices]
@@ -108,7 +117,7 @@ class Evaluator:
             yield [_with_score(own, score) for own, score in zip(sampled, scores, strict=True)]
 
     def close(self) -> None:
-        """Ends the processes of a reward or an environment of the user's."""
+        """End the processes of rewards and environments."""
         for own in (self._scorer, self._player):
             if own is not None:
                 own.close()
@@ -116,7 +125,7 @@ class Evaluator:
     def _sampled(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], Scores | None]:
-        """The groups, and the scores of episodes; None where responses are yet to be scored."""
+        """Sample groups. Return them with the scores of episodes, or with None if unscored."""
         name, vocab_size = self._engine_name, self.policy.vocab_size
         if self._player is None:
             groups = self._engine.generate(requests, between_tokens)
@@ -135,7 +144,7 @@ class Evaluator:
         return self._scorer.score(requests)
 
     def _responses(self, group: RolloutGroup) -> Iterator[Generation]:
-        """Yields the responses of a group, not scored yet."""
+        """Yield the responses of a group, without scores."""
         index = group.prompt_index
         log_probs = group.behaviour_log_probs.double().sum(dim=1).tolist()
         tokens = group.response_mask.sum(dim=1).tolist()
@@ -171,19 +180,24 @@ def _with_score(sampled: Generation, score: Score | RewardError) -> Generation:
 # ---- Device and threads --------------------------------------------------------------------------
 
 
-# The shipped policy, of one million, samples as fast on one thread as on two.
+# The shipped policy has one million parameters. It samples as fast on one thread as on two.
 PARAMETERS_PER_THREAD = 10_000_000
 
 
 def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
-    """`cpu` or `cuda`: as asked; else what the trial sampled on; else a GPU where there is one.
+    """Return the device to sample on, `cpu` or `cuda`.
+
+    Args:
+        asked: The requested device, or None.
+        trained: Policy of a trial. Its device is the default. Without a trial, the default is a
+            GPU if there is one.
 
     Raises:
-        ValueError: a GPU is asked for, or was the trial's, and there is none.
+        ValueError: If a GPU is requested, or was the trial's device, but there is none.
     """
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
-        raise ValueError("--device cuda: torch sees no CUDA device")
+        raise ValueError("--device cuda: torch sees no CUDA device; use --device cpu")
     if asked is not None:
         return asked
     if trained is None:
@@ -192,16 +206,22 @@ def sampling_device(asked: str | None, trained: TrainedPolicy | None) -> str:
     wanted = r.worker_gpus if colocated else r.generator_gpus
     if wanted and not there:
         raise ValueError(
-            "the trial sampled on a GPU, and torch sees none here; --device cpu samples on the "
-            "CPU, where responses may differ"
+            "the trial sampled on a GPU, but torch sees none here; use --device cpu to sample on "
+            "the CPU, where responses may differ"
         )
     return "cuda" if wanted else "cpu"
 
 
 def sampling_threads(asked: int | None, trained: TrainedPolicy | None, parameters: int) -> int:
-    """The threads to sample with: as many as `asked`; else as many as the trial's generator had,
-    which gives the same bits again; else one for every `PARAMETERS_PER_THREAD` of the policy, as
-    far as there are cores."""
+    """Return the number of threads to sample with.
+
+    Args:
+        asked: The requested number, or None.
+        trained: Policy of a trial. The default is the number of its generator's threads, which
+            gives the same bits. Without a trial, the default is one thread for every
+            `PARAMETERS_PER_THREAD` parameters, up to the number of cores.
+        parameters: Number of parameters of the policy.
+    """
     if asked is not None:
         return asked
     if trained is not None:

@@ -1,4 +1,4 @@
-"""One response of an evaluation, with its scores and its category."""
+"""A response of an evaluation, with its scores and its category."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from grpo_trainable.tasks import JSONValue
 
-# The course's three, by what they are called in files: what format and answer earned.
+# The three categories of the course: name in files -> rewards of format and answer.
 CATEGORIES = {
     "correct": "format 1, answer 1",
     "wrong_answer": "format 1, answer 0",
@@ -16,25 +16,25 @@ CATEGORIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One response to one held-out prompt. Rewards are None where it could not be scored."""
+    """One response to one held-out prompt. Rewards are None if it could not be scored."""
 
     prompt_index: int
     response_index: int  # index among the responses to the prompt
     prompt: str
     response: str
     ground_truth: JSONValue
-    answer: str | None  # what the response answers; None where it, or its task, has no answer
+    answer: str | None  # answer of the response; None if the response or the task has none
     reward: float | None
     format_reward: float | None
     answer_reward: float | None
-    finished: bool  # it ended by itself rather than by length
+    finished: bool  # False if the token limit cut the response off
     tokens: int
-    log_prob: float  # nats, summed over its tokens, as sampled
-    error: str | None = None  # why it could not be scored
+    log_prob: float  # nats, summed over the tokens, as sampled
+    error: str | None = None  # the reason why the response could not be scored
 
     @property
     def category(self) -> str | None:
-        """A key of `CATEGORIES`; None where the rewards are not right or wrong, 1 or 0."""
+        """Return a key of `CATEGORIES`, or None if the rewards are not all 0 or 1."""
         match self.format_reward, self.answer_reward:
             case 1.0, 1.0:
                 return "correct"

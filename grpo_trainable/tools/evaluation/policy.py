@@ -1,4 +1,4 @@
-"""The policy that is evaluated: that of a trial's checkpoint, or the one that a config names."""
+"""The policy to evaluate: from a trial's checkpoint, or the one that a config names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedPolicy:
-    """Weights as a learner would publish them, and what else is asked of their policy."""
+    """Weights in the form that a learner publishes, with tokenizer and sizes of the policy."""
 
     source: str  # "checkpoint", "directory" or "preset"
     path: str  # path of a checkpoint or directory, or the name of a preset
@@ -30,10 +30,10 @@ class EvaluatedPolicy:
     tokenizer: Tokenizer
     context_length: int
     vocab_size: int
-    parameters: int  # numbers in the weights
+    parameters: int  # number of parameters
 
     def to_dict(self) -> dict[str, Any]:
-        """What says which policy it is, as plain data."""
+        """Return the identity of the policy as plain data."""
         return {
             "source": self.source,
             "path": self.path,
@@ -45,14 +45,14 @@ class EvaluatedPolicy:
 
 
 def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> EvaluatedPolicy:
-    """The policy of a checkpoint; without one the policy that the config names, untrained.
+    """Load the policy of a checkpoint, or else the untrained policy that the config names.
 
-    The weights have the memory layout and the type in which the trial's learner would publish them,
-    so that sampling with them gives the same bits.
+    The weights have the memory layout and type in which the trial's learner publishes them, so
+    sampling gives the same bits.
 
     Raises:
-        ValueError: the policy that the config names cannot be had, or the checkpoint is of another;
-            in one line.
+        ValueError: If the configured policy cannot be loaded, or if the checkpoint belongs to
+            another policy. The message is one line.
     """
     try:
         policy, tokenizer = build_trained_policy(
@@ -64,7 +64,7 @@ def load_evaluated_policy(config: GRPOConfig, trained: TrainedPolicy | None) -> 
         copy_parameters(policy.trained(), dict(trained.tensors), source=str(trained.directory))
     dtype = getattr(torch, config.transport_dtype)
     tensors = {
-        # What is held in lower precision travels in it.
+        # Weights in lower precision keep their type.
         name: tensor.detach().to(dtype if tensor.dtype == torch.float32 else tensor.dtype)
         for name, tensor in policy.weights().items()
     }
@@ -95,8 +95,10 @@ def _source(config: GRPOConfig, trained: TrainedPolicy | None) -> tuple[str, str
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of names, shapes, types and bytes, in the order of names: equal weights have the
-    same, wherever they come from."""
+    """Return the SHA-256 of names, shapes, types and bytes, in the order of names.
+
+    Equal weights have equal digests, whatever their source.
+    """
     sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

@@ -1,4 +1,4 @@
-"""The settings of an evaluation: a trial's own, or the defaults, with what the user changes."""
+"""Settings of an evaluation: those of a trial, or the defaults, plus the user's changes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
-# The keys that an evaluation reads; a name with a dot at its end is a whole section. A trial's own
-# evaluation is repeated in the batches and with the threads of its generators as well.
+# The keys that an evaluation reads. A name with a final dot is a whole section. To repeat a trial's
+# evaluation, the batches and threads of its generators are used as well.
 READ = (
     *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),
     *("eval.prompts", "eval.samples", "eval.temperature"),
     "resources.reward_workers",
 )
-# Command line option -> the key that it stands for.
+# Command line option -> the key that it sets.
 OPTIONS = {
     "--model": "model.path",
     "--task": "task.name",
@@ -42,7 +42,7 @@ OPTIONS = {
 
 
 def is_among(key: str, keys: Sequence[str]) -> bool:
-    """Whether a table like `READ` has a key, or its section."""
+    """Return True if a table like `READ` contains a key or its section."""
     return key in keys or f"{key.partition('.')[0]}." in keys
 
 
@@ -52,22 +52,23 @@ def evaluation_config(
     options: Mapping[str, Any],
     directory: str,
 ) -> GRPOConfig:
-    """The config of a checkpoint's trial, or the default one, with what the user changes.
+    """Return the config of a checkpoint's trial, or the default config, with the user's changes.
 
-    Another task begins with its own defaults: what the trial set for its task means nothing there.
+    If the user names a different task, its settings start from their defaults, because the trial's
+    task settings do not apply to it.
 
     Args:
-        trained: the checkpoint; None: the defaults.
-        assignments: `KEY=VALUE`, each of a key that an evaluation reads.
-        options: values by the names of `OPTIONS`; None where one was not given.
-        directory: what relative paths among them mean.
+        trained: The checkpoint, or None to start from the defaults.
+        assignments: Texts `KEY=VALUE` for keys that an evaluation reads.
+        options: Values by the names of `OPTIONS`. None means not given.
+        directory: Directory against which relative paths in these values are resolved.
 
     Raises:
-        ConfigError: a key is unknown or not read, the settings contradict each other, or the
-            checkpoint names code that the user does not name.
-        PluginError: a task of the user's cannot be loaded.
-        ValueError: a file that the trial read cannot be read.
-        InputChanged: a file that the trial read has changed.
+        ConfigError: If a key is unknown or not read, if the settings contradict each other, or if
+            the checkpoint names code that the user does not name.
+        PluginError: If a user's task cannot be loaded.
+        ValueError: If a file that the trial read cannot be read.
+        InputChanged: If a file that the trial read has changed.
     """
     asked = {OPTIONS[name]: value for name, value in options.items() if value is not None}
     named = {*asked, *(_key(text) for text in assignments)}
@@ -95,13 +96,13 @@ def _key(assignment: str) -> str:
 
 
 def _task_name(assignments: Sequence[str], asked: Mapping[str, Any]) -> str | None:
-    """The task that the user names; None: that of the trial, or the default."""
+    """Return the task that the user names, or None for the trial's or the default task."""
     named = [parse_assignment(text)[1] for text in assignments if _key(text) == "task.name"]
     return asked.get("task.name", named[-1] if named else None)
 
 
 def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str, Any]:
-    """A copy of the trial's settings, nested, with the name of the `task` that is evaluated."""
+    """Return a nested copy of the trial's settings, with `task` as the task to evaluate."""
     settings = {} if trained is None else trained.config.to_dict()
     own = settings.setdefault("task", {})
     if task is not None and task != own.get("name"):
@@ -112,12 +113,12 @@ def _trial_settings(trained: TrainedPolicy | None, task: str | None) -> dict[str
 def _refuse_unnamed_code(
     base: Mapping[str, Any], checks: Mapping[str, Check], named: Collection[str]
 ) -> None:
-    """A checkpoint may be anybody's, so what it says runs no code that the user does not name."""
+    """Refuse code that a checkpoint names but the user does not: checkpoints may be untrusted."""
     flat = flatten(base)
     if flat.get("env.allow_unsafe") and "env.allow_unsafe" not in named:
         raise ConfigError(
             "env.allow_unsafe=true: a checkpoint's setting; code that the policy writes runs "
-            "uncontained only where you allow it as well: --set env.allow_unsafe=true"
+            "uncontained only if you allow it too: --set env.allow_unsafe=true"
         )
     for key, check in checks.items():
         value = flat.get(key)
@@ -127,8 +128,8 @@ def _refuse_unnamed_code(
             continue
         if isinstance(value, str) and is_reference(value):
             raise ConfigError(
-                f"{key}={shown(value)}: code that a checkpoint names runs only where you name it "
-                f"as well: --set {key}={value}"
+                f"{key}={shown(value)}: code that a checkpoint names runs only if you name it too: "
+                f"--set {key}={value}"
             )
 
 
@@ -137,15 +138,15 @@ def _refuse_unnamed_tasks(key: str, mix: Any) -> None:
         code = [v for v in entry.values() if isinstance(v, str) and is_reference(v)]
         if code:
             raise ConfigError(
-                f"{key}, {label}: code that a checkpoint names runs only where you name it as "
-                f"well: {code[0]}; give the whole mix by --set {key}=…"
+                f"{key}, {label}: code that a checkpoint names runs only if you name it too: "
+                f"{code[0]}; give the whole mix by --set {key}=…"
             )
 
 
 def _given(
     assignments: Sequence[str], asked: Mapping[str, Any], checks: Mapping[str, Check]
 ) -> dict[str, Any]:
-    """Dotted key -> value of everything that the user changes."""
+    """Return everything that the user changes, as dotted key -> value."""
     given = dict(asked)
     for text in assignments:
         key, value = parse_assignment(text, checks)
@@ -159,7 +160,7 @@ def _given(
             raise ConfigError(f"{option} {shown(asked[key])} contradicts --set {text}")
         given[key] = value
     if given.get("eval.temperature") == 0:
-        given.setdefault("eval.samples", 1)  # more would all be the same
+        given.setdefault("eval.samples", 1)  # further samples would be identical
     return given
 
 
@@ -169,8 +170,15 @@ def _refuse_changed(
     given: Mapping[str, Any],
     checks: Mapping[str, Check],
 ) -> None:
-    """Compares the files that trial and evaluation both read, but for data that the user names. A
-    policy in another place must be the same, and so must code that the user had to name."""
+    """Check that the files which both trial and evaluation read have not changed.
+
+    Data that the user names is exempt. A policy at another path must have the same content, and so
+    must code that the user had to name.
+
+    Raises:
+        InputChanged: If a file has changed.
+        ValueError: If a file cannot be read.
+    """
     now, before = flatten(config.to_dict()), flatten(trained.config.to_dict())
     other_task = config.task.name != trained.config.task.name
 

@@ -1,1 +1,1 @@
-"""How a policy to start GRPO from is made: corpus, training, measurements and card."""
+"""Pretrain a policy as a start for GRPO: corpus, training, measurements and card."""

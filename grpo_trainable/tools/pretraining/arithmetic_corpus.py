@@ -1,11 +1,12 @@
-"""The arithmetic corpus: word problems with worked solutions, and the problems that GRPO asks.
+"""The arithmetic corpus: word problems with worked solutions, and problems for GRPO.
 
 A document is a question and its solution, `<think>` calculation `</think> <answer>` N `</answer>`.
-The first documents are all right, and teach calculating. Of the later ones only a share is
-calculated with care, in the others one step is off by 1 or by 10; and only a share marks its answer
-as the reward wants it. These shares set what GRPO starts from: a policy that can calculate and does
-not always do so. All are about as long, so that length earns nothing. The problems of evaluations
-are in no document and in no training prompt, nor are their calculations.
+The first documents are all right and teach calculating. Of the later documents, only a share is
+calculated with care. In the others one step is off by 1 or by 10. Only a share of the later
+documents marks the answer as the reward requires. These shares determine the start of GRPO: a
+policy that can calculate but does not always do so. All documents have about the same length, so
+length earns no reward. No document and no training prompt contains the problems of evaluations or
+their calculations.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from grpo_trainable.tools.pretraining.recipe import ArithmeticRecipe
 TRAIN_PROBLEMS = 4096
 HELD_OUT_PROBLEMS = 768
 HELD_OUT_DOCUMENTS = 1000
-TOKENIZER_DOCUMENTS = 5000  # they hold every word of the grammar many times
+TOKENIZER_DOCUMENTS = 5000  # enough to contain every word of the grammar many times
 
-SLIPS = (-10, -1, 1, 10)  # a careless step is off by one of these
+SLIPS = (-10, -1, 1, 10)  # possible errors of a careless step
 CLOSING = " </think> <answer>{answer}</answer>"
 OTHER_CLOSINGS = (
     " </think> {answer}",
@@ -55,6 +56,7 @@ OTHER_CLOSINGS = (
 
 
 def arithmetic_corpus(recipe: ArithmeticRecipe) -> Corpus:
+    """Generate the arithmetic corpus."""
     count = recipe.steps * recipe.batch_size
     front = round(count * recipe.front_share)
     documents = list(islice(arithmetic_documents(recipe, "corpus", front, held_out=False), count))
@@ -83,31 +85,37 @@ def arithmetic_corpus(recipe: ArithmeticRecipe) -> Corpus:
 
 
 def train_problems(recipe: ArithmeticRecipe) -> list[Problem]:
-    """The problems that GRPO trains on."""
+    """Generate the problems that GRPO trains on."""
     return _distinct(recipe, "train problems", TRAIN_PROBLEMS, held_out=False)
 
 
 def held_out_problems(recipe: ArithmeticRecipe) -> list[Problem]:
-    """The problems that a policy is evaluated on."""
+    """Generate the problems for evaluations."""
     return _distinct(recipe, "held-out problems", HELD_OUT_PROBLEMS, held_out=True)
 
 
 def as_jsonl(problems: Iterable[Problem]) -> str:
-    """The problems as the math task reads them."""
+    """Format problems for the task `math`."""
     rows = ({"question": p.question, "answer": p.answer} for p in problems)
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def solution(problem: Problem, rng: Random, careful_share: float, format_share: float) -> str:
-    """The response of a document: calculated right, and marked as the reward wants it, with these
-    probabilities."""
+    """Write the response of a document.
+
+    Args:
+        problem: The problem to solve.
+        rng: Source of random draws.
+        careful_share: Probability of a right calculation.
+        format_share: Probability that the answer is marked as the reward requires.
+    """
     steps = problem.steps if rng.random() < careful_share else careless(problem.steps, rng)
     closing = CLOSING if rng.random() < format_share else rng.choice(OTHER_CLOSINGS)
     return f" {written(steps)}{closing.format(answer=steps[-1].result)}"
 
 
 def careless(steps: Sequence[Step], rng: Random) -> tuple[Step, ...]:
-    """The calculation with one step that is off, from which the later ones go on."""
+    """Make one step of a calculation wrong. The later steps continue from the wrong result."""
     slips = [(place, by) for place in range(len(steps)) for by in SLIPS]
     rng.shuffle(slips)
     wrong = (_slipped(steps, place, by) for place, by in slips)
@@ -115,8 +123,11 @@ def careless(steps: Sequence[Step], rng: Random) -> tuple[Step, ...]:
 
 
 def _slipped(steps: Sequence[Step], place: int, by: int) -> tuple[Step, ...] | None:
-    """The calculation with the step at `place` off; None where a number would not be a whole one,
-    from 1 on."""
+    """Change the result of the step at `place` by `by`, and compute the later steps from it.
+
+    Returns:
+        The calculation, or None if it would contain a fraction or a number below 1.
+    """
     off = replace(steps[place], result=steps[place].result + by)
     calculation = [*steps[:place], off]
     for step in steps[place + 1 :]:
@@ -135,7 +146,7 @@ def _writer(recipe: ArithmeticRecipe, stream: str) -> ProblemWriter:
 def arithmetic_documents(
     recipe: ArithmeticRecipe, stream: str, front: int, *, held_out: bool
 ) -> Iterator[Document]:
-    """An endless stream of documents, the first `front` of which are all right."""
+    """Yield documents without end. The first `front` documents are right in every way."""
     rng = Random(f"solutions {stream} {recipe.seed}")
     for number, problem in enumerate(_writer(recipe, stream).problems(held_out=held_out)):
         shares = (1.0, 1.0) if number < front else (recipe.careful_share, recipe.format_share)
@@ -145,7 +156,7 @@ def arithmetic_documents(
 def _distinct(
     recipe: ArithmeticRecipe, stream: str, count: int, *, held_out: bool
 ) -> list[Problem]:
-    """Draws so many problems, no two with the same question."""
+    """Draw `count` problems with distinct questions."""
     found: dict[str, Problem] = {}
     for problem in _writer(recipe, stream).problems(held_out=held_out):
         found.setdefault(problem.question, problem)
@@ -154,7 +165,7 @@ def _distinct(
     return list(found.values())
 
 
-# ---- How well a policy solves: loss, right answers, format, lengths ------------------------------
+# ---- Measurements of a policy: loss, right answers, format, lengths ------------------------------
 
 
 SAMPLED_PROBLEMS = 256
@@ -165,25 +176,25 @@ LENGTHS = {"all": "all", "right": "right", "wrong": "wrong", "corpus": "corpus"}
 HOW = {
     "held_out_loss_nats": (
         "mean negative log-likelihood per response token (end-of-text included, prompt excluded) "
-        "over {held_out_documents} documents of problems that are held out"
+        "over {held_out_documents} documents of held-out problems"
     ),
     "right_share": (
         "share of {responses} responses with the right answer in the right format: {each} "
         "responses to each of the first {problems} problems of heldout.jsonl, {sampling}"
     ),
-    "format_share": "share of those responses in the right format, whatever the answer",
+    "format_share": "share of those responses in the right format, with any answer",
     "right_of_format": "right answers among those in the right format",
-    "right_share_by_operations": "right_share of the problems with so many operations",
+    "right_share_by_operations": "right_share by the number of operations in a problem",
     "solved_share": "share of those problems with at least one right response among its {each}",
     "mixed_share": (
-        "share of those problems whose {each} responses are neither all right nor all wrong, "
-        "which GRPO learns from"
+        "share of those problems whose {each} responses are neither all right nor all wrong: GRPO "
+        "learns from these"
     ),
     "mean_length": (
-        "mean tokens, end-of-text included, over those responses, and over the "
+        "mean number of tokens, end-of-text included, over those responses and over the "
         "{held_out_documents} documents"
     ),
-    "finished_share": "share of those responses that end within the limit by themselves",
+    "finished_share": "share of those responses that end within the token limit",
 }
 
 
@@ -194,7 +205,7 @@ def measure_arithmetic(
     tokenizer: Tokenizer,
     seed: int,
 ) -> Measurements:
-    """The numbers of the card, and responses to read."""
+    """Measure a policy for its card, and collect sample responses."""
     rows = [encode(tokenizer, document, model.config.context_length) for document in held_out]
     corpus = [
         Response(document.response, len(row.ids) - row.prompt_length, True)
@@ -221,7 +232,7 @@ def measure_arithmetic(
 def _on_problems(
     problems: Sequence[Problem], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> dict[str, Any]:
-    """How often problems are solved, and how long the responses are."""
+    """Measure how often the policy solves problems, and the lengths of its responses."""
     prompts = [prompt_of(SHORT, p.question) for p in problems]
     groups = sample(model, tokenizer, prompts, RESPONSES_PER_PROBLEM, LIMITS, seed)
     settings = TaskSettings(name="math", template="short", equality="exact")

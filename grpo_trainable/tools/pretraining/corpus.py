@@ -1,4 +1,4 @@
-"""What a policy is pretrained on, and how a document becomes token ids."""
+"""The corpus that a policy is pretrained on, and its encoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a policy is given, and what it learns to answer."""
+    """A prompt and the response that a policy learns."""
 
     prompt: str
     response: str
@@ -22,52 +22,54 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements:
-    """What was measured of a policy, for its card."""
+    """Measurements of a policy, for its card."""
 
     facts: dict[str, Any]  # name -> value, as JSON
-    how: dict[str, str]  # name -> how it was measured
-    rows: list[tuple[str, str, str]]  # rows of a table: what, its value in words, the fact's name
-    sampling: str  # how the samples were sampled
-    headline: str  # the most important of it, in a line
+    how: dict[str, str]  # name -> method of measurement
+    rows: list[tuple[str, str, str]]  # table rows: description, formatted value, name of the fact
+    sampling: str  # sampling settings of the samples
+    headline: str  # the most important values, in one line
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The documents of a policy, and what the policy that was trained on them is measured by."""
+    """Documents for a policy, and the measurements of the trained policy."""
 
     documents: Sequence[Document]  # documents to train on
     held_out: Sequence[Document]
     tokenizer_texts: Sequence[str]
-    digits_alone: bool = False  # whether each digit is a token of its own
-    shuffle: bool = False  # whether documents are used in random order, not in theirs
-    places: Mapping[str, Document] = field(default_factory=dict)  # "FILE:LINE", to name one by
-    files: Mapping[str, str] = field(default_factory=dict)  # name -> content, put beside the policy
-    # Settings of a trial that starts from the policy, besides model.path; {out} is its directory.
+    digits_alone: bool = False  # True: each digit is a separate token
+    shuffle: bool = False  # True: train on the documents in random order
+    places: Mapping[str, Document] = field(default_factory=dict)  # "FILE:LINE" -> document
+    files: Mapping[str, str] = field(default_factory=dict)  # files beside the policy: name -> text
+    # Settings of a trial that starts from the policy, besides model.path. {out} is the directory of
+    # the policy.
     settings: Mapping[str, str] = field(default_factory=dict)
-    # What is measured of a policy and its tokenizer, with a seed.
+    # Measures a policy with its tokenizer. The integer is a seed.
     measure: Callable[[TransformerLM, Tokenizer, int], Measurements]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A document in token ids, end-of-text included, cut to the context."""
+    """Token ids of a document, end-of-text included, cut to the context."""
 
     ids: list[int]
     prompt_length: int
 
 
 def encode(tokenizer: Tokenizer, document: Document, context_length: int) -> Row:
+    """Encode a document, and cut it to the context."""
     prompt = tokenizer.encode(document.prompt)
     ids = [*prompt, *tokenizer.encode(document.response), tokenizer.eos_id]
-    # One more than the context: the last id is only ever a target.
+    # One id more than the context: the last id is only a target.
     return Row(ids[: context_length + 1], len(prompt))
 
 
 def check_prompts(corpus: Corpus, tokenizer: Tokenizer, context_length: int) -> None:
-    """Checks that every prompt of a file leaves room for a response.
+    """Check that every prompt from a file leaves room for a response.
 
     Raises:
-        ValueError: one does not; names its file and line.
+        ValueError: If a prompt leaves no room. The message names the file and the line.
     """
     for place, document in corpus.places.items():
         length = len(tokenizer.encode(document.prompt))

@@ -1,4 +1,4 @@
-"""A corpus of the user's: a JSONL file with `prompt` and `response` a line."""
+"""A user's corpus: a JSONL file with `prompt` and `response` on each line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from grpo_trainable.tools.pretraining.corpus import Corpus, Document
 from grpo_trainable.tools.pretraining.recipe import Recipe
 from grpo_trainable.tools.pretraining.story_corpus import measure_stories
 
-HELD_OUT_SHARE = 0.05  # share of the lines, at most MOST_HELD_OUT of them
+HELD_OUT_SHARE = 0.05  # share of the lines, up to MOST_HELD_OUT lines
 MOST_HELD_OUT = 1000
-TOKENIZER_DOCUMENTS = 20_000  # they train as good a tokenizer as all documents, and sooner
+TOKENIZER_DOCUMENTS = 20_000  # give as good a tokenizer as all documents, in less time
 
 
 def file_corpus(path: str, recipe: Recipe) -> Corpus:
-    """The corpus of a file, a share of it held out.
+    """Read a corpus from a file, and hold out a share of it.
 
     Raises:
-        ValueError: one line, with file and line number where a line is at fault.
+        ValueError: If the file cannot be used. The message is one line. For a bad line it has the
+            file and the line number.
     """
     places = read_documents(path)
     documents, held_out = split_documents(list(places.values()), recipe.seed)
@@ -37,13 +38,14 @@ def file_corpus(path: str, recipe: Recipe) -> Corpus:
 
 
 def read_documents(path: str | Path) -> dict[str, Document]:
-    """The documents of a JSONL file, each under its place, "FILE:LINE".
+    """Read the documents of a JSONL file, by "FILE:LINE".
 
-    A prompt gets a closing newline if it has none, as a task's prompts do. Blank lines are
+    A prompt gets a final newline if it has none, like the prompts of a task. Blank lines are
     skipped.
 
     Raises:
-        ValueError: one line, with file and line number where a line is at fault.
+        ValueError: If the file cannot be used. The message is one line. For a bad line it has the
+            file and the line number.
     """
     try:
         lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -59,8 +61,8 @@ def read_documents(path: str | Path) -> dict[str, Document]:
                 raise ValueError(f"--corpus {place}: {error}") from None
     if len(documents) < 2:
         raise ValueError(
-            f"--corpus {path}: holds {len(documents)} documents; at least 2 are needed, "
-            "one of which is held out to measure the loss"
+            f"--corpus {path}: holds {len(documents)} documents; at least 2 are needed, because "
+            "one is held out to measure the loss"
         )
     return documents
 
@@ -78,7 +80,7 @@ def _parse_document(line: bytes) -> Document:
         text = row.get(key)
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{key} must be non-empty text")
-        # JSON can spell half a surrogate pair, which is no text.
+        # JSON can contain half a surrogate pair, which is not valid text.
         if re.search("[\ud800-\udfff]", text):
             raise ValueError(f"{key} holds an unpaired surrogate, which UTF-8 cannot encode")
     prompt = row["prompt"]
@@ -88,7 +90,7 @@ def _parse_document(line: bytes) -> Document:
 def split_documents(
     documents: Sequence[Document], seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Training and held-out documents, both in random order."""
+    """Return training and held-out documents, both in random order."""
     shuffled = Random(f"split {seed}").sample(documents, len(documents))
     held_out = min(MOST_HELD_OUT, max(1, round(len(documents) * HELD_OUT_SHARE)))
     return shuffled[held_out:], shuffled[:held_out]

@@ -1,10 +1,10 @@
-"""The games corpus: random legal play, of which a share makes use of what the environment says.
+"""The games corpus: random legal play, with a share that uses the environment's answers.
 
-A document is the first thing that an environment says, and then what a player writes and what it is
-told, turn by turn. Most players draw their actions; a share of those who guess listen to the hints,
-a share of those who calculate call the calculator, and most of these write down what it says. So
-the policy knows the moves and plays them at random, which leaves GRPO the playing. It learns to
-predict what environments say too, which does no harm.
+The prompt of a document is the first observation. The response is the rest of the episode, actions
+and answers in turn. Most players draw random actions. A share of the guessing players follow the
+hints. A share of the calculating players call the calculator, and most of these write its result.
+The policy therefore knows the legal moves but plays at random, and GRPO can teach good play. The
+policy also learns to predict the environments' answers, which does no harm.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from grpo_trainable.tools.pretraining.recipe import GamesRecipe
 
 HELD_OUT_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 2000
-LARGEST = 81  # largest answer that is drawn
+LARGEST = 81  # largest random answer
 
-# What a player does next: of the specification, and of what it was told last (none at first).
+# Returns the next action from the specification and the last answer (None at first).
 Player = Callable[[dict[str, Any], str | None], str]
 
 
 def games_corpus(recipe: GamesRecipe) -> Corpus:
-    """Random play of both games, by turns."""
+    """Generate random play of both games, in turn."""
     documents = list(islice(played(recipe, "corpus"), recipe.steps * recipe.batch_size))
     unseen = list(islice(played(recipe, "held-out"), HELD_OUT_DOCUMENTS))
     texts = [d.prompt + d.response for d in documents[:TOKENIZER_DOCUMENTS]]
@@ -55,7 +55,7 @@ def games_corpus(recipe: GamesRecipe) -> Corpus:
 
 
 def played(recipe: GamesRecipe, stream: str) -> Iterator[Document]:
-    """An endless stream of episodes."""
+    """Yield episodes without end."""
     rng = Random(f"games {stream} {recipe.seed}")
     while True:
         listens = rng.random() < recipe.listening_share
@@ -64,7 +64,7 @@ def played(recipe: GamesRecipe, stream: str) -> Iterator[Document]:
 
 
 def episode(environment: Environment, spec: dict[str, Any], player: Player) -> Document:
-    """One episode as a text."""
+    """Play one episode and return its text."""
     prompt, told, written = environment.reset(spec), None, ""
     while True:
         action = player(spec, told)
@@ -77,7 +77,7 @@ def episode(environment: Environment, spec: dict[str, Any], player: Player) -> D
 
 
 def guesser(rng: Random, listens: bool) -> Player:
-    """Guesses at random; who listens, among what the hints have left."""
+    """Return a player that guesses at random. With `listens`, guesses follow the hints."""
     low, high, last = 0, 9, 0
 
     def play(spec: dict[str, Any], told: str | None) -> str:
@@ -91,7 +91,7 @@ def guesser(rng: Random, listens: bool) -> Player:
 
 
 def calculating(rng: Random, recipe: GamesRecipe) -> Player:
-    """Answers at random, or calls the calculator, whose result it may write down."""
+    """Return a player that answers at random, or calls the calculator and may use its result."""
 
     def play(spec: dict[str, Any], told: str | None) -> str:
         if told is None and rng.random() < recipe.calling_share:
@@ -103,17 +103,17 @@ def calculating(rng: Random, recipe: GamesRecipe) -> Player:
     return play
 
 
-# ---- How well a policy plays: its loss, and how many episodes of each game it wins ---------------
+# ---- Measurements of a policy: loss, and the share of episodes won in each game ------------------
 
 
 EPISODES = 1024  # episodes of each game
-GROUPS_AT_ONCE = 8  # each has a process
+GROUPS_AT_ONCE = 8  # each group has a process
 GROUP_SIZE = 32
 SAMPLES = 10  # episodes of each game on the card
 HOW = {
     "held_out_loss_nats": (
-        "mean negative log-likelihood per token after the prompt, what the environment says "
-        "included, over {held_out_documents} episodes of other draws"
+        "mean negative log-likelihood per token after the prompt, the environment's answers "
+        "included, over {held_out_documents} episodes from other random draws"
     ),
     "guess_won": "share of {episodes} episodes that end with the right digit, {sampling}",
     "calculator_won": "share of {episodes} episodes that end with the right product, {sampling}",
@@ -123,7 +123,7 @@ HOW = {
 def measure_games(
     held_out: Sequence[Document], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> Measurements:
-    """The numbers of the card, and episodes to read."""
+    """Measure a policy for its card, and collect sample episodes."""
     rows = [encode(tokenizer, document, model.config.context_length) for document in held_out]
     configs = {game: GRPOConfig.from_dict(_settings(game, seed)) for game in GAMES}
     played = {game: _play(config, model, tokenizer) for game, config in configs.items()}
@@ -156,7 +156,7 @@ def _settings(game: str, seed: int) -> dict[str, Any]:
 
 
 def _play(config: GRPOConfig, model: TransformerLM, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """The episodes of a game, each as a sample of a card."""
+    """Play episodes of a game, and return each as a sample for a card."""
     prompts = Prompts(config, build_task(config), tokenizer)
     engine = TorchEngine(model, tokenizer, seed=config.seed)
     player = EpisodePlayer(config.env, prompts, tokenizer)

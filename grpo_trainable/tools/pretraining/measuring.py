@@ -1,4 +1,4 @@
-"""What every policy is measured by: loss, responses with their lengths, variety."""
+"""Measurements of any policy: loss, responses with their lengths, variety."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CARD_SAMPLES = 20
 
 @torch.no_grad()
 def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
-    """Nats per response token, end-of-text included, over all tokens of `rows`."""
+    """Return the mean loss in nats per response token of `rows`, end-of-text included."""
     losses = [
         token_losses(model, *collate(rows[i : i + PROMPTS_AT_ONCE], pad_id))
         for i in range(0, len(rows), PROMPTS_AT_ONCE)
@@ -34,9 +34,11 @@ def mean_loss(model: TransformerLM, rows: Sequence[Row], pad_id: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Response:
+    """A sampled response."""
+
     text: str
     tokens: int  # end-of-text included
-    finished: bool  # it ended with end-of-text, within the limit
+    finished: bool  # True if the response ended with end-of-text within the token limit
 
 
 def sample(
@@ -47,7 +49,16 @@ def sample(
     limits: SamplingLimits,
     seed: int,
 ) -> list[list[Response]]:
-    """`each` responses to every prompt; they end with end-of-text as well as by `limits`."""
+    """Sample responses to prompts. End-of-text ends a response, in addition to `limits`.
+
+    Args:
+        model: Policy to sample with.
+        tokenizer: Tokenizer of the policy.
+        prompts: Texts of the prompts.
+        each: Number of responses to each prompt.
+        limits: Sampling limits. Their `end_ids` are replaced.
+        seed: Seed of the random draws.
+    """
     engine = TorchEngine(model, tokenizer, seed=seed)
     limits = replace(limits, end_ids=tokenizer.end_ids)
     requests = [
@@ -75,9 +86,10 @@ def sample(
 
 
 def distinct_trigram_share(texts: Sequence[str]) -> float:
-    """Distinct / all runs of three words (punctuation aside, case kept) within the texts.
+    """Return the number of distinct word trigrams divided by the number of all word trigrams.
 
-    It falls as texts are added: compare equal numbers of them.
+    Punctuation is ignored, case is not. The share falls as texts are added, so compare equal
+    numbers of texts.
     """
     trigrams = []
     for text in texts:
@@ -89,7 +101,7 @@ def distinct_trigram_share(texts: Sequence[str]) -> float:
 def mean_length(
     responses: Sequence[Response], units: dict[str, Callable[[Response], int]]
 ) -> dict[str, float] | None:
-    """How many responses, and the mean of each unit over them; None without any."""
+    """Return the number of responses and the mean length in each unit, or None without any."""
     if not responses:
         return None
     means = {name: statistics.mean(map(count, responses)) for name, count in units.items()}
@@ -97,20 +109,20 @@ def mean_length(
 
 
 def lengths(means: dict[str, Any], names: Sequence[str], unit: str) -> str:
-    """The mean of each of `names` in one unit, as a card shows them."""
+    """Format the means of `names` in one unit for a card."""
     found = (means[name] for name in names)
     return ", ".join("none" if mean is None else f"{mean[unit]:.1f}" for mean in found)
 
 
 def described(limits: SamplingLimits) -> str:
-    """How responses were sampled, as a card says it."""
+    """Describe sampling settings for a card."""
     return f"temperature {limits.temperature}, {limits.max_new_tokens} new tokens"
 
 
 def first_samples(
     documents: Sequence[Document], responses: Sequence[Response]
 ) -> list[dict[str, Any]]:
-    """The first responses to held-out prompts, for a card."""
+    """Return the first responses to held-out prompts, for a card."""
     return [
         {"prompt": document.prompt, "response": response.text, "finished": response.finished}
         for document, response in zip(documents[:CARD_SAMPLES], responses, strict=False)

@@ -1,4 +1,4 @@
-"""Makes a policy to start GRPO from, and its card."""
+"""Pretrain a policy as a start for GRPO, and write its card."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CORPORA: dict[str, Callable[[Any], Corpus]] = {
 
 
 def make_corpus(name: str, recipe: Recipe) -> Corpus:
-    """The corpus of a name in `CORPORA`, or of a file.
+    """Generate the corpus with a name in `CORPORA`, or read it from a file.
 
     Raises:
-        ValueError: the file cannot be used, in one line.
+        ValueError: If the file cannot be used. The message is one line.
     """
     make = CORPORA.get(name)
     return file_corpus(name, recipe) if make is None else make(recipe)
 
 
 def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measurements:
-    """Makes the policy, writes it and its card to `out`, and returns what was measured.
+    """Train a policy, write it and its card to `out`, and return the measurements.
 
     Raises:
-        ValueError: the corpus cannot be used or the loss diverges, in one line.
+        ValueError: If the corpus cannot be used or the loss diverges. The message is one line.
     """
     preset = PRESETS[recipe.preset]
     tokenizer = Tokenizer.train(
@@ -62,12 +62,12 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
     started = time.process_time()
     counts = train(model, rows, recipe, tokenizer.pad_id, shuffle=corpus.shuffle)
     train_cpu_s = time.process_time() - started
-    for name in ("card.json", "card.md"):  # an older card would belong to another policy
+    for name in ("card.json", "card.md"):  # an old card would describe another policy
         (out / name).unlink(missing_ok=True)
     save_policy(out, model, tokenizer)
     for name, content in corpus.files.items():
         (out / name).write_text(content, "utf-8")
-    # The written policy is measured, whose weights have been rounded to float16.
+    # Measure the written policy, because its weights were rounded to float16.
     measured = corpus.measure(*load_policy(out), recipe.seed)
     trained = {
         "documents": len(rows),
@@ -81,7 +81,7 @@ def pretrain(out: Path, recipe: Recipe, corpus: Corpus, command: str) -> Measure
     return measured
 
 
-# ---- The card: how the policy was made and how good it is ----------------------------------------
+# ---- The card: recipe and quality of the policy --------------------------------------------------
 
 
 def make_card(
@@ -91,7 +91,7 @@ def make_card(
     counts: dict[str, Any],
     measured: Measurements,
 ) -> dict[str, Any]:
-    """Everything there is to say about a policy; `counts` are those of its training."""
+    """Return all facts about a policy. `counts` are the counts from its training."""
     return {
         "command": command,
         "seed": recipe.seed,
@@ -111,14 +111,14 @@ def make_card(
 
 
 def card_text(card: dict[str, Any], measured: Measurements) -> str:
-    """The card as Markdown, for a person."""
+    """Format the card as Markdown for people."""
     lines = [
         "# The pretrained policy",
         "",
         f"Made by `{card['command']}` (seed {card['seed']}): {card['parameters']:,} parameters, "
         f"{card['tokens_seen']:,} tokens seen, {card['response_tokens_seen']:,} of them response "
         f"tokens, in {card['train_cpu_s']:.0f} CPU-seconds on {card['machine']['threads']} "
-        f"thread(s). All of it is in card.json.",
+        f"thread(s). The file card.json has all facts.",
         "",
         "| what | value | how it was measured |",
         "|---|---|---|",
@@ -126,8 +126,8 @@ def card_text(card: dict[str, Any], measured: Measurements) -> str:
         "",
         f"## {len(card['samples'])} samples",
         "",
-        f"The first held-out prompts, {measured.sampling}, nothing picked. `[…]` marks a response "
-        "that was cut.",
+        f"These are the first held-out prompts ({measured.sampling}), without any selection. `[…]` "
+        "marks a response that was cut off.",
         "",
     ]
     for item in card["samples"]:

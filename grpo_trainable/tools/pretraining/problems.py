@@ -1,9 +1,9 @@
-"""Arithmetic word problems from a seed: a question, its calculation step by step, the answer.
+"""Arithmetic word problems from a seed: a question, a calculation in steps, and the answer.
 
-A problem begins with one or two numbers, changes them, and asks for the result. Each number in it,
-given or computed, is at least 1 and at most a bound that sets the difficulty. Which problems are
-held out is decided by their calculation, not by their words: no problem of one side is a problem of
-the other side told about other people.
+A problem starts with one or two numbers, changes them, and asks for the result. Each number, given
+or computed, is at least 1. An upper bound sets the difficulty. The calculation of a problem, not
+its words, decides whether the problem is held out. So no held-out problem is a training problem in
+other words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from random import Random
 from grpo_trainable.tools.pretraining.stories import BOYS, GIRLS
 
 SCENES_FILE = Path(__file__).parents[2] / "assets" / "problems" / "scenes.txt"
-MOST_TIMES = 9  # factors and divisors are those of the multiplication table
+MOST_TIMES = 9  # largest factor or divisor, as in the multiplication table
 HELD_OUT_SHARE = 0.1
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
@@ -30,7 +30,7 @@ _FIELD = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a calculation, with the result that is written down."""
+    """One operation of a calculation, with its written result, which may be wrong."""
 
     left: int
     sign: str
@@ -39,34 +39,37 @@ class Step:
 
     @classmethod
     def of(cls, left: int, sign: str, right: int) -> Step:
-        """The step with its true result."""
+        """Return the step with its true result."""
         return cls(left, sign, right, OPERATIONS[sign](left, right))
 
 
 def written(steps: Iterable[Step]) -> str:
-    """A calculation as solutions write it: "3 + 4 = 7. 7 * 2 = 14."."""
+    """Format a calculation for a solution: "3 + 4 = 7. 7 * 2 = 14."."""
     return " ".join(f"{s.left} {s.sign} {s.right} = {s.result}." for s in steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
+    """A word problem with its calculation."""
+
     question: str
     steps: tuple[Step, ...]
 
     @property
     def answer(self) -> str:
+        """Result of the last step."""
         return str(self.steps[-1].result)
 
     @property
     def is_held_out(self) -> bool:
-        """Whether it may only be asked in evaluations, which follows from its calculation alone."""
+        """Return True if the problem is only for evaluations. Its calculation alone decides."""
         digest = hashlib.sha256(written(self.steps).encode()).digest()
         return int.from_bytes(digest[:6], "big") / 2**48 < HELD_OUT_SHARE
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A sentence of a scene, and the operation that it describes; None where it has none."""
+    """A sentence of a scene, and the sign of the operation that it describes, or None."""
 
     text: str
     sign: str | None
@@ -74,21 +77,24 @@ class Line:
 
 @dataclass(slots=True)
 class Scene:
-    """What a problem can be about: sentences to begin with, to go on with and to ask by."""
+    """A theme for problems: sentences that start a problem, change its numbers and ask for them."""
 
-    words: dict[str, list[str]] = field(default_factory=dict)  # field -> what may stand in it
+    words: dict[str, list[str]] = field(default_factory=dict)  # field -> possible words
     starts: list[Line] = field(default_factory=list)
     changes: list[Line] = field(default_factory=list)
     questions: list[Line] = field(default_factory=list)
 
 
 def read_scenes(text: str) -> list[Scene]:
-    """The scenes of a text, separated by `====`.
+    """Parse scenes, which are separated by `====`.
 
-    `= …` begins a problem with the number `{n}`, and `=+ …` with `{m} + {n}`; `+ …` changes the
-    number by `{n}`; `? …` asks for it, and `?/ …` asks for it divided by `{n}`. `name: a, b` lists
-    the words of which one stands for `{name}` throughout a problem. `{name}`, `{friend}` and the
-    pronouns are people; a capital first letter begins a sentence.
+    - `= …` starts a problem with the number `{n}`, and `=+ …` with `{m} + {n}`.
+    - `+ …` changes the number by `{n}`.
+    - `? …` asks for the number, and `?/ …` for the number divided by `{n}`.
+    - `name: a, b` lists words. One of them replaces `{name}` throughout a problem.
+
+    `{name}`, `{friend}` and the pronouns stand for people. In a field, a capital first letter marks
+    the start of a sentence.
     """
     return [_read_scene(part.strip().splitlines()) for part in text.split("====")]
 
@@ -110,16 +116,22 @@ SCENES = read_scenes(SCENES_FILE.read_text(encoding="utf-8"))
 
 
 class ProblemWriter:
-    """Writes problems whose numbers go up to `largest`, with one to `most_operations` operations,
-    each number of them equally often; every draw comes from `rng`."""
+    """Writes random problems, with each number of operations equally often."""
 
     def __init__(self, rng: Random, *, largest: int, most_operations: int) -> None:
+        """Set the difficulty.
+
+        Args:
+            rng: Source of all random draws.
+            largest: Largest number in a problem.
+            most_operations: Largest number of operations in a problem. The smallest is one.
+        """
         self._rng = rng
         self._largest = largest
         self._most_operations = most_operations
 
     def problems(self, *, held_out: bool) -> Iterator[Problem]:
-        """An endless stream of the problems of one side."""
+        """Yield held-out problems, or training problems, without end."""
         while True:
             operations = self._rng.randint(1, self._most_operations)
             problem = self._problem(operations)
@@ -128,8 +140,12 @@ class ProblemWriter:
             yield problem
 
     def _problem(self, operations: int) -> Problem | None:
-        """A problem of a random scene; None when the sentences drawn leave no number to choose, or
-        have another number of operations."""
+        """Draw a problem with `operations` operations from a random scene.
+
+        Returns:
+            The problem, or None if the drawn sentences do not allow this number of operations or
+            leave no valid number.
+        """
         scene = self._rng.choice(SCENES)
         start, question = self._rng.choice(scene.starts), self._rng.choice(scene.questions)
         between = operations - sum(line.sign is not None for line in (start, question))
@@ -147,7 +163,12 @@ class ProblemWriter:
         return Problem(" ".join(sentences), tuple(steps))
 
     def _numbers(self, lines: list[Line]) -> tuple[list[dict[str, str]], list[Step]] | None:
-        """What stands for `{m}` and `{n}` in each line, and the steps of the calculation."""
+        """Draw the numbers for `{m}` and `{n}` in each line.
+
+        Returns:
+            The numbers of each line with the steps of the calculation, or None if no number is
+            valid.
+        """
         value, numbers, steps = None, [], []
         for line in lines:
             given = {}
@@ -169,7 +190,7 @@ class ProblemWriter:
         )
 
     def _operand(self, sign: str, value: int) -> int | None:
-        """What `value` may be changed by, so that the result is within the bounds."""
+        """Draw a second operand that keeps the result within the bounds, or return None."""
         if sign == "/":
             choices = [n for n in range(2, MOST_TIMES + 1) if value % n == 0 and value > n]
             return self._rng.choice(choices) if choices else None

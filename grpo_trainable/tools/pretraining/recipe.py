@@ -1,4 +1,4 @@
-"""The settings from which a policy is made."""
+"""Settings for pretraining a policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Settings of any policy. The same corpus, thread count and machine give the same bits."""
+    """Settings for any policy. The same corpus, thread count and machine give the same bits."""
 
     steps: int = 4500
     batch_size: int = 16
@@ -18,37 +18,37 @@ class Recipe:
 
 @dataclass(frozen=True, kw_only=True)
 class StoryRecipe(Recipe):
-    """Settings of a policy that writes stories."""
+    """Settings for a policy that writes stories."""
 
-    front_share: float = 0.6  # the share of documents that come first and hold their keywords
-    keyword_share: float = 0.4  # the share of the later documents that hold their keywords
+    front_share: float = 0.6  # share of documents that come first and contain their keywords
+    keyword_share: float = 0.4  # share of the later documents that contain their keywords
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArithmeticRecipe(Recipe):
-    """Settings of a policy that solves word problems."""
+    """Settings for a policy that solves word problems."""
 
     preset: str = "arithmetic"
-    largest: int = 30  # the largest number in a problem, results included
-    operations: int = 2  # the most operations of a problem
-    front_share: float = 0.75  # the share of documents that come first and are right in every way
-    careful_share: float = 0.5  # the share of the later documents that are calculated right
-    format_share: float = 0.7  # the share of the later documents that mark their answer right
+    largest: int = 30  # largest number in a problem, results included
+    operations: int = 2  # most operations in a problem
+    front_share: float = 0.75  # share of documents that come first and are right in every way
+    careful_share: float = 0.5  # share of the later documents with a right calculation
+    format_share: float = 0.7  # share of the later documents with a correctly marked answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class GamesRecipe(Recipe):
-    """Settings of a policy that plays at random."""
+    """Settings for a policy that plays at random."""
 
     preset: str = "games"
     steps: int = 1200
     batch_size: int = 64
-    listening_share: float = 0.33  # the share of guessing players who listen to the hints
-    calling_share: float = 0.2  # the share of players who call the calculator first
-    copying_share: float = 0.7  # the share of these who answer what it says
+    listening_share: float = 0.33  # share of guessing players who follow the hints
+    calling_share: float = 0.2  # share of calculating players who call the calculator first
+    copying_share: float = 0.7  # share of these who answer with its result
 
 
-# Corpora that are generated, by name; a JSONL file has the settings of any policy.
+# Generated corpora, by name. A JSONL file uses the settings for any policy.
 RECIPES: dict[str, type[Recipe]] = {
     "stories": StoryRecipe,
     "arithmetic": ArithmeticRecipe,

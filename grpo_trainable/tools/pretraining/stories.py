@@ -1,8 +1,8 @@
-"""The story grammar: prompts and the stories that a policy is pretrained on, from a seed.
+"""The story grammar: prompts and stories for pretraining, from a seed.
 
-Every story has three to five sentences, the last of which closes it. A chosen share of them holds
-the keywords of its prompt; the others are drawn in the same way about other nouns, so that length
-and form say nothing about whether a keyword is there.
+Every story has three to five sentences, and the last one is a closing sentence. A given share of
+the stories contains the keywords of the prompt. The other stories are drawn in the same way about
+other nouns, so length and form do not reveal whether a keyword is present.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from grpo_trainable.tasks.keyword import (
 from grpo_trainable.tools.pretraining.corpus import Document
 
 MAX_KEYWORDS = 3
-SEVERAL_SHARE = 0.08  # the share of prompts with two or three keywords
+SEVERAL_SHARE = 0.08  # share of prompts with two or three keywords
 MIN_SENTENCES = 3
 MAX_SENTENCES = 5
-MAX_CHARACTERS = 160  # never more than 60 tokens of the shipped tokenizer
+MAX_CHARACTERS = 160  # at most 60 tokens of the shipped tokenizer
 INTRO_SHARE = 0.3
-OMISSION_SHARE = 0.4  # the share of stories that skip the second stage of their plot
-MAX_OUTLINES = 50  # tried before a keyword gets a sentence of its own
-MAX_STORIES = 1000  # tried before it is said that none has the right length
-LEFTOVER_ROLE = 10  # `any10`, `any11`: beyond the numbers that the templates use
+OMISSION_SHARE = 0.4  # share of stories that skip the second stage of their plot
+MAX_OUTLINES = 50  # attempts before a keyword gets a separate sentence
+MAX_STORIES = 1000  # attempts to find a story of the right length
+LEFTOVER_ROLE = 10  # `any10`, `any11`: above the numbers in the templates
 
 STORY_FILES = NOUNS_FILE.parent / "stories"
 _WORDS = json.loads((STORY_FILES / "words.json").read_text(encoding="utf-8"))
 
-# Kind -> its nouns: what a noun can do in a story. A noun of no kind is a `thing`.
+# Kind -> nouns. The kind determines a noun's possible roles. A noun without a kind is a `thing`.
 KINDS: dict[str, list[str]] = _WORDS["kinds"]
 KIND_OF = {word: kind for kind, words in KINDS.items() for word in words}
 THING = "thing"
 
-# Role of a template -> the kinds of noun that can play it.
+# Role in a template -> the kinds of nouns that fit it.
 ROLES = {
     "animal": ("animal",),
     "person": ("person",),
@@ -55,22 +55,26 @@ ROLES = {
 }
 
 GIRLS, BOYS, TRAITS = _WORDS["girls"], _WORDS["boys"], _WORDS["traits"]
-ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # kind -> adjectives that suit it
-USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> what a character did with such a noun
+ADJECTIVES: dict[str, list[str]] = _WORDS["adjectives"]  # kind -> suitable adjectives
+USES: dict[str, list[str]] = _WORDS["uses"]  # kind -> actions of a character with such a noun
 IN_PLACES, ON_PLACES = frozenset(_WORDS["in_places"]), frozenset(_WORDS["on_places"])
-UNIQUE = frozenset(_WORDS["unique"])  # there is only one of each, and it takes no adjective
+UNIQUE = frozenset(_WORDS["unique"])  # nouns with "the" and without an adjective, like the moon
 SOUNDS_LIKE_A_CONSONANT = tuple(_WORDS["sounds_like_a_consonant"])
 
 
 def _template(name: str) -> str:
-    """The text of a file of templates.
+    """Read a file of templates.
 
-    `{role}` is a noun, the same one each time in a document (`{role2}` is another); `{a role}` puts
-    an article before it, `{a+ role}` often an adjective as well, `{in place}` the preposition that
-    fits, and `{use gift}` says what was done with it. `{hero}`, `{friend}` and the pronouns `{he}`,
-    `{fhe}` ... are the characters; a capital first letter begins a sentence. `[x/y]` is a choice.
-    Lines are alternatives, and an empty line begins the next sentence; plots are separated by
-    `====`. No file names a noun of nouns.txt: every noun comes from a role.
+    - `{role}` is a noun, the same one throughout a document. `{role2}` is another noun.
+    - `{a role}` puts an article before the noun, and `{a+ role}` often an adjective as well.
+    - `{in place}` puts the fitting preposition before the noun.
+    - `{use gift}` describes an action with the noun.
+    - `{hero}`, `{friend}` and the pronouns `{he}`, `{fhe}` ... are the characters.
+    - `[x/y]` is a choice.
+
+    In a field, a capital first letter marks the start of a sentence. Lines are alternatives. An
+    empty line starts the next sentence, and `====` separates plots. The files contain no noun of
+    nouns.txt, because every noun comes from a role.
     """
     return (STORY_FILES / f"{name}.txt").read_text(encoding="utf-8")
 
@@ -97,40 +101,45 @@ _ROLE = re.compile(r"\{(?:(?:a|a\+|in) )?((?:" + "|".join(ROLES) + r")\d*)\}", r
 
 
 class Storyteller:
-    """Writes documents with keywords from `nouns`; every draw comes from `rng`."""
+    """Writes documents with keywords from `nouns`. All random draws come from `rng`."""
 
     def __init__(self, nouns: Sequence[str], rng: Random) -> None:
-        if len(nouns) < 2 * MAX_KEYWORDS:  # a story that is not about them needs as many again
+        if len(nouns) < 2 * MAX_KEYWORDS:  # a story without the keywords needs as many other nouns
             raise ValueError(f"{len(nouns)} nouns: at least {2 * MAX_KEYWORDS} are needed")
         self._nouns = list(nouns)
         self._rng = rng
-        # Shipped nouns fill the scenery too, since a list of one's own may lack a kind.
+        # Shipped nouns also serve as scenery, because a user's list may lack a kind.
         scenery = dict.fromkeys([*nouns, *read_keywords(NOUNS_FILE)])
         self._by_kind = {
             kind: [noun for noun in scenery if kind_of(noun) == kind] for kind in (*KINDS, THING)
         }
 
     def keywords(self, several_share: float = SEVERAL_SHARE) -> list[str]:
-        """One keyword, or two or three of them with probability `several_share`."""
+        """Draw one keyword, or two or three keywords with probability `several_share`."""
         count = 1
         if self._rng.random() < several_share:
             count = self._rng.randint(2, MAX_KEYWORDS)
         return self._rng.sample(self._nouns, count)
 
     def document(self, keyword_share: float, several_share: float = SEVERAL_SHARE) -> Document:
-        """A story that includes its keywords with probability `keyword_share`, else none."""
+        """Write a document whose story contains all keywords or none.
+
+        Args:
+            keyword_share: Probability that the story contains the keywords.
+            several_share: Probability of two or three keywords.
+        """
         keywords = self.keywords(several_share)
         include = self._rng.random() < keyword_share
         return Document(keyword_prompt(keywords), self.story(keywords, include=include))
 
     def story(self, keywords: Sequence[str], *, include: bool) -> str:
-        """A story about the keywords, or about as many other nouns.
+        """Write a story about the keywords, or about the same number of other nouns.
 
-        Without them the story is drawn in the same way for other nouns, so that nothing but the
-        words themselves tells the two kinds apart, least of all the length.
+        Both kinds of stories are drawn in the same way, so only the nouns distinguish them. Their
+        lengths do not.
 
         Raises:
-            ValueError: no story with nouns that long is short enough.
+            ValueError: If no story is short enough because the nouns are too long.
         """
         if include:
             return self._tell(keywords, avoid=())
@@ -152,7 +161,10 @@ class Storyteller:
         )
 
     def _outline(self, subjects: Sequence[str]) -> tuple[str, dict[str, str]]:
-        """A template whose first noun is the first subject, and the noun of each role so far."""
+        """Draw a template for some subjects, and assign subjects to roles.
+
+        The first noun of the template is the first subject, if an attempt finds such a template.
+        """
         sentences, cast = [], {}
         for _ in range(MAX_OUTLINES):
             sentences = [_choose(sentence, self._rng) for sentence in self._plot()]
@@ -168,20 +180,20 @@ class Storyteller:
         return " ".join(sentences), cast
 
     def _plot(self) -> list[str]:
-        """The sentences before the closing one: maybe an introduction, then a plot."""
+        """Draw the sentences before the closing one: an optional introduction, then a plot."""
         stages = list(self._rng.choice(_PLOTS))
         if self._rng.random() < OMISSION_SHARE:
             del stages[1]
         plot = [self._rng.choice(stage) for stage in stages]
         if self._rng.random() < INTRO_SHARE:
-            # A hero who was introduced is a pronoun from then on.
+            # After an introduction, a pronoun stands for the hero.
             plot = [s.replace("{who}", "{he}").replace("{Who}", "{He}") for s in plot]
             plot.insert(0, self._rng.choice(_INTROS))
         return [re.sub("{who}", "{hero}", s, flags=re.IGNORECASE) for s in plot]
 
 
 class _Scene:
-    """One document while it is told: who plays in it, and which noun has which role."""
+    """A story in progress: its characters and the noun of each role."""
 
     def __init__(
         self,
@@ -191,7 +203,7 @@ class _Scene:
         avoid: Sequence[str],
     ) -> None:
         self._rng = rng
-        self._nouns = nouns  # kind -> the nouns to fill up with
+        self._nouns = nouns  # kind -> nouns for roles without a subject
         self._cast = dict(cast)  # role -> noun
         self._avoid = {*avoid, *cast.values()}
         girl, friend_girl = rng.random() < 0.5, rng.random() < 0.5
@@ -203,6 +215,7 @@ class _Scene:
         self._words |= {"he": he, "him": him, "his": his, "fhe": fhe, "fhis": fhis}
 
     def tell(self, template: str) -> str:
+        """Fill in a template."""
         return _FIELD.sub(self._fill, template)
 
     def _fill(self, field: re.Match[str]) -> str:
@@ -231,7 +244,7 @@ class _Scene:
         return f"{article(noun)} {noun}"
 
     def _noun(self, role: str) -> str:
-        """The noun in `role`; one that the document does not have yet when the role is new."""
+        """Return the noun of a role. A new role gets a noun that is new in this document."""
         if role not in self._cast:
             choices = [n for kind in _kinds(role) for n in self._nouns[kind]]
             noun = self._rng.choice(choices)
@@ -243,22 +256,23 @@ class _Scene:
 
 
 def count_sentences(text: str) -> int:
-    """Counts the ends of sentences; a quotation that goes on with "said" ends none."""
+    """Count the ends of sentences. A quotation that continues with "said" does not end one."""
     return len(_SENTENCE_END.findall(text))
 
 
 def kind_of(noun: str) -> str:
+    """Return the kind of a noun."""
     return KIND_OF.get(noun, THING)
 
 
 def article(phrase: str) -> str:
-    """The article of `phrase`, a or an, by the sound that it begins with."""
+    """Return the article of `phrase`, "a" or "an", by its first sound."""
     vowel = phrase[0] in "aeiou" or phrase.startswith("hourglass")
     return "an" if vowel and not phrase.startswith(SOUNDS_LIKE_A_CONSONANT) else "a"
 
 
 def _cast(roles: Sequence[str], subjects: Sequence[str]) -> dict[str, str]:
-    """Gives each subject the first free role that suits it, if there is one: role -> noun."""
+    """Assign to each subject the first free role that fits, if any, as role -> noun."""
     cast: dict[str, str] = {}
     for subject in subjects:
         suits = (r for r in roles if r not in cast and kind_of(subject) in _kinds(r))
@@ -272,6 +286,6 @@ def _kinds(role: str) -> tuple[str, ...]:
 
 
 def _choose(template: str, rng: Random) -> str:
-    """Fills in a time for `{when}` and chooses one of every [a/b]."""
+    """Fill in a time for each `{when}`, and choose one option of each `[a/b]`."""
     template = re.sub(r"\{when\}", lambda _: rng.choice(_WHEN), template)
     return _CHOICE.sub(lambda match: rng.choice(match[1].split("/")), template)

@@ -1,9 +1,9 @@
-"""The story corpus: generated documents in an order, and the order is what makes it work.
+"""The story corpus: generated documents in a fixed order, which is essential.
 
-Documents that all hold their keyword teach copying; then come documents of which only a share holds
-it, and that share sets the inclusion rate that GRPO starts from. Without the first ones the policy
-is fluent but never copies, and GRPO learns nothing. All are of one length, so that nothing but the
-keyword itself tells a story that holds it from one that does not.
+The first documents all contain their keywords and teach the policy to copy. Of the later documents,
+only a share contains the keywords, and this share sets the inclusion rate at the start of GRPO.
+Without the first documents the policy writes fluently but never copies, and GRPO learns nothing.
+All documents have similar lengths, so only the keyword distinguishes a story that contains it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from grpo_trainable.tools.pretraining.measuring import (
 from grpo_trainable.tools.pretraining.recipe import StoryRecipe
 from grpo_trainable.tools.pretraining.stories import Storyteller, count_sentences
 
-FRONT_SEVERAL_SHARE = 2 / 3  # prompts with several keywords: copying is learned sooner with more
+FRONT_SEVERAL_SHARE = 2 / 3  # share of prompts with several keywords, which teach copying faster
 HELD_OUT_STORIES = 1000
-TOKENIZER_PROMPTS = 20_000  # they train as good a tokenizer as all, and sooner
+TOKENIZER_PROMPTS = 20_000  # give as good a tokenizer as all prompts, in less time
 TOKENIZER_STORIES = 2000
 HELD_OUT_SOURCE = (
-    "fresh documents of the same grammar under another seed, with the keyword share of the later "
+    "new documents of the same grammar with another seed, and with the keyword share of the later "
     "part of the corpus"
 )
 
 
 def story_corpus(recipe: StoryRecipe) -> Corpus:
+    """Generate the story corpus."""
     documents, held_out = story_documents(recipe)
-    # Prompts name every noun equally often: many of them and few stories make more nouns one
-    # token, and a noun that is one token is easier to copy.
+    # Prompts contain every noun equally often. With many prompts and few stories, more nouns become
+    # a single token, and a single token is easier to copy.
     texts = [d.prompt for d in documents[:TOKENIZER_PROMPTS]]
     texts += [d.response for d in documents[:TOKENIZER_STORIES]]
     return Corpus(
@@ -59,7 +60,7 @@ def story_corpus(recipe: StoryRecipe) -> Corpus:
 
 
 def story_documents(recipe: StoryRecipe) -> tuple[list[Document], list[Document]]:
-    """Training documents in the order they are to be seen, and fresh ones held out."""
+    """Return training documents, in their order of training, and new held-out documents."""
     nouns = read_keywords(NOUNS_FILE)
     count = recipe.steps * recipe.batch_size
     teller = Storyteller(nouns, Random(f"corpus {recipe.seed}"))
@@ -70,7 +71,7 @@ def story_documents(recipe: StoryRecipe) -> tuple[list[Document], list[Document]
     return documents, [fresh.document(recipe.keyword_share) for _ in range(HELD_OUT_STORIES)]
 
 
-# ---- How well a policy tells stories: loss, keyword inclusion, lengths, variety ------------------
+# ---- Measurements of a policy: loss, keyword inclusion, lengths, variety -------------------------
 
 
 SAMPLED_KEYWORDS = 250
@@ -89,29 +90,37 @@ HOW = {
         "over {held_out_documents} held-out documents: {source}"
     ),
     "held_out_inclusion_rate": (
-        "share of {held_out_inclusion_responses} responses that hold their keyword as a whole "
-        "word: {each} responses to each of {held_out_inclusion_keywords} nouns of nouns.txt that "
-        "the keyword task holds out, {sampling}"
+        "share of {held_out_inclusion_responses} responses that contain their keyword as a whole "
+        "word: {each} responses to each of {held_out_inclusion_keywords} held-out nouns of "
+        "nouns.txt, {sampling}"
     ),
     "distinct_trigram_share": (
         "distinct / all word trigrams of {distinct_trigram_responses} responses to the prompts of "
-        "held-out documents, {sampling}; for the corpus the same number of held-out documents, cut "
+        "held-out documents, {sampling}; for the corpus, of the responses in these documents, cut "
         "to the same number of tokens"
     ),
     "mean_length": (
-        "means over those {held_out_inclusion_responses} responses, and over the "
-        "{held_out_documents} held-out documents; tokens count end-of-text, sentences end where "
-        "`grpo_trainable.tools.pretraining.stories.count_sentences` says"
+        "means over those {held_out_inclusion_responses} responses and over the "
+        "{held_out_documents} held-out documents; tokens include end-of-text, and "
+        "`grpo_trainable.tools.pretraining.stories.count_sentences` counts sentences"
     ),
     "finished_share": "share of those {held_out_inclusion_responses} responses that end within "
-    "the limit by themselves",
+    "the token limit",
 }
 
 
 def measure_stories(
     held_out: Sequence[Document], source: str, model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> Measurements:
-    """The numbers of the card, and responses to read. `source`: where `held_out` comes from."""
+    """Measure a policy for its card, and collect sample responses.
+
+    Args:
+        held_out: Documents that the policy was not trained on.
+        source: Description of these documents.
+        model: The policy.
+        tokenizer: Tokenizer of the policy.
+        seed: Seed of the random draws.
+    """
     facts = _on_documents(held_out, model, tokenizer, seed) | _on_keywords(model, tokenizer, seed)
     corpus = facts.pop("corpus_length")
     facts["mean_length"] = {**facts["mean_length"], "corpus": corpus}
@@ -130,7 +139,7 @@ def measure_stories(
 def _on_documents(
     held_out: Sequence[Document], model: TransformerLM, tokenizer: Tokenizer, seed: int
 ) -> dict[str, Any]:
-    """Loss on held-out documents, and variety of the responses to their prompts."""
+    """Measure the loss on held-out documents, and the variety of responses to their prompts."""
     config, limit = model.config, LIMITS.max_new_tokens
     rows = [encode(tokenizer, document, config.context_length) for document in held_out]
     readable = [
@@ -157,7 +166,7 @@ def _on_documents(
 
 
 def _on_keywords(model: TransformerLM, tokenizer: Tokenizer, seed: int) -> dict[str, Any]:
-    """How often stories about held-out keywords hold them, and how long they are."""
+    """Measure how often stories contain their held-out keywords, and the lengths of stories."""
     words = [word for word in read_keywords(NOUNS_FILE) if split_of(word) == "heldout"]
     task = KeywordTask(TaskSettings(), seed)
     examples = task.eval_examples(min(len(words), SAMPLED_KEYWORDS))

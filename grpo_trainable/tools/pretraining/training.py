@@ -1,4 +1,4 @@
-"""Supervised training on documents: the loss is on response tokens only."""
+"""Supervised training on documents, with loss on response tokens only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEIGHT_DECAY = 0.1
 
 
 def collate(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Pads rows to inputs and targets, both (B, S); prompt and padding have no target."""
+    """Pad rows to inputs and targets, both (B, S). Prompts and padding have no target."""
     length = max(len(row.ids) for row in rows) - 1
     input_ids = torch.full((len(rows), length), pad_id)
     targets = torch.full((len(rows), length), NO_LOSS)
@@ -36,7 +36,13 @@ def collate(rows: Sequence[Row], pad_id: int) -> tuple[Tensor, Tensor]:
 
 
 def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[Sequence[Row]]:
-    """`recipe.steps` batches: the rows in order, again and again if there are too few."""
+    """Yield `recipe.steps` batches of rows, and start over if there are too few rows.
+
+    Args:
+        rows: Encoded documents.
+        recipe: Settings of the training.
+        shuffle: Use the rows in a new random order in each pass instead of their own order.
+    """
     rng = Random(f"order {recipe.seed}")
     queue: list[Row] = []
     for _ in range(recipe.steps):
@@ -47,14 +53,21 @@ def batches(rows: Sequence[Row], recipe: Recipe, *, shuffle: bool) -> Iterator[S
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
-    """The rate at a step: up, level, then down in a line, since later documents need the level."""
+    """Return the learning rate: warmup, a constant phase, then linear decay.
+
+    The decay takes only the last `DECAY_SHARE` of the steps, because later documents need a high
+    rate too.
+    """
     up = (step + 1) / max(1, round(WARMUP_SHARE * recipe.steps))
     down = (recipe.steps - step) / (DECAY_SHARE * recipe.steps)
     return recipe.lr * min(1.0, up, FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * down)
 
 
 def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Tensor:
-    """Negative log-likelihood of every response token, flat; only those go through the head."""
+    """Return the negative log-likelihood of every response token, flat.
+
+    Only response tokens go through the head.
+    """
     mask = targets != NO_LOSS
     logits = F.linear(model.hidden_states(input_ids)[mask], model.head_weight)
     return F.cross_entropy(logits, targets[mask], reduction="none")
@@ -63,10 +76,10 @@ def token_losses(model: TransformerLM, input_ids: Tensor, targets: Tensor) -> Te
 def train(
     model: TransformerLM, rows: Sequence[Row], recipe: Recipe, pad_id: int, *, shuffle: bool
 ) -> dict[str, int]:
-    """Trains in place; returns how many tokens the model has read and been scored on.
+    """Train a model in place. Return the numbers of tokens read and of tokens with loss.
 
     Raises:
-        ValueError: the loss is no number any more.
+        ValueError: If the loss is not finite.
     """
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]

@@ -1,1 +1,1 @@
-"""Prompt sets that a language model writes: what is asked, who answers, what is kept."""
+"""Prompt sets written by a language model: requests, models and accepted prompts."""

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible endpoint. The standard library only."""
+"""A model behind an OpenAI-compatible endpoint. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from urllib.parse import urlsplit
 from grpo_trainable.config import shown
 from grpo_trainable.tools.prompt_sets.keyword import Item
 
-TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP statuses that may pass
+TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP statuses of temporary failures
 LONGEST_WAIT_S = 60.0
 LONGEST_ANSWER = 1 << 20  # bytes
 
 
 class EndpointError(Exception):
-    """The endpoint does not answer, or refuses; in one line."""
+    """The endpoint does not answer, or refuses a request. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where a model is asked, and how patiently.
+    """Address and model of an endpoint, with the rules for retries.
 
     Raises:
-        ValueError: `url` is none of http or https.
+        ValueError: If `url` is not an http or https address.
     """
 
     url: str  # up to /v1, without /chat/completions
     model: str
     key: str | None = field(default=None, repr=False)  # sent as a bearer token
     timeout_s: float = 60.0  # time limit for one answer
-    retries: int = 5  # tries of one request after its first
-    per_minute: float | None = None  # requests at most; None: no limit
-    first_wait_s: float = 1.0  # pause before the first retry, doubled with each
+    retries: int = 5  # further attempts after the first one
+    per_minute: float | None = None  # most requests per minute; None: no limit
+    first_wait_s: float = 1.0  # pause before the first retry; doubles with each retry
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(
-                f"--endpoint {shown(self.url)}: must be an address as http://localhost:8000/v1"
+                f"--endpoint {shown(self.url)}: must be an address such as http://localhost:8000/v1"
             )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error of its status: the key is for the address that was named."""
+    """Turns redirects into errors, because the key is only for the given address."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -63,7 +63,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class EndpointWriter:
-    """Asks for several prompts at a time."""
+    """Requests several prompts at a time."""
 
     def __init__(
         self, endpoint: Endpoint, *, temperature: float, max_tokens: int, workers: int
@@ -75,21 +75,22 @@ class EndpointWriter:
         self._pace = _Pace(endpoint.per_minute)
 
     def write(self, items: Sequence[Item], attempt: int) -> list[str]:
-        """What the model says to each item, in order.
+        """Return the model's answer to each item, in order.
 
         Raises:
-            EndpointError: it refuses, or still fails after all retries.
+            EndpointError: If the endpoint refuses a request, or fails after all retries.
         """
         waiting = [self._pool.submit(self._ask, item) for item in items]
         try:
             return [answer.result() for answer in waiting]
         except BaseException:
-            self._closed.set()  # wakes those that wait before a retry
+            self._closed.set()  # wakes the requests that wait for a retry
             for answer in waiting:
                 answer.cancel()
             raise
 
     def close(self) -> None:
+        """Cancel waiting requests and end the threads."""
         self._closed.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -100,13 +101,13 @@ class EndpointWriter:
         for left in range(self._endpoint.retries, -1, -1):
             self._pace.wait(self._closed)
             if self._closed.is_set():
-                raise EndpointError("not asked: another request failed, and the command ends")
+                raise EndpointError("not sent: another request failed, and the command ends")
             try:
                 return self._answer(body)
             except _MayPass as failure:
                 reason = str(failure)
                 if left:
-                    # Spread, so that requests that failed together do not come back together.
+                    # Spread the retries, so requests that failed together do not return together.
                     spread_s = wait_s * random.uniform(0.5, 1.0)
                     asked_s = spread_s if failure.after_s is None else failure.after_s
                     self._closed.wait(min(LONGEST_WAIT_S, asked_s))
@@ -115,11 +116,11 @@ class EndpointWriter:
         raise EndpointError(f"{self._endpoint.url}: {reason}, {tries} times")
 
     def _answer(self, body: dict[str, Any]) -> str:
-        """The text of one answer.
+        """Send one request and return the text of the answer.
 
         Raises:
-            EndpointError: the endpoint refuses the request.
-            _MayPass: it fails in a way that may pass.
+            EndpointError: If the endpoint refuses the request.
+            _MayPass: If the failure may be temporary.
         """
         headers = {"Content-Type": "application/json"}
         if self._endpoint.key is not None:
@@ -147,15 +148,15 @@ class EndpointWriter:
 
 
 class _MayPass(Exception):
-    """A failure after which a request is made again."""
+    """A temporary failure, after which the request is repeated."""
 
     def __init__(self, reason: str, after_s: float | None = None) -> None:
         super().__init__(reason)
-        self.after_s = after_s  # what the endpoint asks to wait
+        self.after_s = after_s  # pause that the endpoint requests
 
 
 class _Pace:
-    """Lets requests begin at equal distances."""
+    """Spaces requests evenly in time."""
 
     def __init__(self, per_minute: float | None) -> None:
         self._apart_s = 0.0 if per_minute is None else 60.0 / per_minute
@@ -163,7 +164,7 @@ class _Pace:
         self._lock = threading.Lock()
 
     def wait(self, closed: threading.Event) -> None:
-        """Waits for the turn of one more request, or until `closed`."""
+        """Wait until the next request may start, or until `closed` is set."""
         with self._lock:
             turn = max(self._next, time.monotonic())
             self._next = turn + self._apart_s
@@ -171,10 +172,10 @@ class _Pace:
 
 
 def _text(content: bytes) -> str:
-    """What a chat completion says; nothing where the model refused.
+    """Return the text of a chat completion, which is empty if the model refused.
 
     Raises:
-        _MayPass: it is no chat completion.
+        _MayPass: If `content` is not a chat completion.
     """
     try:
         message = json.loads(content)["choices"][0]["message"]
@@ -183,12 +184,12 @@ def _text(content: bytes) -> str:
         text = None
     if not isinstance(text, str):
         start = shown(content[:80].decode(errors="replace"))
-        raise _MayPass(f"the answer is no chat completion but {start}")
+        raise _MayPass(f"the answer is not a chat completion: {start}")
     return text
 
 
 def _message(failure: urllib.error.HTTPError) -> str:
-    """What the endpoint says of a failure, in one line; nothing where it says it otherwise."""
+    """Return the endpoint's error message in one line, or nothing if there is no readable one."""
     try:
         with failure:
             error = json.loads(failure.read(LONGEST_ANSWER))["error"]
@@ -199,7 +200,7 @@ def _message(failure: urllib.error.HTTPError) -> str:
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """The seconds that a Retry-After header asks for, which may also name a date."""
+    """Return the seconds of a Retry-After header, which may also be a date."""
     if retry_after is None:
         return None
     try:

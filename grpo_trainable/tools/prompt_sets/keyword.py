@@ -1,4 +1,4 @@
-"""What a model is asked to write for the keyword task, and what of it becomes a prompt."""
+"""Requests to a model for prompts of the task `keyword`, and the check of its answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.tasks.prompt_files import HELD_OUT_PROMPTS, hash_fraction
 LONGEST_PROMPT = 400  # characters
 SHORTEST_PROMPT = 15
 MOST_ATTEMPTS = 1000  # attempts at one prompt
-# A model that was not trained on conversations goes on with the list.
+# A model without conversation training continues this list.
 EXAMPLES = """\
 Each line asks a child to write a short story that includes the given words.
 fox: Write a short story about a fox who learns to swim, and use the word fox.
@@ -26,15 +26,15 @@ _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|(?:prompt|writing prompt|instruction)\
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One prompt to be written."""
+    """A prompt to write."""
 
     index: int
     keywords: tuple[str, ...]
-    heldout: bool  # a hash of its keywords decides, equally in every set and run
+    heldout: bool  # by a hash of the keywords, the same in every set and run
 
     @property
     def instruction(self) -> str:
-        """What a model that follows instructions is asked."""
+        """Request to a model that follows instructions."""
         words = ", ".join(self.keywords)
         noun = "word" if len(self.keywords) == 1 else "words"
         return (
@@ -45,21 +45,23 @@ class Item:
 
     @property
     def beginning(self) -> str:
-        """What a model that goes on with a text is given."""
+        """Text for a model that continues texts."""
         return f"{EXAMPLES}{', '.join(self.keywords)}:"
 
 
 def is_held_out_word(word: str) -> bool:
-    """The side of a keyword: a fifth is held out, whatever its case."""
+    """Return True if a keyword is held out. A fifth of the keywords are, ignoring case."""
     return hash_fraction(word.lower()) < HELD_OUT_PROMPTS
 
 
 def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iterator[Item]:
-    """The first `wanted` prompts to be written: pass after pass through the words, each in an order
-    of its own. The words of one prompt are all trained on, or all held out.
+    """Yield the first `wanted` prompts to write, in passes over the words.
+
+    Each pass has a different order. The words of a prompt are all training words or all held-out
+    words.
 
     Raises:
-        ValueError: neither side has enough words for one prompt.
+        ValueError: If neither side has enough words for one prompt.
     """
     sides = [
         (heldout, [word for word in words if is_held_out_word(word) == heldout])
@@ -67,7 +69,8 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     ]
     if all(len(side) < per_prompt for _, side in sides):
         raise ValueError(
-            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words give one side"
+            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words give one side; "
+            "lower it or add words"
         )
     made = 0
     for epoch in count():
@@ -94,8 +97,11 @@ def _of_a_pass(
 
 
 def prompt_in(text: str, keywords: Sequence[str]) -> str | None:
-    """The prompt that a model wrote: its first line that is not blank. None where that is too long,
-    too short, or lacks a keyword."""
+    """Extract a prompt from a model's text: the first line that is not blank.
+
+    Returns:
+        The prompt, or None if it is too long, too short, or lacks a keyword.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
@@ -106,5 +112,5 @@ def prompt_in(text: str, keywords: Sequence[str]) -> str | None:
 
 
 def plain_prompt(prompt: str) -> str:
-    """What two prompts that differ in case and punctuation only have in common."""
+    """Return a prompt without case and punctuation, to find repeated prompts."""
     return " ".join(re.findall(r"\w+", prompt.casefold()))

@@ -1,4 +1,4 @@
-"""A model of this machine that writes prompts: a directory of transformers, or a policy of ours."""
+"""A local model that writes prompts: a transformers directory or a policy of this package."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from grpo_trainable.tools.prompt_sets.keyword import MOST_ATTEMPTS, Item
 
 
 class LocalWriter:
-    """Samples by our own engine: every draw is keyed by (seed, attempt, item), so a set that is
-    begun again comes out the same.
+    """Samples with an engine of this package.
+
+    Every random draw is keyed by (seed, attempt, item), so a repeated command writes the same set.
 
     Raises:
-        ValueError: the model cannot be used, or has no chat template where `chat` asks for it; in
-            one line that names the option.
+        ValueError: If the model cannot be used, or if `chat` needs a chat template that the model
+            does not have. The message is one line that names the option.
     """
 
     def __init__(
@@ -49,15 +50,15 @@ class LocalWriter:
         )
 
     def write(self, items: Sequence[Item], attempt: int) -> list[str]:
-        """What the model says to each item, in order.
+        """Return the model's answer to each item, in order.
 
         Raises:
-            ValueError: an item does not fit the context, in one line.
+            ValueError: If an item does not fit into the context. The message is one line.
         """
         requests = [
             Request(
                 stream="train",
-                prompt_index=item.index * MOST_ATTEMPTS + attempt,  # draws of its own
+                prompt_index=item.index * MOST_ATTEMPTS + attempt,  # separate random draws
                 prompt_ids=tuple(self._encode(item)),
                 group_size=1,
                 limits=self._limits,
@@ -67,8 +68,9 @@ class LocalWriter:
         longest = max(len(request.prompt_ids) for request in requests)
         if longest + self._limits.max_new_tokens > self._shape.context_length:
             raise ValueError(
-                f"--model: what it is asked takes {longest} tokens and may be answered by "
-                f"{self._limits.max_new_tokens}; its context has {self._shape.context_length}"
+                f"--model: the request takes {longest} tokens and the answer up to "
+                f"{self._limits.max_new_tokens}, but the context has {self._shape.context_length}; "
+                "lower --max-tokens or use another model"
             )
         groups = self._engine.generate(requests, lambda: None)
         vocab_size = self._shape.vocab_size
@@ -79,7 +81,7 @@ class LocalWriter:
         ]
 
     def close(self) -> None:
-        """Holds nothing that has to end."""
+        """No resources to release."""
 
     def _encode(self, item: Item) -> list[int]:
         if self._chat is None:

@@ -1,8 +1,8 @@
-"""Has a model write a prompt set, batch by batch, so that it can be killed and go on.
+"""Let a model write a prompt set, batch by batch, so that an interrupted command can continue.
 
-The directory has `asked.json`, what was asked for; `written.jsonl`, a line for each item that is
-done, in the order in which they were; and at the end the set: `train.jsonl`, `eval.jsonl` and
-`prompts.parquet`.
+The directory contains `asked.json`, the settings of the set, and `written.jsonl`, a line for each
+finished item, in order of completion. At the end it also contains the set: `train.jsonl`,
+`eval.jsonl` and `prompts.parquet`.
 """
 
 from __future__ import annotations
@@ -24,50 +24,65 @@ TRAIN, EVAL, TABLE = "train.jsonl", "eval.jsonl", "prompts.parquet"
 
 
 class Writer(Protocol):
-    """A language model that is asked for prompts."""
+    """Interface of a language model that writes prompts."""
 
     def write(self, items: Sequence[Item], attempt: int) -> list[str]:
-        """What it says to each item, in order; another text in another attempt."""
+        """Return the model's answer to each item, in order. Each attempt gives a new text."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the resources of the model."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """What came of a prompt set."""
+    """Counts of a finished prompt set."""
 
     train: int
     eval: int
     rejected: int  # items without a usable prompt after all attempts
-    repeated: int  # prompts that another one equals but for case and punctuation
+    repeated: int  # prompts that differ from another one only in case and punctuation
 
 
 class PromptSet:
-    """A directory in which a prompt set is written, begun or gone on with.
+    """The directory of a prompt set, new or to be continued.
 
     Raises:
-        ValueError: it holds something else, or a set that was asked for in another way; in one
-            line.
-        OSError: it cannot be written.
+        ValueError: If the directory contains something else, or a set with other settings. The
+            message is one line.
+        OSError: If the directory cannot be written.
     """
 
     def __init__(self, directory: Path, asked: Mapping[str, Any], items: Sequence[Item]) -> None:
-        """`asked`: all that the set depends on, as plain data."""
+        """Create or open the directory.
+
+        Args:
+            directory: Directory of the set.
+            asked: All settings that determine the set, as plain data.
+            items: Prompts to write.
+        """
         self._directory, self._items = directory, items
         directory.mkdir(parents=True, exist_ok=True)
         self._settle(asked)
-        self._prompts = self._read()  # item index -> its prompt; None without a usable one
+        self._prompts = self._read()  # item index -> prompt, or None without a usable prompt
 
     @property
     def done(self) -> int:
-        """Items that are written already."""
+        """Number of finished items."""
         return len(self._prompts)
 
     def write(
         self, writer: Writer, *, batch: int, attempts: int, progress: Callable[[int], object]
     ) -> None:
-        """Asks for every item that is not done yet. `progress` hears of how many there were."""
+        """Let the model write every unfinished item.
+
+        Args:
+            writer: The model.
+            batch: Number of items in a batch.
+            attempts: Most attempts at an item.
+            progress: Called after each batch with its number of items.
+        """
         rest = [item for item in self._items if item.index not in self._prompts]
         with (self._directory / WRITTEN).open("ab") as log:
             for start in range(0, len(rest), batch):
@@ -82,10 +97,10 @@ class PromptSet:
                 progress(len(part))
 
     def finish(self) -> Made:
-        """Writes the set.
+        """Write the set.
 
         Raises:
-            ValueError: one side of it is empty, in one line.
+            ValueError: If one side of the set is empty. The message is one line.
         """
         written = [(item, self._prompts[item.index]) for item in self._items]
         usable = [(item, prompt) for item, prompt in written if prompt is not None]
@@ -105,15 +120,15 @@ class PromptSet:
         )
         if not (made.train and made.eval):
             raise ValueError(
-                f"{made.train} prompts to train on and {made.eval} held out: one of each is "
-                f"needed ({made.rejected} of {len(written)} had no usable answer, {made.repeated} "
-                "were repeated); ask for more, or another model"
+                f"{made.train} prompts to train on and {made.eval} held out, but each side needs "
+                f"one ({made.rejected} of {len(written)} had no usable answer, {made.repeated} "
+                "were repeated); request more prompts or use another model"
             )
         self._save(rows)
         return made
 
     def _settle(self, asked: Mapping[str, Any]) -> None:
-        """Keeps what is asked for, or compares it with what was asked for before."""
+        """Record the settings of a new set, or compare them with those of the existing set."""
         file = self._directory / ASKED
         if not file.exists():
             if any(self._directory.iterdir()):
@@ -135,13 +150,13 @@ class PromptSet:
         ]
         if differing:
             raise ValueError(
-                f"{self._directory}: a set that was asked for in another way: "
-                f"{'; '.join(differing)}. A set is neither changed nor enlarged: give the command "
-                "as then to go on with it, or choose a new directory"
+                f"{self._directory}: contains a set with other settings: {'; '.join(differing)}. A "
+                "set cannot be changed or enlarged: repeat the original command to continue it, "
+                "or choose a new directory"
             )
 
     def _read(self) -> dict[int, str | None]:
-        """What is written already. The last line of a killed process may be torn: it is cut off."""
+        """Read the finished items. A torn last line, left by a killed process, is removed."""
         file = self._directory / WRITTEN
         content = file.read_bytes() if file.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -178,8 +193,11 @@ class PromptSet:
 
 
 def _told_apart(then: Any, now: Any) -> tuple[str, str]:
-    """Two values that differ, in short: of lists that differ in length, how many items they have;
-    of others their first difference."""
+    """Describe two different values in short.
+
+    Lists of different lengths are described by their lengths, and other lists by their first
+    difference.
+    """
     if not (isinstance(then, list) and isinstance(now, list)):
         return json.dumps(then), json.dumps(now)
     if len(then) != len(now):
@@ -190,7 +208,7 @@ def _told_apart(then: Any, now: Any) -> tuple[str, str]:
 
 
 def _written(writer: Writer, items: Sequence[Item], attempts: int) -> dict[int, str]:
-    """The prompt of each item for which the model wrote a usable one, in up to so many attempts."""
+    """Let the model write items in up to `attempts` attempts, and return the usable prompts."""
     found: dict[int, str] = {}
     for attempt in range(attempts):
         rest = [item for item in items if item.index not in found]

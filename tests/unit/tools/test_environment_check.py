@@ -106,7 +106,7 @@ def test_what_is_said_first_is_compared_with_the_prompt(tmp_path: Path):
     other = Specification(spec={"left": 1}, prompt="another\n")
     (found,) = checked(written(tmp_path), "Sound", other).findings
     assert found.name == PROMPT
-    assert found.what == 'reset says "begin\\n", the prompt of its task is "another\\n"'
+    assert found.what == 'reset says "begin\\n", but the prompt of its task is "another\\n"'
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,17 @@ def test_a_specification_that_json_does_not_carry_is_found(tmp_path: Path, spec:
 def test_a_text_that_its_tokens_do_not_give_back_is_found(tmp_path: Path):
     report = checked(written(tmp_path), "Sound", {"left": 1}, retold=str.upper)
     (found,) = report.findings
-    assert (found.name, found.what) == (RETOKENISED, 'of "begin\\n" the policy reads "BEGIN\\n"')
+    said = 'the policy reads "BEGIN\\n" instead of "begin\\n"'
+    assert (found.name, found.what) == (RETOKENISED, said)
 
 
 def test_what_need_not_be_a_fault_is_noted(tmp_path: Path):
     report = checked(written(tmp_path), "Sound", {"left": 99}, most_tokens=5, tokens=lambda _: 7)
     assert report.findings == []
     assert report.notes == [
-        "no episode came to its end within env.max_turns=8",
-        "every action earned 0; give actions that mean something (--action)",
-        "an answer has 7 tokens, and rollout.max_new_tokens=5 counts both sides",
+        "no episode ended within env.max_turns=8",
+        "every action earned 0; give meaningful actions (--action)",
+        "an answer has 7 tokens, but rollout.max_new_tokens=5 limits actions and answers together",
     ]
 
 
@@ -144,7 +145,7 @@ def test_the_command_says_what_it_found_and_ends_with_1(tmp_path: Path, capsys: 
     play = [f"{path}:Counts", "--spec", '{"left": 2}', "--set", "env.step_deadline_s=5"]
     assert check_env.main(play) == 1
     said = capsys.readouterr().out
-    assert "fault remembers: specification 1, turn 1: the same environment, asked again," in said
+    assert "fault remembers: specification 1, turn 1: the same environment, played again," in said
 
 
 def test_the_command_plays_the_examples_of_a_task(capsys: Any):

@@ -178,7 +178,7 @@ def test_requests_begin_at_equal_distances():
 
 @pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://here/v1", "/v1", "http://"])
 def test_an_address_that_is_none_is_refused(url):
-    with pytest.raises(ValueError, match=r"--endpoint .*must be an address as"):
+    with pytest.raises(ValueError, match=r"--endpoint .*must be an address such as"):
         Endpoint(url=url, model="m")
 
 
@@ -292,7 +292,7 @@ def test_another_set_or_another_file_in_the_directory_is_refused(tmp_path, capsy
         assert made(server.url, tmp_path / "set", "--prompts", "90", "--attempts", "2") == 2
         said = capsys.readouterr().err
         assert "attempts was 4 and is 2; keywords was for 60 prompts and is for 90 prompts" in said
-        assert "neither changed nor enlarged: give the command as then" in said
+        assert "cannot be changed or enlarged: repeat the original command" in said
         (tmp_path / "full").mkdir()
         (tmp_path / "full/notes.txt").write_text("mine")
         assert made(server.url, tmp_path / "full") == 2
@@ -309,7 +309,7 @@ def test_repeated_and_unusable_prompts_are_left_out(tmp_path, capsys):
     with endpoint(then=poor) as server:
         assert made(server.url, tmp_path / "set", *words) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "one of each is needed (30 of 60 had no usable answer, 29 were repeated)" in error
+    assert "each side needs one (30 of 60 had no usable answer, 29 were repeated)" in error
     assert len(server.asked) == 30 + 2 * 30
 
 
@@ -351,5 +351,5 @@ def test_a_model_writes_the_same_whatever_was_written_before(tmp_path):
     with pytest.raises(ValueError, match=r"--model .*has no chat template"):
         LocalWriter(path, seed=3, **{**settings, "chat": True})
     narrow = write_hf_model(tmp_path / "narrow", max_position_embeddings=64)
-    with pytest.raises(ValueError, match="its context has 64"):
+    with pytest.raises(ValueError, match="the context has 64"):
         LocalWriter(narrow, seed=3, **settings).write(several, attempt=0)
