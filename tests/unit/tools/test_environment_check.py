@@ -126,8 +126,10 @@ def test_a_specification_that_json_does_not_carry_is_found(tmp_path: Path, spec:
 def test_a_text_that_its_tokens_do_not_give_back_is_found(tmp_path: Path):
     report = checked(written(tmp_path), "Sound", {"left": 1}, retold=str.upper)
     (found,) = report.findings
-    said = 'the policy reads "BEGIN\\n" instead of "begin\\n"'
-    assert (found.name, found.what) == (RETOKENISED, said)
+    assert (found.name, found.what) == (
+        RETOKENISED,
+        'the policy reads "BEGIN\\n" instead of "begin\\n"',
+    )
 
 
 def test_what_need_not_be_a_fault_is_noted(tmp_path: Path):
