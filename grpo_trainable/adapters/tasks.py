@@ -8,7 +8,7 @@ from grpo_trainable.environments import Environment, JSONValue
 from grpo_trainable.tasks import Example
 from grpo_trainable.tasks.order import permutation
 
-HELD_OUT = 1 << 30  # the first held-out seed; training takes those from 0 on
+HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 
 
 def seeded_task(environment: Callable[[], Environment], stop: Sequence[str] = ("\n",)) -> type:

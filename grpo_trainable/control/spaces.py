@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_trainable.plugins import is_reference, load
 
-HELD_OUT = 1 << 30  # the first held-out seed; training takes those from 0 on
+HELD_OUT = 1 << 30  # the first held-out seed; training seeds start at 0
 INSTALL = "pip install -e '.[control]'"
 # (channels, kernel size) of each convolution for images, all with stride 2.
 CONVOLUTIONS = ((16, 4), (32, 4), (32, 3))

@@ -30,9 +30,9 @@ class PythonTool:
         return str(question)
 
     def step(self, action: str) -> Turn:
-        """Run the last code of an action, or else reward 1 for the right answer.
+        """Run the last code of an action. Without code, reward 1 for the right answer.
 
-        The answer stands in `<answer>` tags, or it is the whole action.
+        The answer is the text in `<answer>` tags, or else the whole action.
         """
         codes = CODE.findall(action)
         if codes:

@@ -75,7 +75,7 @@ def run_python(code: str) -> str:
     """Run code in the sandbox and return its output with errors. A long output loses its middle.
 
     Raises:
-        SandboxError: If this machine cannot contain code.
+        SandboxError: If this machine cannot run the sandbox.
     """
     user = NOBODY if os.geteuid() == 0 else None
     return _run(code, _contained_python(), directory="/", user=user)
@@ -95,7 +95,7 @@ def run_uncontained(code: str) -> str:
 
 @functools.cache
 def check_containment() -> None:
-    """Check that this machine can contain code.
+    """Check that this machine can run the sandbox.
 
     Raises:
         SandboxError: If it cannot.

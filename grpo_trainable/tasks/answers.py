@@ -95,7 +95,7 @@ BOXED = AnswerForm(boxed_answer, stop=())
 
 
 def form_note(settings: TaskSettings) -> str | None:
-    """Return a note if the prompt template does not request the form in which answers are read.
+    """Return a note if the prompt template does not request the expected form of answers.
 
     Raises:
         ValueError: If the file of the template cannot be read.

@@ -129,7 +129,7 @@ def same_letters(text: str) -> str:
 # ---- Names -----------------------------------------------------------------------------------
 
 _NAME = re.compile(r"[a-zA-Z](?:\([a-zA-Z]\))?")
-_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x) may be y, or 12*37
+_ANY_NAME = re.compile(r"[a-zA-Z](?:\^\{-1\})?\([a-zA-Z]\)|[^a-zA-Z]*")  # f(x), or no name: 12*37
 _MEMBER = re.compile(r"^([a-zA-Z])\s*\\in(?![a-zA-Z])")
 
 

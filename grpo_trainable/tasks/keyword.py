@@ -209,8 +209,8 @@ class KeywordTask:
     def eval_examples(self, count: int) -> list[Example]:
         """Return `count` held-out examples, the same for every seed.
 
-        A smaller `count` returns the first of the same examples. If `count` exceeds their number,
-        the held-out words or rows repeat: in new combinations if prompts have several keywords,
+        The first examples do not depend on `count`. If `count` exceeds the number of held-out
+        examples, the words or rows repeat: in new combinations if prompts have several keywords,
         otherwise as the same prompts.
         """
         return [self._heldout.example("eval", prompt_index) for prompt_index in range(count)]

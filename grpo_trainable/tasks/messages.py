@@ -72,7 +72,7 @@ def as_text(prompt: Prompt) -> str:
 def text_of(said: Any) -> str:
     """Return the text of one message or of a list of messages, without roles.
 
-    Each message starts on a new line. None is an empty text. Line breaks at the end are removed.
+    Each message starts on a new line and loses the line breaks at its end. None is an empty text.
     """
     if said is None or isinstance(said, str):
         return (said or "").rstrip("\n")

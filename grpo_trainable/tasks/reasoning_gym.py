@@ -19,8 +19,8 @@ from grpo_trainable.tasks.prompt_files import is_held_out
 from grpo_trainable.tasks.task import Example, JSONValue, Score
 from grpo_trainable.tasks.templates import prompt_of, template_text
 
-# A data set seeds its problem number n with its own seed plus n, so two seeds share problems.
-# Here the seed is fixed, and only the number distinguishes problems.
+# A data set draws problem n with the seed of the data set plus n, so data sets of different seeds
+# share problems. The seed is therefore fixed here, and only the number distinguishes problems.
 SEED = 0
 DRAWS = 1000  # most random draws to find one training problem
 
@@ -69,7 +69,7 @@ class Problems:
         return float(self._dataset.score_answer(answer, self.entry(truth["number"])))
 
     def refuse_another(self, truth: Mapping[str, Any]) -> None:
-        """Check that this process made the same problem as the one that asked it.
+        """Check that this process makes the same problem as the process that wrote the prompt.
 
         Args:
             truth: True answer of the example. It has the number and the question of the problem.
@@ -208,7 +208,7 @@ class ReasoningGymTask:
     def eval_examples(self, count: int) -> list[Example]:
         """Return `count` held-out problems, the same for every seed.
 
-        A smaller `count` returns the first of the same problems.
+        The first problems do not depend on `count`.
         """
         return [self._asked(number) for number in self._problems.held_out(count)]
 

@@ -62,8 +62,8 @@ class RewardError:
 def as_score(result: Any) -> Score:
     """Convert the result of a user's reward function to a `Score`.
 
-    A mapping may leave out all keys but `reward`. By default the format reward is 1, the answer
-    reward equals the reward, and there are no answer and no parts.
+    A mapping needs only the key `reward`. By default the format reward is 1, the answer reward
+    equals the reward, and there are no answer and no parts.
 
     Args:
         result: A `Score`, a number, or a mapping with the key `reward`.

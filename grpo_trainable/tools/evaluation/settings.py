@@ -22,8 +22,8 @@ from grpo_trainable.tasks.custom import declared_settings, keys_with, with_task_
 from grpo_trainable.tasks.input_files import input_digests
 from grpo_trainable.tools.evaluation.checkpoint import TrainedPolicy
 
-# The keys that an evaluation reads. A name with a final dot is a whole section. To repeat a trial's
-# evaluation, the batches and threads of its generators are used as well.
+# The keys that an evaluation reads. A name with a final dot is a whole section. A repeat of a
+# trial's evaluation also uses the batches and threads of its generators.
 READ = (
     *("model.", "task.", "env.", "engine", "seed", "transport_dtype"),
     *("rollout.min_new_tokens", "rollout.max_new_tokens", "rollout.stop"),

@@ -77,7 +77,7 @@ class Line:
 
 @dataclass(slots=True)
 class Scene:
-    """A theme for problems: sentences that start a problem, change its numbers and ask for them."""
+    """A theme for problems: sentences to start a problem, change its number, and ask for it."""
 
     words: dict[str, list[str]] = field(default_factory=dict)  # field -> possible words
     starts: list[Line] = field(default_factory=list)
