@@ -71,10 +71,10 @@ class Mixture:
     """Assignment of prompts to tasks, a function of the weights, the seed and the prompt's index.
 
     A task with share w has ⌊n·w⌋ or ⌈n·w⌉ of the first n training prompts, for every n. A round
-    therefore follows the weights closely, without the noise of random draws. Prompt j of a task
-    must come in the window from prompt ⌊j / w⌋ to prompt ⌈(j + 1) / w⌉. The task whose window ends
-    first goes first, which meets all windows (Baruah et al. 1996, "Proportionate progress"). The
-    seed breaks ties.
+    therefore follows the weights closely, without the noise of random draws. Prompt j of a task has
+    a window in the mix: from prompt ⌊j / w⌋ until just before prompt ⌈(j + 1) / w⌉. The task whose
+    window ends first goes first, which meets all windows (Baruah et al. 1996, "Proportionate
+    progress"). The seed breaks ties.
 
     Held-out prompts take turns among the tasks, so each task has equally many, whatever its weight.
     """
