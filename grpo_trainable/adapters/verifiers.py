@@ -1,4 +1,7 @@
-"""Adapter for verifiers (https://github.com/PrimeIntellect-ai/verifiers), as conversations."""
+"""Adapter for verifiers (https://github.com/PrimeIntellect-ai/verifiers).
+
+Each episode is one conversation.
+"""
 
 from __future__ import annotations
 

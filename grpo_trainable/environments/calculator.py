@@ -1,4 +1,4 @@
-"""A question and a calculator.
+"""The environment `calculator`: a question, and a calculator that the policy may call.
 
 The action `calc EXPRESSION` returns the value of the expression. Any other action is the answer.
 """

@@ -1,4 +1,4 @@
-"""A secret digit to guess in a few turns. The answer to a wrong guess is "larger" or "smaller"."""
+"""The environment `guess`: a secret digit, with the hints "larger" and "smaller"."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A question and a Python interpreter.
+"""The environment `python`: a question, and a Python interpreter for the policy's code.
 
-The environment runs code in `<python>` tags and returns its output. Any other action is the answer.
+Code in `<python>` tags runs, and its output is the observation. Any other action is the answer.
 """
 
 from __future__ import annotations

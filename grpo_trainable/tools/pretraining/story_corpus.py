@@ -1,9 +1,10 @@
-"""The story corpus: generated documents in a fixed order, which is essential.
+"""The story corpus: generated stories, first those that contain all their keywords.
 
-The first documents all contain their keywords and teach the policy to copy. Of the later documents,
-only a share contains the keywords, and this share sets the inclusion rate at the start of GRPO.
-Without the first documents the policy writes fluently but never copies, and GRPO learns nothing.
-All documents have similar lengths, so only the keyword distinguishes a story that contains it.
+The order is essential. The first documents all contain their keywords and teach the policy to copy.
+Of the later documents, only a share contains the keywords, and this share sets the inclusion rate
+at the start of GRPO. Without the first documents the policy writes fluently but never copies, and
+GRPO learns nothing. All documents have similar lengths, so only the keyword distinguishes a story
+that contains it.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def test_a_task_that_does_not_know_its_size_is_refused() -> None:
                 raise AttributeError(name)
             return getattr(task, name)
 
-    with pytest.raises(ValueError, match=r"^pools\.enabled=true: the task does not say how many"):
+    with pytest.raises(ValueError, match=r"^pools\.enabled=true: the task does not state"):
         Prompts(config, Endless(), None)  # type: ignore[arg-type]
 
 
