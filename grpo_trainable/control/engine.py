@@ -205,7 +205,7 @@ def build_control_engine(setup: EngineSetup) -> ControlEngine:
     """Build the engine for a policy that acts in `model.env`."""
     config = setup.config
     policy, _ = build_control_policy(config.model, config.seed)
-    assert config.model.env is not None, "only such policies have this engine"
+    assert config.model.env is not None, "only policies with model.env use this engine"
     return ControlEngine(
         policy.to(setup.device),
         config.model.env,

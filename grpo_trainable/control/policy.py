@@ -185,6 +185,6 @@ def build_control_policy(model: PolicySettings, seed: int) -> tuple[ControlPolic
     Raises:
         ValueError: If the environment cannot be created, or if its spaces are not supported.
     """
-    assert model.env is not None, "others act in no environment"
+    assert model.env is not None, "other policies act in no environment"
     spaces = spaces_of(model.env)
     return ControlPolicy(spaces, seed), control_tokenizer(spaces)

@@ -232,8 +232,8 @@ def _split_words(path: str | Path, per_prompt: int) -> tuple[_Words, _Words]:
     heldout = [word for word in words if split_of(word) == "heldout"]
     if min(len(train), len(heldout)) < per_prompt:
         raise ValueError(
-            f"task.keywords_file={path}: too few words; the hash makes {len(train)} of them train "
-            f"and {len(heldout)} held-out, but each side needs "
+            f"task.keywords_file={path}: too few words; the hash assigns {len(train)} to training "
+            f"and {len(heldout)} to evaluation, but each side needs "
             f"task.keywords_per_prompt={per_prompt}; add words"
         )
     return _Words(train, per_prompt), _Words(heldout, per_prompt)

@@ -114,8 +114,9 @@ def split_files(
     if not train or not heldout:
         other = "train_file" if key == "eval_file" else "eval_file"
         raise ValueError(
-            f"task.{key}={path}: too few prompts; the hash makes {len(train)} of them train and "
-            f"{len(heldout)} held-out, but each side needs one; add prompts or set task.{other}"
+            f"task.{key}={path}: too few prompts; the hash assigns {len(train)} to training and "
+            f"{len(heldout)} to evaluation, but each side needs one; add prompts or set "
+            f"task.{other}"
         )
     return Rows(train), Rows(heldout)
 

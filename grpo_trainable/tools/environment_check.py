@@ -146,7 +146,7 @@ class EnvironmentCheck:
         self._difference(REMEMBERS, "the same environment, played again,", first, again)
         with _Process(self._settings) as process:
             for heard in self._in_turn(process, spec, script):
-                if self._difference(SHARES, "one of several in a process", first, heard):
+                if self._difference(SHARES, "one of several environments", first, heard):
                     break
         if not self._report.example:
             self._report.first = first[0]

@@ -69,8 +69,8 @@ def items(words: Sequence[str], wanted: int, per_prompt: int, seed: int) -> Iter
     ]
     if all(len(side) < per_prompt for _, side in sides):
         raise ValueError(
-            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words give one side; "
-            "lower it or add words"
+            f"--keywords-per-prompt {per_prompt}: more than the {len(words)} words provide for "
+            "either side; lower it or add words"
         )
     made = 0
     for epoch in count():
