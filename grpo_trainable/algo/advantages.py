@@ -1,8 +1,8 @@
 """Advantages from rewards. Shapes: N groups of G responses each; `rewards` is never changed.
 
 `ADVANTAGES` holds the built-in values of `loss.advantage`. They share their signature with
-user-defined ones: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give
-exactly 0, except with `none`.
+user-defined ones: `fn(rewards (N, G) float32, *, eps) -> (N, G)
+float32`. Equal rewards give exactly 0, except with `none`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
     more. Here every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    # The mean of all deviations is 0 up to rounding. Subtracting that rounding error would give
-    # equal rewards an advantage.
+    # The mean of all deviations is 0 up to rounding, so it is not subtracted: the rounding error
+    # would give equal rewards an advantage.
     return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 

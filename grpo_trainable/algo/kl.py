@@ -39,8 +39,8 @@ def k2(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
 def k3(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return e^(−d) − 1 + d per token: unbiased, never negative.
 
-    A d below −20 counts as −20, because float32 can hold the exponential of 20. The gradient is
-    then that at −20 (`ratios.bounded_log_ratio`).
+    A d below −20 counts as −20, so that float32 can hold the exponential. Its gradient is that at
+    −20 (`ratios.bounded_log_ratio`).
     """
     minus_d = bounded_log_ratio(-k1(log_probs, ref_log_probs, mask))
     # expm1 because exp(-d) - 1 loses all digits for small d, and d is small most of the time.

@@ -1,7 +1,7 @@
 """Policy-gradient losses per token. `aggregation` turns them into one number.
 
-Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio π_θ
-/ π_old and A the advantage. clip(ρ) keeps ρ within [1 − clip_low, 1 + clip_high].
+Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio
+π_θ / π_old and A the advantage. clip(ρ) keeps ρ within [1 − clip_low, 1 + clip_high].
 
 `LOSSES` holds the built-in values of `loss.type`. All take the same tensors and the clip range, so
 the learner can call any of them, and user-defined ones too. A formula ignores arguments that it

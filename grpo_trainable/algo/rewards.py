@@ -17,7 +17,7 @@ def kl_penalty(log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor
     All arguments are (G, R). π is the policy that sampled, so the mean is the KL to the reference,
     and r − β·(this sum) is the reward of RLHF (Ziegler et al. 2019, arXiv 1909.08593). The penalty
     applies to the response as a whole, as in RLOO (arXiv 2402.14740). In REINFORCE++ (arXiv
-    2501.03262) each token gets only the penalty of the tokens after it.
+    2501.03262) each token is charged only for the tokens that follow it.
     """
     return k1(log_probs, ref_log_probs, mask).sum(dim=-1)
 
@@ -35,7 +35,7 @@ def length_deviation(lengths: Tensor, target: int) -> Tensor:
     """Return |n − target| of a response with n tokens; `lengths` and the result are (G,).
 
     The caller subtracts α times the result from the reward (L1-Exact, arXiv 2503.04697: α 0.0003).
-    In the paper each prompt names its target.
+    In the paper each prompt names its own target.
     """
     return (lengths - target).abs()
 

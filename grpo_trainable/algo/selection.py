@@ -109,11 +109,11 @@ def clip_cov_tokens(
     cov_fraction: float,
     cov_band: tuple[float, float],
 ) -> Tensor:
-    """Draw `cov_fraction` of all tokens, at least one, by covariance.
+    """Draw `cov_fraction` of all tokens, at least one, from those with a covariance in `cov_band`.
 
-    The candidates are unclipped tokens with a covariance within `cov_band`. If there are too few,
-    all of them are returned. Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5.
-    The minimum of one token follows the authors' code.
+    Clipped tokens are not drawn. If there are too few candidates, all of them are returned.
+    Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
+    follows the authors' code.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     _, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -189,7 +189,7 @@ def kl_cov(
 
 
 def _share(fraction: float, mask: Tensor) -> int:
-    """Return the number of tokens in `fraction` of all: at least one, if there are any."""
+    """Return `fraction` of the number of tokens, but at least one if there are any."""
     tokens = int(mask.bool().sum())
     return min(tokens, max(1, int(fraction * tokens)))
 

@@ -1,9 +1,9 @@
 """Advantages of single tokens, computed from the values of the states between them.
 
 Shapes: G responses of R tokens. All tensors are (G, R) unless stated otherwise. State t is the
-prompt plus the first t tokens of the response, and token t is the action taken in it. `values[:,
-t]` is the expected return from state t. `mask` may have holes, and a hole is not a state. Off the
-mask, tensors may hold anything and results are 0.
+prompt plus the first t tokens of the response, and token t is the action taken in it.
+`values[:, t]` is the expected return from state t. `mask` may have holes, and a hole is not a
+state. Off the mask, tensors may hold anything and results are 0.
 """
 
 from __future__ import annotations

@@ -119,10 +119,10 @@ def dppo_kl(
 ) -> tuple[Tensor, Tensor]:
     """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
 
-    The KL is that of the choice between this token and any other, π_old·log(π_old/π_θ) + (1 −
-    π_old)·log((1 − π_old)/(1 − π_θ)). It is too large above `clip_high` where A > 0 and ρ > 1, and
-    above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879, equations 12 and 14
-    (0.05). ρ is bounded as in `dppo_tv`.
+    The KL is that of the choice between this token and any other,
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). It is too large above `clip_high`
+    where A > 0 and ρ > 1, and above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
+    2602.04879, equations 12 and 14 (0.05). ρ is bounded as in `dppo_tv`.
     """
     new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()
