@@ -1,4 +1,4 @@
-"""A check at the start that an engine samples from the distribution that the learner scores."""
+"""A start-up check that an engine samples from the distribution that the learner scores."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def refuse_disagreement(
         precision: Precision of the engine. None stands for that of the policy.
 
     Raises:
-        ValueError: The log-probs differ by more than rounding explains, in one line.
+        ValueError: The log-probs differ by more than rounding explains. The message is one line.
     """
     allowed = ALLOWED[precision or policy.head_weight.dtype]
     found = mean_difference(engine, policy, requests, pad_id)

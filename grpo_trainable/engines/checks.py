@@ -50,7 +50,7 @@ def check_played(
 ) -> None:
     """Check groups of episodes, as far as possible without the environments.
 
-    A `PlayingEngine` or an `EarningEngine` made them. With `densities`, log-probs are those of
+    A `PlayingEngine` or an `EarningEngine` made them. With `densities`, log-probs are densities of
     numbers and may be above 0.
 
     Raises:

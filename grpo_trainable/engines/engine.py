@@ -132,7 +132,7 @@ class PlayingEngine(Protocol):
 
 @runtime_checkable
 class EarningEngine(Protocol):
-    """An engine whose responses earn rewards while they are sampled, from an environment."""
+    """An engine whose responses are rewarded by an environment while they are sampled."""
 
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]

@@ -95,9 +95,9 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Drop rows that are over once there are many, and return the kept ones of the A, or None.
+        """Drop rows that are over, once there are many, and return the kept ones of the A.
 
-        None means that nothing was dropped. The result is empty if all rows are over.
+        Returns None if nothing was dropped. The result is empty if all rows are over.
         """
         left = [place for place, row in enumerate(self._rows) if row not in self._over]
         if left and len(left) >= COMPACT_BELOW * len(self._rows):

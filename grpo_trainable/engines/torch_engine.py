@@ -88,7 +88,9 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
     config, tokenizer = setup.config, setup.tokenizer
     model, _ = build_policy(config.model, config.seed)
     if not isinstance(model, TransformerLM):
-        raise ValueError("the model is no policy of this package; engine=torch samples only those")
+        raise ValueError(
+            "the model is not a policy of this package; engine=torch samples only those"
+        )
     narrows = config.model.sampler_dtype == "bfloat16"
     if narrows:
         narrow(model)

@@ -82,7 +82,7 @@ def read_config(directory: str | Path) -> ModelConfig:
     """Read the shape of the policy in `directory`.
 
     Raises:
-        ValueError: There is no policy, in one line.
+        ValueError: There is no policy. The message is one line.
     """
     config_file = Path(directory) / "config.json"
     try:

@@ -69,7 +69,7 @@ class Policy(NamedWeights):
     Rows are padded on the right. No position sees a later one, so padding needs no mask.
     """
 
-    context_length: int  # most tokens of a prompt and its response together
+    context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int  # V, the rows of the head; a tokenizer may have fewer tokens
     head_fp32: bool = True  # compute the head in float32 even if the body has lower precision
 
@@ -101,7 +101,7 @@ class Policy(NamedWeights):
         """Make `states_at` compute each token once (models/packing.py).
 
         Raises:
-            ValueError: The architecture does not support it, in one line.
+            ValueError: The architecture does not support it. The message is one line.
         """
 
     @abstractmethod

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-# Most probabilities that scoring holds at a time, 256 MiB in float32. Beyond that it computes all
-# probabilities twice.
+# Maximum number of probabilities that scoring holds at a time, 256 MiB in float32. Beyond that it
+# computes all of them twice.
 HELD = 1 << 26
 
 
@@ -71,5 +71,5 @@ class PolicySettings(Protocol):
 class PolicyShape:
     """The limits that a policy sets to prompts and sampled tokens."""
 
-    context_length: int  # most tokens of a prompt and its response together
+    context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int

@@ -21,7 +21,7 @@ from grpo_trainable.models.kv_cache import attention, run_prompts, run_tokens
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.transformer import TransformerLM
 
-SHORTEST = 32  # minimum columns of a shelf, if rows can have that number of tokens
+SHORTEST = 32  # fewest columns of a shelf, unless rows are limited to fewer tokens
 
 
 def shelf_columns(most: int) -> list[int]:

@@ -21,7 +21,7 @@ PAD = "<|pad|>"
 class Tokenizer:
     """A tokenizer with ids that end a response and an id for padding.
 
-    Special tokens are only ever added by id. Spelt out in a text, they are ordinary characters.
+    Special tokens are only ever added by id. Spelled out in a text, they are ordinary characters.
     """
 
     eos_id: int  # the first of `end_ids`
@@ -83,7 +83,7 @@ class Tokenizer:
         """Read a tokenizer that `save` wrote after `train`.
 
         Raises:
-            ValueError: The file cannot be read or is not such a tokenizer, in one line.
+            ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
         """
         backend = read_backend(path)
         try:
@@ -175,7 +175,7 @@ def read_backend(path: str | Path) -> tokenizers.Tokenizer:
     """Read a tokenizer.json.
 
     Raises:
-        ValueError: The file cannot be read or is not such a file, in one line.
+        ValueError: The file cannot be read or is not such a file. The message is one line.
     """
     try:
         return _parsed(Path(path).read_text(encoding="utf-8"))

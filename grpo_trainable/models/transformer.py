@@ -187,9 +187,9 @@ class TransformerLM(Policy):
     def _store_by_column(self) -> None:
         """Store the matrices by column. As tensors they stay the same.
 
-        A product of a few dozen rows with weights that come from memory then takes up to a sixth
-        less time, and training takes equally long. A tied head stays stored by row, because its
-        rows are looked up as embeddings.
+        A product of a few dozen rows with weights that come from memory is then up to a sixth
+        faster, and training takes equally long. A tied head stays stored by row, because its rows
+        are looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:

@@ -105,7 +105,7 @@ class Assembly:
 def in_turn(count: int, first: float) -> list[int]:
     """Return the indices of all parts, beginning with part `first` · `count` and wrapping around.
 
-    `first` is in [0, 1).
+    `first` is in [0, 1), and the product is rounded down.
     """
     start = int(first * count)
     return [*range(start, count), *range(start)]

@@ -95,7 +95,7 @@ class ObjectStoreSender:
         return StoredWeights(ray.put((weights.version, weights.round, checksum, arrays)))
 
     def release(self, before_round: int) -> None:
-        """Do nothing: Ray frees an object with the last reference to it or its memory."""
+        """Do nothing: Ray frees an object once nothing refers to it or its memory."""
 
     def close(self) -> None:
         """Do nothing."""

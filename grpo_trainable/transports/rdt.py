@@ -297,7 +297,7 @@ class Group:
             ) from error
 
     def forget(self) -> None:
-        """Remove the group after its actors were killed. Live actors would be waited for."""
+        """Remove the group after its actors were killed. Removing it would wait for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":

@@ -8,7 +8,7 @@ from grpo_trainable.protocol.calls import DeliveryFailed
 
 
 class TransportError(DeliveryFailed):
-    """Weights cannot travel. The message names the transport and the missing part."""
+    """Weights cannot travel. The message names the transport and what is missing."""
 
 
 def read_only_is_fine() -> None:

@@ -31,7 +31,7 @@ class HFEngine(LocalEngine):
         """Build an engine around `policy`. Other arguments are those of `LocalEngine`.
 
         Raises:
-            ValueError: The model cannot be sampled token by token, in one line.
+            ValueError: The model cannot be sampled token by token. The message is one line.
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
@@ -59,7 +59,7 @@ class HFEngine(LocalEngine):
         """Compare logits computed on a cache with padding with those of a whole pass.
 
         Raises:
-            ValueError: They differ or cannot be computed, in one line.
+            ValueError: They differ or cannot be computed. The message is one line.
         """
         ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
         prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)

@@ -27,7 +27,7 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # most training prompts to measure, which takes some seconds
+MAX_PROMPTS = 1 << 16  # maximum number of training prompts to measure, which takes some seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:

@@ -29,7 +29,7 @@ UNLESS_SET = {
 # Packages that vLLM's CPU build imports if installed. Their builds may not suit its torch.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # minimum number of tokens allowed per step; other rows wait for the next
+PREFILL_TOKENS = 4096  # smallest limit on the tokens of one step; rows beyond it wait for the next
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,13 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with a head. A model without one uses its embedding.
+    """Return the tensors with a head. If there is none, the embedding serves as head.
 
     vLLM packs the head for its own product, and does not renew the packed copy of a tied head (vLLM
     0.32). It therefore gets an untied model.
 
     Raises:
-        ValueError: There is neither head nor embedding, in one line.
+        ValueError: There is neither head nor embedding. The message is one line.
     """
     if HEAD in tensors:
         return dict(tensors)
@@ -86,7 +86,6 @@ def register_backend() -> None:
 
         def init_transfer_engine(self, init_info: NothingToAgree) -> None:
             """Do nothing."""
-            pass
 
         def start_weight_update(self) -> None:
             """Prepare the model for reloading."""
@@ -102,7 +101,6 @@ def register_backend() -> None:
 
         def shutdown(self) -> None:
             """Do nothing."""
-            pass
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcess)

@@ -56,7 +56,7 @@ class ChatTemplate:
         """Return the text of a conversation, up to the beginning of the response.
 
         Raises:
-            ValueError: The template rejects the conversation, in one line.
+            ValueError: The template rejects the conversation. The message is one line.
         """
         try:
             rendered = self._renderer.apply_chat_template(
@@ -166,8 +166,8 @@ def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTem
 
     Args:
         named: The path of a file, or "on" for the template of the model in `path`, or "off".
-        path: Directory or hub id of the model, whose tokenizer it is.
-        tokenizer: Tokenizer of the policy.
+        path: Directory or hub id of the model. None is the shipped policy.
+        tokenizer: Tokenizer of the model.
 
     Raises:
         ValueError: A library is missing, the model has no template, or the file cannot be read. The

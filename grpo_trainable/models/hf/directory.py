@@ -32,7 +32,7 @@ CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_le
 
 
 class NotOnTheHub(ValueError):
-    """A model with a name of the hub cannot be downloaded from there. The message is one line."""
+    """A model named by hub id cannot be downloaded. The message is one line."""
 
 
 def local_directory(path: str) -> Path:
@@ -43,7 +43,7 @@ def local_directory(path: str) -> Path:
     Raises:
         NotOnTheHub: It is not a directory, and the hub cannot be reached or has no such model. The
             message is one line.
-        ValueError: It can be neither, in one line.
+        ValueError: It can be neither. The message is one line.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -54,7 +54,7 @@ def local_directory(path: str) -> Path:
         )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ValueError(
-            f"{path}: no such directory; to use a model of the Hugging Face hub: {INSTALL}"
+            f"{path}: no such directory; to use a model from the Hugging Face hub, run: {INSTALL}"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -97,7 +97,7 @@ def model_files(directory: Path) -> list[str]:
 
 
 def revision_file(directory: Path) -> dict[str, Path]:
-    """Return `refs/main` of a download from the hub, or nothing if the directory is not one.
+    """Return `refs/main` of a download from the hub, or nothing for other directories.
 
     A machine finds the download by this file. Without it the machine would ask the hub.
     """
@@ -109,7 +109,7 @@ def weight_files(directory: Path) -> list[str]:
     """Return the names of the safetensors files that hold the weights.
 
     Raises:
-        ValueError: There are none, or one of them is missing, in one line.
+        ValueError: There are none, or one of them is missing. The message is one line.
     """
     if (directory / WEIGHTS).is_file():
         return [WEIGHTS]
@@ -129,7 +129,7 @@ def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the stored tensors by name. Only headers are read.
 
     Raises:
-        ValueError: A file is missing, torn, or not safetensors, in one line.
+        ValueError: A file is missing, torn, or not safetensors. The message is one line.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in weight_files(directory):
@@ -154,7 +154,7 @@ def read_shape(directory: Path) -> PolicyShape:
     """Read the longest context and the number of tokens of the head.
 
     Raises:
-        ValueError: config.json does not say, in one line.
+        ValueError: config.json lacks one of them. The message is one line.
     """
     config = _text_config(directory)
     lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
@@ -288,7 +288,10 @@ def _text_config(directory: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return the content of the file, or `missing`, if given, if there is no file."""
+    """Return the content of the file.
+
+    If there is no file, return `missing`, or raise a ValueError if `missing` is None.
+    """
     if missing is not None and not path.is_file():
         return missing
     try:

@@ -36,7 +36,7 @@ class HFPolicy(Policy):
         """Take over `model`, and turn its dropout off, because a sampler has none.
 
         Raises:
-            ValueError: Its logits are not hidden states times head, in one line.
+            ValueError: Its logits are not hidden states times head. The message is one line.
         """
         super().__init__()
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
