@@ -110,8 +110,6 @@ def _mistakes(
     if not isinstance(group, RolloutGroup):
         yield f"generate returned a {type(group).__name__} where a RolloutGroup was expected"
         return
-    if group.prompt_index != request.prompt_index:
-        yield f"the group belongs to prompt {group.prompt_index}: return groups in order"
     yield from _wrong_shapes(request, group)
     yield from _wrong_prompt(request, group)
     yield from _wrong_lengths(request, group)
@@ -136,6 +134,8 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
 
 
 def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
+    if group.prompt_index != request.prompt_index:
+        yield f"the group belongs to prompt {group.prompt_index}: return groups in order"
     if group.prompt_ids.tolist() != list(request.prompt_ids):
         yield "prompt_ids differ from those of the request"
     if group.example_index != request.example_index:

@@ -61,6 +61,10 @@ class Engine(Protocol):
     ) -> list[RolloutGroup]:
         """Return one group of responses for each request, in order, with rewards of NaN.
 
+        Build groups with `RolloutGroup.of`, which copies `prompt_index` and `example_index` from
+        the request. The groups' tensors belong to the caller. They are scored while the next call
+        samples, so an engine must not reuse their memory.
+
         A response ends where `request.limits` says. `finished` is True if it ended before reaching
         the maximum length. Call `between_tokens` before every token: it reports progress and may
         call `load`.
