@@ -81,7 +81,7 @@ def refuse_disagreement(
     found = mean_difference(engine, policy, requests, pad_id)
     if not found <= allowed:
         raise ValueError(
-            f"with the same weights, its log-probs differ from the learner's by {found:.2g} nats "
-            f"per token, more than rounding explains ({allowed:g}): training would use other "
+            f"its log-probs differ from the learner's by {found:.2g} nats per token with the same "
+            f"weights, more than rounding explains ({allowed:g}): training would use other "
             "probabilities than sampling"
         )

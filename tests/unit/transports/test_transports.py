@@ -291,7 +291,7 @@ def test_memory_that_cannot_be_had_is_one_line(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "ftruncate", full)
-    with pytest.raises(TransportError, match=r"shm: no [\d,]+ bytes .*No space left on device"):
+    with pytest.raises(TransportError, match=r"could not allocate [\d,]+ bytes .*No space left"):
         sender.publish(weights(live()))
 
 
