@@ -54,7 +54,7 @@ class Decoder(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these of the A rows."""
+        """Keep only the rows with these indices among the A."""
         ...
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:

@@ -152,7 +152,8 @@ def decode(
         tokens: Token ids, (B, T).
         positions: Positions of the tokens, (B, T). They count a row's own tokens.
         cache: The cache.
-        column: First column to write, the same for all rows. It counts from the longest prompt.
+        column: First column to write, the same for all rows. The longest prompt takes the first
+            columns of every row.
     """
     count = tokens.shape[1]
     cache.reserve(column + count)
@@ -207,7 +208,7 @@ def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], No
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Return (B, N, T, H) of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
+    """Return the attention of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
     scores = (query @ keys.transpose(2, 3)).add_(bias)
     return scores.softmax(dim=-1) @ values
 

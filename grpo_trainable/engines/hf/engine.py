@@ -141,7 +141,7 @@ class HFDecoder:
         return self._logits(self._run(tokens[:, None], self._fan_out))
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these of the A rows."""
+        """Keep only the rows with these indices among the A."""
         self._fan_out = self._fan_out[rows]
         self._cache.batch_select_indices(rows)
 
@@ -218,7 +218,7 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Continue with the rows `indices`, in which a row may occur several times."""
+        """Continue with the rows `indices`. A row may occur several times."""
         if self.keys is None or self.values is None:
             return
         kept = self.keys[indices], self.values[indices]
