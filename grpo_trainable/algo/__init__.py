@@ -1,4 +1,4 @@
-"""GRPO as pure functions of tensors: this package sees tensors, never a config."""
+"""GRPO as pure functions of tensors. Nothing in this package reads a config."""
 
 from grpo_trainable.algo.advantages import ADVANTAGES, Advantage, compute_group_normalized_rewards
 from grpo_trainable.algo.aggregation import AGGREGATIONS, aggregate, loss_denominator

@@ -1,8 +1,8 @@
-"""Rewards in, advantages out. Shapes: N groups of G responses each; `rewards` is never changed.
+"""Advantages from rewards. Shapes: N groups of G responses each; `rewards` is never changed.
 
-`ADVANTAGES` holds the built-in values of `loss.advantage`, which share their signature with a
-user's own: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give exactly 0,
-except with `none`.
+`ADVANTAGES` holds the built-in values of `loss.advantage`. They share their signature with
+user-defined ones: `fn(rewards (N, G) float32, *, eps) -> (N, G) float32`. Equal rewards give
+exactly 0, except with `none`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from torch import Tensor
 
 
 class Advantage(Protocol):
-    """How much better than expected each response was, (N, G), from its reward, (N, G)."""
+    """A function from rewards (N, G) to advantages (N, G): reward above expectation."""
 
-    def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor: ...
+    def __call__(self, rewards: Tensor, /, *, eps: float) -> Tensor:
+        """Return the advantages (N, G) of `rewards` (N, G)."""
+        ...
 
 
 def _deviations(rewards: Tensor) -> Tensor:
-    """r − mean of its row, (N, G)."""
-    # The float32 mean of equal rewards can miss them by a rounding error, which a division by
-    # std + eps turns into a real advantage. Relative to the row's first reward all are exactly 0.
+    """Return r − mean of its row, (N, G)."""
+    # The float32 mean of equal rewards can miss them by a rounding error, and dividing by std + eps
+    # turns that error into a real advantage. Relative to the first reward of the row, equal rewards
+    # are exactly 0.
     shifted = rewards - rewards[:, :1]
     return shifted - shifted.mean(dim=-1, keepdim=True)
 
 
 def whitened(rewards: Tensor, eps: float) -> Tensor:
-    """(r − mean) / (sample std + eps), row by row, (N, G)."""
+    """Return (r − mean) / (sample std + eps), row by row, (N, G)."""
     if rewards.shape[-1] < 2:
         raise ValueError(
             f"a sample standard deviation needs at least 2 rewards, got {rewards.shape[-1]}"
@@ -38,44 +41,47 @@ def whitened(rewards: Tensor, eps: float) -> Tensor:
 
 
 def _over_std(deviations: Tensor, eps: float) -> Tensor:
-    """Deviations / (their sample std + eps), row by row."""
+    """Return deviations / (their sample std + eps), row by row."""
     std = deviations.std(dim=-1, keepdim=True)
-    # The smallest float makes 0 / 0 a 0 when eps is 0; it is too small to change another quotient.
+    # With eps = 0 the clamp to the smallest float turns 0 / 0 into 0. It changes no other quotient.
     return deviations / (std + eps).clamp(min=torch.finfo(std.dtype).tiny)
 
 
 def raw_reward(rewards: Tensor, *, eps: float) -> Tensor:
-    """The reward r itself; `eps` has no use here."""
+    """Return the reward r unchanged. `eps` is ignored."""
     return rewards
 
 
 def zero(rewards: Tensor, *, eps: float) -> Tensor:
-    """0 for every response: only a teacher counts (`distillation`). `eps` has no use here."""
+    """Return 0 for every response: only a teacher counts (distillation). `eps` is ignored."""
     return torch.zeros_like(rewards)
 
 
 def group_std(rewards: Tensor, *, eps: float) -> Tensor:
-    """(r − mean) / (sample std + eps) within each group (GRPO, DeepSeekMath arXiv 2402.03300)."""
+    """Return (r − mean) / (sample std + eps) within each group.
+
+    GRPO, DeepSeekMath (arXiv 2402.03300).
+    """
     return whitened(rewards, eps)
 
 
 def group_mean(rewards: Tensor, *, eps: float) -> Tensor:
-    """r − mean of its group (Dr. GRPO, arXiv 2503.20783); `eps` has no use here."""
+    """Return r − mean of its group (Dr. GRPO, arXiv 2503.20783). `eps` is ignored."""
     return _deviations(rewards)
 
 
 def rloo(rewards: Tensor, *, eps: float) -> Tensor:
-    """r − mean of the *other* rewards of its group (arXiv 2402.14740); `eps` has no use here."""
+    """Return r − mean of the *other* rewards of its group (arXiv 2402.14740). `eps` is ignored."""
     _refuse_groups_of_one(rewards, "rloo")
     group_size = rewards.shape[-1]
     return _deviations(rewards) * (group_size / (group_size - 1))
 
 
 def batch(rewards: Tensor, *, eps: float) -> Tensor:
-    """(r − mean) / (sample std + eps) over all groups together (REINFORCE++, arXiv 2501.03262).
+    """Return (r − mean) / (sample std + eps) over all groups together.
 
-    A single reward is its own mean and has advantage 0; only one may be left where the others could
-    not be scored.
+    REINFORCE++ (arXiv 2501.03262). A single reward equals its mean and gets advantage 0. A batch
+    can shrink to one reward if the others could not be scored.
     """
     if rewards.numel() == 1:
         return torch.zeros_like(rewards)
@@ -83,25 +89,28 @@ def batch(rewards: Tensor, *, eps: float) -> Tensor:
 
 
 def group_mean_batch_std(rewards: Tensor, *, eps: float) -> Tensor:
-    """r − mean of its group, divided by the (sample std + eps) of these over all groups together
-    (REINFORCE++-baseline, arXiv 2501.03262).
+    """Return r − mean of its group, divided by (sample std + eps) over all groups together.
 
-    The paper whitens over tokens, so that long responses weigh more; here a response counts once.
+    The standard deviation is that of the differences r − mean, over all groups. This is
+    REINFORCE++-baseline (arXiv 2501.03262). The paper whitens over tokens, so long responses weigh
+    more. Here every response counts once.
     """
     _refuse_groups_of_one(rewards, "group_mean_batch_std")
-    # Their mean over the groups is 0 but for rounding, which would give equal rewards an advantage.
+    # The mean of all deviations is 0 up to rounding, so it is not subtracted: the rounding error
+    # would give equal rewards an advantage.
     return _over_std(_deviations(rewards).reshape(1, -1), eps).view_as(rewards)
 
 
 def maxrl(rewards: Tensor, *, eps: float) -> Tensor:
-    """(r − mean) / (mean + eps) within each group; 0 where all rewards are 0.
+    """Return (r − mean) / (mean + eps) within each group, and 0 where all rewards are 0.
 
-    With rewards of 0 and 1 the gradient is that of the mean log-likelihood of the right responses,
-    as far as G samples tell, so hard prompts weigh more (MaxRL, arXiv 2602.02710). Equal rewards
-    give 0: without a right response there is nothing to make likely.
+    With rewards of 0 and 1 the gradient estimates, from G samples, that of the mean log-likelihood
+    of correct responses. Hard prompts therefore weigh more (MaxRL, arXiv 2602.02710). Equal rewards
+    give 0: without a correct response there is nothing to make more likely.
 
     Raises:
-        ValueError: a reward is below 0. The mean could be near 0, and the gradient all one group's.
+        ValueError: A reward is below 0. The mean could then be near 0, and one group would dominate
+            the gradient.
     """
     _refuse_groups_of_one(rewards, "maxrl")
     if (rewards < 0).any():
@@ -136,12 +145,22 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """Advantages (N,), raw rewards (N,), both float32, and statistics of the N responses.
+    """Return advantages (N,), raw rewards (N,) and statistics of N responses.
 
-    Consecutive runs of `group_size` responses are one group: `group_std` when `normalize_by_std`,
-    else `group_mean`. `reward_fn(response, ground_truth)` gives `reward`, `format_reward` and
-    `answer_reward`. ValueError when N is 0, no multiple of `group_size`, or not the number of
-    ground truths, and for a group of one when `normalize_by_std`.
+    Every `group_size` consecutive responses form one group. Advantages and rewards are float32.
+
+    Args:
+        reward_fn: `reward_fn(response, ground_truth)` returns a mapping with the keys `reward`,
+            `format_reward` and `answer_reward`.
+        rollout_responses: N responses.
+        repeated_ground_truths: The ground truth of each response, N in all.
+        group_size: Responses per group.
+        advantage_eps: Added to the standard deviation.
+        normalize_by_std: Use `group_std`. Otherwise use `group_mean`.
+
+    Raises:
+        ValueError: N is 0, not a multiple of `group_size`, or not the number of ground truths. Also
+            for groups of one response with `normalize_by_std`.
     """
     num_responses = len(rollout_responses)
     if num_responses != len(repeated_ground_truths):

@@ -1,7 +1,8 @@
-"""From losses per token to one number. The denominator belongs to the whole gradient step.
+"""Aggregation of per-token losses into one number.
 
-A gradient step sums its microbatches, each divided by the same denominator, so any split into
-microbatches (and later over learners), of equal sizes or not, gives the same gradient.
+The denominator belongs to the whole gradient step. A step sums its microbatches, each divided by
+the same denominator. Any split into microbatches or over learners, equal or not, therefore gives
+the same gradient.
 """
 
 from __future__ import annotations
@@ -18,17 +19,24 @@ AGGREGATIONS = ("sequence_mean", "token_mean", "constant")
 
 
 def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
-    """The number that divides every microbatch's sum; `mask` (B, S) is the whole gradient step's.
+    """Return the number that divides the sum of every microbatch in a gradient step.
 
-    `max_tokens` is the most tokens a response can have; only `constant` uses it. An empty response
-    counts as a response. ValueError for an unknown `aggregation`.
+    An empty response counts as a response.
+
+    Args:
+        aggregation: One of `AGGREGATIONS`.
+        mask: Response mask of the whole gradient step, (B, S).
+        max_tokens: The most tokens that a response can have. Only `constant` uses it.
+
+    Raises:
+        ValueError: `aggregation` is unknown.
     """
     _check(aggregation)
     num_responses = float(mask.shape[0])
     if aggregation == "sequence_mean":
         return num_responses
     if aggregation == "token_mean":
-        # A step without a single token has loss 0, not 0 / 0.
+        # A step without any token has loss 0 instead of 0 / 0.
         return max(mask.bool().sum().item(), 1.0)
     return num_responses * max_tokens
 
@@ -36,17 +44,26 @@ def loss_denominator(aggregation: str, mask: Tensor, max_tokens: int) -> float:
 def aggregate(
     token_loss: Tensor, mask: Tensor, aggregation: str, denominator: float | Tensor
 ) -> Tensor:
-    """This microbatch's share of the loss of its gradient step, a scalar.
+    """Return this microbatch's share of the loss of its gradient step, a scalar.
 
-    `token_loss` and `mask` are (B, S) of the microbatch; `denominator` is `loss_denominator` of
-    the step. The shares add up to the loss. ValueError for an unknown `aggregation`.
+    The shares of all microbatches add up to the loss.
 
-    What a token weighs says how length biases the gradient. In a step of two responses, of 1 and of
-    3 tokens where 4 are allowed, each token of the short one and of the long one weighs
+    The weight of a token shows how length biases the gradient. Take a step of two responses, with 1
+    and 3 tokens, where at most 4 are allowed. A token of the short response and a token of the long
+    one then weigh
 
-        sequence_mean  1/2 and 1/6: a long response is spread thin, good or bad
-        token_mean     1/4 and 1/4: it weighs three times as much as the short one in all
-        constant       1/8 and 1/8: the same, and no other response's length changes it
+        sequence_mean  1/2 and 1/6: a long response is spread thin, whether good or bad
+        token_mean     1/4 and 1/4: the long response weighs three times as much in total
+        constant       1/8 and 1/8: equal, and independent of the lengths of other responses
+
+    Args:
+        token_loss: Loss per token of the microbatch, (B, S).
+        mask: Response mask of the microbatch, (B, S).
+        aggregation: One of `AGGREGATIONS`.
+        denominator: `loss_denominator` of the gradient step.
+
+    Raises:
+        ValueError: `aggregation` is unknown.
     """
     _check(aggregation)
     if aggregation == "sequence_mean":

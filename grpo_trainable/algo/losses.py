@@ -1,14 +1,14 @@
-"""Policy-gradient losses per token. A loss is a formula; `aggregation` says how tokens are summed.
+"""Policy-gradient losses per token. `aggregation` turns them into one number.
 
-Shapes: B responses, S positions; all tensors are (B, S) unless said otherwise. ρ is the ratio
-π_θ / π_old, A the advantage. Clipping keeps ρ within [1 − clip_low, 1 + clip_high].
+Shapes: B responses, S positions. All tensors are (B, S) unless stated otherwise. ρ is the ratio
+π_θ / π_old and A the advantage. clip(ρ) keeps ρ within [1 − clip_low, 1 + clip_high].
 
-`LOSSES` holds the built-in values of `loss.type`. All share their tensors and the clip range, so
-that the learner can call any of them, and a user's own: a formula ignores what it has no use for. A
-further argument is the setting of the same name (`loss.tau_positive`), or `selected` (`selection`).
-Each returns the loss of every token and which tokens it clipped, the ones that
-`loss/clip_fraction` counts. Positions off the mask may hold anything; there the loss is 0 and
-nothing counts as clipped.
+`LOSSES` holds the built-in values of `loss.type`. All take the same tensors and the clip range, so
+the learner can call any of them, and user-defined ones too. A formula ignores arguments that it
+does not need. Any further argument is the setting of the same name (`loss.tau_positive`), or
+`selected` (`selection`). Each loss returns the loss of every token and the tokens that it clipped,
+which `loss/clip_fraction` counts. Positions off the mask may hold anything: their loss is 0 and
+they never count as clipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class TokenLoss(Protocol):
-    """Loss of each token, (B, S), and the tokens it clipped, bool (B, S)."""
+    """A function that returns the loss of each token, (B, S), and the clipped ones, bool (B, S)."""
 
     def __call__(
         self,
@@ -45,7 +45,9 @@ class TokenLoss(Protocol):
         *,
         clip_low: float,
         clip_high: float,
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of each token and the clipped tokens."""
+        ...
 
 
 def policy_gradient(
@@ -57,7 +59,7 @@ def policy_gradient(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−A·log π per token; no ratio, no clip (REINFORCE)."""
+    """Compute −A·log π per token, without ratio or clip (REINFORCE)."""
     loss = -zero_off_mask(advantages, mask) * zero_off_mask(log_probs, mask)
     return loss, torch.zeros_like(loss, dtype=torch.bool)
 
@@ -72,11 +74,13 @@ def grpo_clip(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρA, clip(ρ)A) per token (arXiv 2402.03300: 0.2, 0.2; DAPO 2503.14476: 0.2, 0.28;
-    PPO 1707.06347, equation 7: 0.2, 0.2).
+    """Compute −min(ρA, clip(ρ)A) per token.
 
-    With `dual_clip` c the loss of a token with A < 0 is at most −cA, and constant where ρ > c (dual
-    clip PPO, arXiv 1912.09729: 3).
+    Papers: GRPO, arXiv 2402.03300 (clip 0.2, 0.2); DAPO, arXiv 2503.14476 (0.2, 0.28); PPO, arXiv
+    1707.06347, equation 7 (0.2, 0.2).
+
+    With `dual_clip` c, the loss of a token with A < 0 is at most −cA, and constant where ρ > c
+    (dual-clip PPO, arXiv 1912.09729: c = 3).
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -96,10 +100,10 @@ def cispo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−sg[min(ρ, 1 + clip_high)]·A·log π per token: the weight is clipped, never the gradient.
+    """Compute −sg[min(ρ, 1 + clip_high)]·A·log π per token.
 
-    Tokens whose weight was cut count as clipped. The paper (arXiv 2506.13585) sets no lower bound,
-    so `clip_low` has no use here.
+    This clips the weight and never the gradient. Tokens whose weight was cut count as clipped. The
+    paper (arXiv 2506.13585) sets no lower bound, so `clip_low` is ignored.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask).detach()
     weight = ratio.clamp(max=1 + clip_high)
@@ -116,7 +120,10 @@ def gspo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−min(sA, clip(s)A), one ratio s per response (arXiv 2507.18071: 3e-4, 4e-4)."""
+    """Compute −min(sA, clip(s)A) with one ratio s per response.
+
+    GSPO, arXiv 2507.18071 (clip 3e-4, 4e-4).
+    """
     ratio = sequence_ratio(log_probs, old_log_probs, mask)
     return clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
 
@@ -125,9 +132,9 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "no_baseline": policy_gradient,
     "reinforce_with_baseline": policy_gradient,
     "grpo_clip": grpo_clip,
-    # DAPO has the same formula; a clip_high above clip_low is what makes the difference.
+    # DAPO has the same formula, with a clip_high above clip_low.
     "dapo": grpo_clip,
-    # PPO is where it comes from; its advantages are those of tokens.
+    # The formula comes from PPO. PPO uses per-token advantages.
     "ppo": grpo_clip,
     "cispo": cispo,
     "gspo": gspo,
@@ -145,17 +152,18 @@ LOSSES: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
 def compute_naive_policy_gradient_loss(
     raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor
 ) -> Tensor:
-    """−A·log π per token, (B, S); A is (B, 1)."""
+    """Compute −A·log π per token, (B, S); A is (B, 1)."""
     return -raw_rewards_or_advantages * policy_log_probs
 
 
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """−min(ρA, clip(ρ)A) per token, (B, S), and `clipped`, 1.0 where the clipped term was taken.
+    """Compute −min(ρA, clip(ρ)A) per token, (B, S), and the metadata `clipped`.
 
-    A is (B, 1), ρ = exp(policy_log_probs − old_log_probs), at most e^20 (`ratios`), clipped to
-    [1 − cliprange, 1 + cliprange]. DeepSeekMath, arXiv 2402.03300.
+    A is (B, 1). ρ = exp(policy_log_probs − old_log_probs) is at most e^20 (`ratios`) and clipped to
+    [1 − cliprange, 1 + cliprange]. `clipped` is 1.0 where the clipped term was taken. DeepSeekMath,
+    arXiv 2402.03300.
     """
     ratio = bounded_log_ratio(policy_log_probs - old_log_probs).exp()
     loss, clipped = clipped_surrogate(ratio, advantages, cliprange, cliprange)
@@ -170,10 +178,18 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss (B, S) of `loss_type`, and its metadata; rewards and advantages are (B, 1).
+    """Compute the per-token loss (B, S) of `loss_type`, and its metadata.
 
-    `no_baseline` needs raw_rewards; `reinforce_with_baseline` advantages; `grpo_clip` advantages,
-    old_log_probs and cliprange. ValueError names a missing argument or an unknown `loss_type`.
+    Args:
+        policy_log_probs: Log-probs under the policy in training, (B, S).
+        loss_type: `no_baseline`, `reinforce_with_baseline` or `grpo_clip`.
+        raw_rewards: Rewards, (B, 1). Needed for `no_baseline`.
+        advantages: Advantages, (B, 1). Needed for `reinforce_with_baseline` and `grpo_clip`.
+        old_log_probs: Log-probs under the old policy, (B, S). Needed for `grpo_clip`.
+        cliprange: Clip range on both sides of 1. Needed for `grpo_clip`.
+
+    Raises:
+        ValueError: A needed argument is missing, or `loss_type` is unknown.
     """
 
     def given(name: str, value: _T | None) -> _T:

@@ -1,11 +1,11 @@
-"""What a gradient step minimises: the policy-gradient loss, its correction for staleness, the KL.
+"""The objective of a gradient step: policy-gradient loss, staleness correction and KL.
 
         J = mean over the response tokens of  w · ℓ(ρ, A) + β · KL(π_θ ‖ π_ref)
 
-`aggregation` says which mean. ℓ is a formula of `losses`, A the advantage, ρ = π_θ / π_old, and
-w the importance weight π_old / b of a token that the policy b sampled, bounded by C
-(`ratios.importance_weight`). Without a cap C the ratio is taken to b itself, π_old = b, and w is 1:
-staleness is corrected once, never twice.
+`aggregation` defines the mean. ℓ is a formula of `losses`, A is the advantage and ρ = π_θ / π_old.
+w is the importance weight π_old / b, bounded by C, where b is the policy that sampled the token
+(`ratios.importance_weight`). Without a cap C, π_old = b and w is 1. Staleness is therefore
+corrected exactly once.
 """
 
 from __future__ import annotations
@@ -39,14 +39,36 @@ def compute_objective(
     importance_floor: float | None = None,
     selected: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One microbatch's share of J, a scalar, and the tokens that `loss` clipped, bool (B, S).
+    """Return a microbatch's share of J, a scalar, and the tokens that `loss` clipped, bool (B, S).
 
-    All tensors are (B, S), log-probs in nats; off the mask they may hold anything.
-    `behaviour_log_probs` are read only with an `importance_cap`, `reference_log_probs` only with a
-    `kl_coef` above 0. `denominator` is `loss_denominator` of the whole gradient step: the shares of
-    its microbatches add up to J. `selected`, bool (B, S), is given to a loss that selects tokens
-    (`selection`), and to no other. ValueError for an unknown `aggregation`, KeyError for an unknown
-    `kl_estimator`.
+    All tensors are (B, S) and log-probs are in nats. Off the mask they may hold anything.
+
+    Args:
+        log_probs: Log-probs under the policy in training.
+        old_log_probs: Log-probs under π_old, the denominator of ρ.
+        behaviour_log_probs: Log-probs under the policy that sampled. Read only with an
+            `importance_cap`.
+        reference_log_probs: Log-probs under π_ref. Read only with a `kl_coef` above 0.
+        advantages: Advantage of each token.
+        mask: Tokens that count.
+        loss: Loss per token, a value of `LOSSES` or a user-defined function.
+        clip_low: Clip range below 1, passed to `loss`.
+        clip_high: Clip range above 1, passed to `loss`.
+        importance_cap: C, the bound on w. None leaves w out.
+        kl_coef: β. 0 leaves the KL out.
+        kl_estimator: A key of `KL_ESTIMATORS`.
+        aggregation: One of `AGGREGATIONS`.
+        denominator: `loss_denominator` of the whole gradient step. With it, the shares of the
+            step's microbatches add up to J.
+        importance_level: One of `IMPORTANCE_LEVELS`.
+        importance_rule: One of `IMPORTANCE_RULES`.
+        importance_floor: Lower bound on w for the rule `mask`.
+        selected: Tokens that `selection` chose, bool (B, S). Passed only to a loss that selects
+            tokens.
+
+    Raises:
+        ValueError: `aggregation`, `importance_level` or `importance_rule` is unknown.
+        KeyError: `kl_estimator` is unknown.
     """
     share = {} if selected is None else {"selected": selected}
     token_loss, clipped = loss(

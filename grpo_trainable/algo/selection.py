@@ -1,10 +1,10 @@
-"""Losses that treat a few tokens of a gradient step unlike the others, and which tokens these are.
+"""Losses that treat a few tokens of a gradient step differently, and the selection of those tokens.
 
-Which they are depends on all tokens of the step, so it is settled before the step is split into
-microbatches, from the log-probs of the policy before it: `SELECTIONS` has a function for each such
-loss, which takes the whole step and returns the tokens as bool (B, S), False off the mask. The loss
-itself is given its microbatch's share of them as `selected`. Shapes and results are otherwise those
-of `losses`; ρ is the ratio π_θ / π_old of a token and A its advantage.
+The selection depends on all tokens of the step. It therefore runs before the step is split into
+microbatches, on the log-probs of the policy before the step. For each such loss, `SELECTIONS` has a
+function that takes the whole step and returns the tokens as bool (B, S), False off the mask. The
+loss receives its microbatch's part of them as `selected`. Shapes and results are otherwise those of
+`losses`. ρ is the ratio π_θ / π_old of a token and A its advantage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo_trainable.algo.ratios import clipped_surrogate, surrogate_without, tok
 
 
 class Selection(Protocol):
-    """The tokens of a gradient step that its loss treats differently, bool (B, S)."""
+    """A function that returns the tokens that the loss treats differently, bool (B, S)."""
 
     def __call__(
         self,
@@ -33,7 +33,9 @@ class Selection(Protocol):
         *,
         clip_low: float,
         clip_high: float,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return the selected tokens."""
+        ...
 
 
 # ---- M2PO ------------------------------------------------------------------------------------
@@ -50,12 +52,11 @@ def second_moment_outliers(
     clip_high: float,
     second_moment: float,
 ) -> Tensor:
-    """The tokens with the largest (log ρ)², as few as bring the mean of the others down to
-    `second_moment`.
+    """Return the fewest tokens whose removal brings the mean (log ρ)² down to `second_moment`.
 
-    Only tokens that have moved to where A pushes them (A > 0 and ρ > 1, or A < 0 and ρ < 1) are
-    counted or taken: the others would not be clipped either. Equation 4 and algorithm 1 of arXiv
-    2510.01161: 0.04.
+    These are the tokens with the largest (log ρ)². Only tokens that moved in the direction that A
+    favours (A > 0 and ρ > 1, or A < 0 and ρ < 1) are counted or removed. Other tokens would not be
+    clipped either. Equation 4 and algorithm 1 of arXiv 2510.01161 (0.04).
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).double()
     moved = log_ratio * zero_off_mask(advantages, mask) > 0
@@ -75,8 +76,10 @@ def m2po(
     clip_high: float,
     selected: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """−ρA per token, 0 for the outliers `selected` by `second_moment_outliers`, which count as
-    clipped (M2PO, arXiv 2510.01161, equation 5)."""
+    """Compute −ρA per token, and 0 for the `selected` outliers, which count as clipped.
+
+    `second_moment_outliers` selects them. M2PO, arXiv 2510.01161, equation 5.
+    """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     return surrogate_without(ratio, zero_off_mask(advantages, mask), selected)
 
@@ -85,9 +88,10 @@ def m2po(
 
 
 def covariances(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(log π − mean)·(A − mean) of each token, (B, S), the means over the step; −∞ off the mask.
+    """Return (log π − mean)·(A − mean) of each token, (B, S); −∞ off the mask.
 
-    Tokens for which it is large lower the entropy most (arXiv 2505.22617, equation 10).
+    The means are taken over the gradient step. Tokens with a large covariance lower the entropy
+    most (arXiv 2505.22617, equation 10).
     """
     deviations = (values - masked_mean(values, mask) for values in (log_probs, advantages))
     return torch.mul(*deviations).masked_fill(~mask.bool(), -torch.inf)
@@ -105,11 +109,11 @@ def clip_cov_tokens(
     cov_fraction: float,
     cov_band: tuple[float, float],
 ) -> Tensor:
-    """`cov_fraction` of all tokens, at least one, drawn from those that are not clipped and whose
-    covariance is within `cov_band`; all of these if they are fewer.
+    """Draw `cov_fraction` of all tokens, at least one, from those with a covariance in `cov_band`.
 
-    Clip-Cov, arXiv 2505.22617, equation 11: 2e-4, 1 to 5. At least one token is as in the authors'
-    code.
+    Clipped tokens are not drawn. If there are too few candidates, all of them are returned.
+    Clip-Cov, arXiv 2505.22617, equation 11: fraction 2e-4, band 1 to 5. The minimum of one token
+    follows the authors' code.
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     _, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
@@ -129,8 +133,11 @@ def clip_cov(
     clip_high: float,
     selected: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρA, clip(ρ)A) per token, 0 for the tokens `selected` by `clip_cov_tokens`, which count
-    as clipped too (Clip-Cov, arXiv 2505.22617, equation 12)."""
+    """Compute −min(ρA, clip(ρ)A) per token, and 0 for the `selected` tokens.
+
+    `clip_cov_tokens` selects them, and they count as clipped too. Clip-Cov, arXiv 2505.22617,
+    equation 12.
+    """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     loss, clipped = clipped_surrogate(ratio, zero_off_mask(advantages, mask), clip_low, clip_high)
     return loss.masked_fill(selected, 0), clipped | selected
@@ -147,8 +154,10 @@ def kl_cov_tokens(
     clip_high: float,
     cov_fraction: float,
 ) -> Tensor:
-    """`cov_fraction` of all tokens, at least one, with the largest covariance (KL-Cov, arXiv
-    2505.22617, equation 13: 2e-4)."""
+    """Return the `cov_fraction` of all tokens, at least one, with the largest covariance.
+
+    KL-Cov, arXiv 2505.22617, equation 13 (2e-4).
+    """
     cov = covariances(log_probs, advantages, mask).flatten()
     largest = cov.sort(descending=True, stable=True).indices[: _share(cov_fraction, mask)]
     places = torch.stack((largest // mask.shape[1], largest % mask.shape[1]), dim=1)
@@ -166,10 +175,11 @@ def kl_cov(
     selected: Tensor,
     cov_kl_coef: float,
 ) -> tuple[Tensor, Tensor]:
-    """−ρA per token, and + `cov_kl_coef`·|log ρ| for the tokens `selected` by `kl_cov_tokens`.
+    """Compute −ρA per token, plus `cov_kl_coef`·|log ρ| for the `selected` tokens.
 
-    No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14: 1.0) has KL(π_old ‖ π_θ) of
-    these tokens, for which the authors' code takes |log ρ|, as here. It has no gradient at ρ = 1.
+    `kl_cov_tokens` selects them. No ratio is clipped. KL-Cov (arXiv 2505.22617, equation 14:
+    coefficient 1.0) adds KL(π_old ‖ π_θ) of these tokens. The authors' code uses |log ρ| for it, as
+    here. It has no gradient at ρ = 1.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     ratio = token_ratio(log_probs, old_log_probs, mask)
@@ -179,19 +189,19 @@ def kl_cov(
 
 
 def _share(fraction: float, mask: Tensor) -> int:
-    """`fraction` of the tokens, at least one where there are any."""
+    """Return `fraction` of the number of tokens, but at least one if there are any."""
     tokens = int(mask.bool().sum())
     return min(tokens, max(1, int(fraction * tokens)))
 
 
 def _at(places: Tensor, mask: Tensor) -> Tensor:
-    """True at these `places`, (N, 2), of a tensor shaped as `mask`."""
+    """Return a bool tensor shaped like `mask`, True at `places`, (N, 2)."""
     selected = torch.zeros_like(mask, dtype=torch.bool)
     selected[places[:, 0], places[:, 1]] = True
     return selected
 
 
-# The losses of `loss.type` that select, and how.
+# The selection function of each `loss.type` that selects tokens.
 SELECTIONS = {
     "m2po": second_moment_outliers,
     "clip_cov": clip_cov_tokens,

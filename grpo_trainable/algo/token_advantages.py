@@ -1,9 +1,9 @@
-"""Advantages of single tokens, from what the states between them are worth.
+"""Advantages of single tokens, computed from the values of the states between them.
 
-Shapes: G responses of R tokens; all tensors are (G, R) unless said otherwise. State t is the prompt
-with the first t tokens of the response, token t the action taken there: `values[:, t]` is worth
-what state t is expected to earn. `mask` may have holes, which are no states; off it tensors may
-hold anything, and results are 0.
+Shapes: G responses of R tokens. All tensors are (G, R) unless stated otherwise. State t is the
+prompt plus the first t tokens of the response, and token t is the action taken in it.
+`values[:, t]` is the expected return from state t. `mask` may have holes, and a hole is not a
+state. Off the mask, tensors may hold anything and results are 0.
 """
 
 from __future__ import annotations
@@ -18,18 +18,21 @@ from grpo_trainable.algo.kl import k1
 
 
 def at_the_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """(G, R): the reward of each response, (G,), at its last token; an empty one has none."""
+    """Return the reward of each response, (G,), placed at its last token, (G, R).
+
+    An empty response has no last token, so its row is all 0.
+    """
     position = torch.arange(mask.shape[1], device=mask.device)
     last = (mask * (position + 1)).amax(dim=1, keepdim=True) - 1  # −1 for an empty response
     return torch.where(position == last, rewards[:, None], 0.0)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> Tensor:
-    """Σ (γλ)^l δ of the tokens l after this one, δ = r + γ·V(next state) − V(this state).
+    """Compute Σ_l (γλ)^l δ_{t+l} for each token t, with δ = r + γ·V(next state) − V(this state).
 
-    Generalised advantage estimation (arXiv 1506.02438, equation 16). What follows the last token is
-    worth 0, whether or not the response was cut off there. λ = 1 gives the discounted return less
-    the value, λ = 0 gives δ.
+    Generalised advantage estimation (arXiv 1506.02438, equation 16). The state after the last token
+    has value 0, even if the response was cut off there. λ = 1 gives the discounted return minus the
+    value, λ = 0 gives δ.
     """
     advantages = torch.zeros_like(values)
     advantage = following = values.new_zeros(len(values))
@@ -43,19 +46,19 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
 
 def discounted_returns(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """Σ γ^l r of this token and those after it."""
+    """Compute Σ_l γ^l r_{t+l} for each token t: the return from that token on."""
     return gae(rewards, torch.zeros_like(rewards), mask, gamma=gamma, lam=1.0)
 
 
 def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
-    """What a step's return from here on, Σ γ^l r, has over the mean of its group's at this step.
+    """Return each step's return-to-go, Σ_l γ^l r_{t+l}, minus its mean over the group at that step.
 
-    A group-relative advantage for episodes whose steps stand side by side: an episode that has
-    ended earns nothing more, and counts as 0. With a reward at the last step alone and equal
-    lengths it is `group_mean`.
+    A group-relative advantage for episodes that are compared step by step. An episode that has
+    ended earns nothing more and counts as 0. With a reward only at the last step, equal lengths and
+    γ = 1, this is `group_mean`.
 
     Raises:
-        ValueError: a group of one.
+        ValueError: The group has a single episode.
     """
     if len(rewards) < 2:
         raise ValueError(f"group_to_go needs groups of at least 2 episodes, got {len(rewards)}")
@@ -64,11 +67,17 @@ def group_to_go(rewards: Tensor, mask: Tensor, *, gamma: float) -> Tensor:
 
 
 def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
-    """V(next valued state) − V(the last one up to here); the reward (G,) stands for what follows
-    the last valued state (VinePPO, arXiv 2410.01679, equation 8, without discount).
+    """Return V(next valued state) − V(latest valued state at or before this one).
 
-    `state_values` is NaN where the state was not valued; the first state of a response must have
-    been. All tokens between two valued states share the advantage.
+    After the last valued state the reward, (G,), stands for the next value. VinePPO, arXiv
+    2410.01679, equation 8, without discount. All tokens between two valued states share their
+    advantage.
+
+    Args:
+        rewards: Reward of each response, (G,).
+        state_values: Value of each state, (G, R); NaN for states without one. The first state of
+            every response needs a value.
+        mask: Tokens that the policy sampled, (G, R).
     """
     tokens = mask.shape[1]
     position = torch.arange(tokens, device=mask.device)
@@ -83,9 +92,9 @@ def vine(rewards: Tensor, state_values: Tensor, mask: Tensor) -> Tensor:
 def whitened_tokens(
     advantages: Sequence[Tensor], masks: Sequence[Tensor], *, eps: float
 ) -> list[Tensor]:
-    """(A − mean) / (sample std + eps) over all tokens of all groups together, (G, R) for each.
+    """Return (A − mean) / (sample std + eps) over the tokens of all groups, (G, R) for each.
 
-    Equal advantages give exactly 0, and so does a single token, which is its own mean.
+    Equal advantages give exactly 0. A single token equals its mean and also gives 0.
     """
     tokens = torch.cat([a[mask] for a, mask in zip(advantages, masks, strict=True)])
     white = whitened(tokens[None], eps)[0] if len(tokens) > 1 else torch.zeros_like(tokens)
@@ -96,18 +105,20 @@ def whitened_tokens(
     ]
 
 
-# ---- Of a teacher: the reverse KL, token by token ------------------------------------------------
+# ---- Teacher: the reverse KL, token by token -----------------------------------------------------
 
 
 def teacher_advantages(
     behaviour_log_probs: Tensor, teacher_log_probs: Tensor, mask: Tensor
 ) -> Tensor:
-    """log π_T − log b of each token, (B, S), in nats; 0 off the mask, where both may hold anything.
+    """Return log π_T − log b of each token, (B, S), in nats.
 
-    π_T is the teacher and b the policy that sampled. As the advantages of a policy gradient they
-    lower KL(π ‖ π_T) of the next token in the contexts that were sampled; each token answers for
-    itself alone, a discount of 0. On-policy distillation, Lu and Thinking Machines
-    Lab 2025, https://thinkingmachines.ai/blog/on-policy-distillation/; the reverse KL on the
-    student's own samples is also the case λ = 1 of GKD (arXiv 2306.13649).
+    π_T is the teacher and b the policy that sampled. Off the mask, log-probs may hold anything and
+    the result is 0. Used as advantages in a policy gradient, these values lower KL(π ‖ π_T) of the
+    next token in the sampled contexts. Each token gets credit only for itself, as with discount 0.
+
+    This is on-policy distillation: Lu and Thinking Machines Lab 2025,
+    https://thinkingmachines.ai/blog/on-policy-distillation/. GKD (arXiv 2306.13649) includes the
+    reverse KL on the student's samples as its case λ = 1.
     """
     return k1(teacher_log_probs, behaviour_log_probs, mask)

@@ -1,6 +1,6 @@
 """Loss and gradient of one microbatch, for microbatches of equal size.
 
-The learner, whose microbatches may differ in size, uses `objective` instead.
+The learner uses `objective` instead, because its microbatches may differ in size.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of the microbatch (scalar, detached) and its metadata, after calling backward on it.
+    """Compute the loss of a microbatch, call backward on it, and return loss and metadata.
 
-    Mean over each response's tokens, then over the B responses, divided by
-    `gradient_accumulation_steps`. A response with an empty mask counts as a loss of 0. Arguments
-    and errors are those of `compute_policy_gradient_loss`; off the mask log-probs may hold
-    anything.
+    The loss is the mean over each response's tokens, then over the B responses, divided by
+    `gradient_accumulation_steps`. It is returned as a detached scalar. A response with an empty
+    mask counts as a loss of 0. Off the mask, log-probs may hold anything. Other arguments and
+    errors are those of `compute_policy_gradient_loss`.
     """
     token_loss, metadata = compute_policy_gradient_loss(
         zero_off_mask(policy_log_probs, response_mask),

@@ -1,7 +1,7 @@
-"""Losses that keep the policy near the old one by other means than clipping each ratio.
+"""Losses that keep the policy near the old one without clipping each ratio.
 
-Shapes, signature and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A its
-advantage.
+Shapes, signatures and results are those of `losses`. ρ is the ratio π_θ / π_old of a token and A
+its advantage.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def sapo(
     tau_positive: float,
     tau_negative: float,
 ) -> tuple[Tensor, Tensor]:
-    """−(4/τ)·σ(τ(ρ − 1))·A per token: a gate that closes gradually on either side of ρ = 1.
+    """Compute −(4/τ)·σ(τ(ρ − 1))·A per token: a gate that closes gradually on both sides of ρ = 1.
 
     τ is `tau_positive` where A > 0, else `tau_negative`. Nothing is clipped, so `clip_low` and
-    `clip_high` have no use here. SAPO, arXiv 2511.20347: 1.0, 1.05.
+    `clip_high` are ignored. SAPO, arXiv 2511.20347 (1.0, 1.05).
     """
     ratio = token_ratio(log_probs, old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -50,11 +50,12 @@ def gmpo(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−sA, one s per response: the geometric mean of its ratios, each clipped before the mean.
+    """Compute −sA per token, with s the geometric mean of a response's clipped ratios.
 
-    log ρ is held below `clip_high` where A > 0 and above −`clip_low` elsewhere, so that ρ stays
-    within [e^−clip_low, e^clip_high] on the side that A favours. GMPO, arXiv 2507.20673: 0.4, 0.4.
-    Each token of the response has the loss −sA, so `sequence_mean` gives the paper's.
+    Clipping comes before the mean: log ρ is kept at or below `clip_high` where A > 0, and at or
+    above −`clip_low` elsewhere. ρ therefore stays within [e^−clip_low, e^clip_high] on the side
+    that A favours. GMPO, arXiv 2507.20673 (0.4, 0.4). Every token of a response has the loss −sA,
+    so `sequence_mean` gives the loss of the paper.
     """
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -72,12 +73,12 @@ def topr(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
+    """Compute −w·A·log π per token: w = 1 where A ≥ 0, else sg[min(ρ of the whole response, 1)].
 
-    A good response is imitated however unlikely it has become; a bad one is let go once it is
-    unlikely. The tokens of bad responses whose ratio was cut at 1 count as clipped; `clip_low` and
-    `clip_high` have no use here. TOPR, arXiv 2503.14286; its ratio is the product over the
-    response's tokens, and A is the paper's R less the baseline of `loss.advantage`.
+    A good response is imitated even after it has become unlikely. A bad response is ignored once it
+    is unlikely. Tokens of bad responses count as clipped if their ratio was cut at 1. `clip_low`
+    and `clip_high` are ignored. TOPR, arXiv 2503.14286. The paper's ratio is the product over the
+    tokens of the response. A is the paper's R minus the baseline of `loss.advantage`.
     """
     ratio = response_ratio(log_probs, old_log_probs, mask).detach()
     a = zero_off_mask(advantages, mask)
@@ -94,12 +95,12 @@ def dppo_tv(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−ρA per token, 0 where the probability itself has moved too far to where A pushes it.
+    """Compute −ρA per token, and 0 where the probability moved too far in the direction A favours.
 
-    Too far is π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0:
-    |π_θ − π_old| is the total variation between sampling this token and any other. DPPO-Binary-TV,
-    arXiv 2602.04879, equations 12 and 13: 0.15. The authors' code also cuts ρ, at 10 or more; here
-    it is held at e^20 alone.
+    Too far means π_θ − π_old > `clip_high` where A > 0, and π_old − π_θ > `clip_low` where A < 0.
+    |π_θ − π_old| is the total variation of the choice between this token and any other.
+    DPPO-Binary-TV, arXiv 2602.04879, equations 12 and 13 (0.15). The authors' code also cuts ρ, at
+    10 or more. Here ρ is only bounded at e^20.
     """
     moved = _probability(log_probs, mask) - _probability(old_log_probs, mask)
     a = zero_off_mask(advantages, mask)
@@ -116,16 +117,16 @@ def dppo_kl(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, Tensor]:
-    """−ρA per token, 0 where the KL of a token has grown too large by what A pushes for.
+    """Compute −ρA per token, and 0 where its KL grew too large in the direction A favours.
 
-    The KL is that between sampling this token and any other, π_old·log(π_old/π_θ) +
-    (1 − π_old)·log((1 − π_old)/(1 − π_θ)). Too large is above `clip_high` where A > 0 and ρ > 1,
-    above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv 2602.04879, equations 12 and 14:
-    0.05. On ρ see `dppo_tv`.
+    The KL is that of the choice between this token and any other,
+    π_old·log(π_old/π_θ) + (1 − π_old)·log((1 − π_old)/(1 − π_θ)). It is too large above `clip_high`
+    where A > 0 and ρ > 1, and above `clip_low` where A < 0 and ρ < 1. DPPO-Binary-KL, arXiv
+    2602.04879, equations 12 and 14 (0.05). ρ is bounded as in `dppo_tv`.
     """
     new, old = _probability(log_probs, mask), _probability(old_log_probs, mask)
     log_ratio = zero_off_mask(log_probs - old_log_probs, mask).detach()
-    # A token of probability 1 has no other to compare with: 1e-8, the authors' too, stands for 0.
+    # 1 - π is 0 for a token of probability 1. Adding 1e-8, as the authors do, avoids 0 / 0.
     others = ((1 - old + 1e-8) / (1 - new + 1e-8)).log()
     kl = -old * log_ratio + (1 - old) * others
     a = zero_off_mask(advantages, mask)
@@ -135,5 +136,5 @@ def dppo_kl(
 
 
 def _probability(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """π of each token, without gradient; 1 off the mask."""
+    """Return π of each token, without gradient; 1 off the mask."""
     return zero_off_mask(log_probs, mask).detach().exp()

@@ -1,4 +1,4 @@
-"""What a critic minimises, and how much of the returns it explains."""
+"""The loss of a critic, and the share of the returns that it explains."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from grpo_trainable.algo.masking import zero_off_mask
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """½·max((V − R)², (V_clip − R)²) per token, (B, S), and where the clipped term was taken,
-    which gives no gradient.
+    """Compute ½·max((V − R)², (V_clip − R)²) per token, (B, S), and the clipped tokens.
 
-    V_clip is V held within `clip` of the value before the round (PPO2, OpenAI baselines); None does
-    not clip. Off the mask tensors may hold anything; there the loss is 0 and nothing is clipped.
+    V_clip keeps V within `clip` of the value before the round (PPO2, OpenAI baselines). A token is
+    clipped if the max took the clipped term, which gives no gradient. `clip=None` turns clipping
+    off. Off the mask, tensors may hold anything; the loss there is 0 and nothing is clipped.
     """
     target = zero_off_mask(returns, mask)
     values, old = zero_off_mask(values, mask), zero_off_mask(old_values, mask)
@@ -28,8 +28,11 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float | None:
-    """1 − Var(R − V) / Var(R) over tokens (T,): 1 for a perfect critic, 0 for one that knows the
-    mean alone. None where all returns are equal, so that there is nothing to explain."""
+    """Return 1 − Var(R − V) / Var(R) over tokens (T,), or None if all returns are equal.
+
+    A perfect critic has 1. A critic that knows only the mean has 0. Equal returns leave nothing to
+    explain.
+    """
     if not len(returns) or bool((returns == returns[0]).all()):
         return None
     variance = returns.double().var(correction=0)

@@ -1,1 +1,1 @@
-"""How responses are sampled. `config/engine_catalog.py` lists the engines."""
+"""Engines, which sample responses. `config/engine_catalog.py` lists them."""

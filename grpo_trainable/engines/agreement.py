@@ -1,4 +1,4 @@
-"""Whether an engine samples by the law that the learner scores with, tried once at the start."""
+"""A start-up check that an engine samples from the distribution that the learner scores."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.scoring import response_log_probs
 from grpo_trainable.protocol.rollout import Request, SamplingLimits, collate
 
-# Nats by which log-probs may differ in the mean over tokens, by the precision of the body. Rounding
-# makes 1e-5 and 0.01; weights that have not arrived make more than 1.
+# Nats by which log-probs may differ, as a mean over tokens, for each precision of the body.
+# Rounding causes 1e-5 and 0.01. Weights that have not arrived cause more than 1.
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-TOKENS = 8  # tokens of a response
+TOKENS = 8  # per response
 
 
 def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Request]:
-    """Requests with ids from all over the vocabulary, of two lengths, that fit `longest` tokens."""
+    """Return requests of two lengths, with ids from the whole vocabulary, that fit `longest`."""
     new = min(TOKENS, longest // 2)
     limits = replace(
         limits,
@@ -40,7 +40,7 @@ def probes(limits: SamplingLimits, vocab_size: int, longest: int) -> list[Reques
 def mean_difference(
     engine: Engine, policy: Policy, requests: Sequence[Request], pad_id: int
 ) -> float:
-    """The mean over tokens of |sampler − learner| in nats, where both have the same weights."""
+    """Return the mean over tokens of |sampler − learner| in nats, for the same weights in both."""
     groups = engine.generate(requests, lambda: None)
     limits = requests[0].limits
     batch = collate(groups, [torch.zeros(len(group.rewards)) for group in groups], pad_id)
@@ -65,18 +65,23 @@ def refuse_disagreement(
     *,
     precision: torch.dtype | None = None,
 ) -> None:
-    """Compares log-probs of `requests` under the engine with those under `policy`.
+    """Compare log-probs of `requests` under the engine with those under `policy`.
 
-    `precision` is the engine's; None: it is that of the policy.
+    Args:
+        engine: Engine that samples.
+        policy: Policy that scores, with the same weights.
+        requests: Requests to sample.
+        pad_id: Id of the padding token.
+        precision: Precision of the engine. None stands for that of the policy.
 
     Raises:
-        ValueError: they differ by more than rounding explains, in one line.
+        ValueError: The log-probs differ by more than rounding explains. The message is one line.
     """
     allowed = ALLOWED[precision or policy.head_weight.dtype]
     found = mean_difference(engine, policy, requests, pad_id)
     if not found <= allowed:
         raise ValueError(
-            f"its log-probs differ from the learner's by {found:.2g} nats a token with the same "
-            f"weights, more than rounding explains ({allowed:g}): it would train on other odds "
-            "than it sampled by"
+            f"its log-probs differ from the learner's by {found:.2g} nats per token with the same "
+            f"weights, more than rounding explains ({allowed:g}): training would use other "
+            "probabilities than sampling"
         )

@@ -1,4 +1,4 @@
-"""Checks of what an engine answers, before anything is made of it."""
+"""Checks of an engine's groups, before anything uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo_trainable.models.stop_strings import StopStrings, stops_of
 from grpo_trainable.models.tokenizer import Tokenizer
 from grpo_trainable.protocol.rollout import PolicyWeights, Request, RolloutGroup
 
-# Fields of a group with one entry a token, (G, R), and with one entry a response, (G,).
+# Fields of a group with one entry per token, (G, R), and with one entry per response, (G,).
 PER_TOKEN = {
     "response_ids": torch.int64,
     "response_mask": torch.bool,
@@ -26,16 +26,16 @@ ROUNDED_UP = 1e-4  # rounding may lift the log-prob of a certain token this far 
 
 
 def check_load(name: str, engine: Engine, weights: PolicyWeights) -> None:
-    """Checks that an engine says it has the weights it was given.
+    """Check that an engine reports the version and round of the weights it was given.
 
     Raises:
-        EngineError: it says something else.
+        EngineError: It reports something else.
     """
     said, given = (engine.version, engine.round), (weights.version, weights.round)
     if said != given:
         raise EngineError(
-            f"engine={name}: after load of version {given[0]} (round {given[1]}) it says version "
-            f"{said[0]} (round {said[1]})"
+            f"engine={name}: after loading version {given[0]} (round {given[1]}), it reports "
+            f"version {said[0]} (round {said[1]})"
         )
 
 
@@ -48,11 +48,13 @@ def check_played(
     *,
     densities: bool = False,
 ) -> None:
-    """Checks what an engine has played (`PlayingEngine`, `EarningEngine`), as far as it can be told
-    without the environments. `densities`: log-probs are those of numbers, and may be above 0.
+    """Check groups of episodes, as far as possible without the environments.
+
+    A `PlayingEngine` or an `EarningEngine` made them. With `densities`, log-probs are densities of
+    numbers and may be above 0.
 
     Raises:
-        EngineError: as `check_groups`.
+        EngineError: Something is wrong, as in `check_groups`.
     """
     for request, group in zip(requests, groups, strict=True):
         for wrong in _mistakes_in_play(engine, request, group, vocab_size, densities):
@@ -65,7 +67,7 @@ def _mistakes_in_play(
     yield from _wrong_shapes(request, group)
     yield from _wrong_prompt(request, group)
     if not bool(group.response_mask[:, 0].all()):
-        yield "a response does not begin with a token that was sampled"
+        yield "a response does not begin with a sampled token"
     if int(group.extents.max()) > request.limits.max_new_tokens:
         yield f"a response exceeds the limit of {request.limits.max_new_tokens} tokens"
     yield from _wrong_tokens(engine, group, vocab_size, densities)
@@ -79,11 +81,12 @@ def check_groups(
     tokenizer: Tokenizer,
     vocab_size: int,
 ) -> None:
-    """Checks the answer of `engine.generate(requests, …)`.
+    """Check the result of `engine.generate(requests, …)`.
 
     Raises:
-        EngineError: the number of groups, a prompt, a shape or type, a length, a token, a log-prob,
-            the version of a token or the end of a response is wrong. The message names the first.
+        EngineError: The number of groups, a prompt, a shape or type, a length, a token, a log-prob,
+            the version of a token or the end of a response is wrong. The message names the first
+            mistake.
     """
     if not isinstance(groups, list) or len(groups) != len(requests):
         got = f"{len(groups)} groups" if isinstance(groups, list) else type(groups).__name__
@@ -103,9 +106,9 @@ def _mistakes(
     vocab_size: int,
     stops: StopStrings | None,
 ) -> Iterator[str]:
-    """Says what is wrong with a group. Later checks rely on the earlier ones."""
+    """Yield the mistakes in a group. Later checks rely on earlier ones."""
     if not isinstance(group, RolloutGroup):
-        yield f"the answer is a {type(group).__name__}, not a RolloutGroup"
+        yield f"generate returned a {type(group).__name__} where a RolloutGroup was expected"
         return
     yield from _wrong_shapes(request, group)
     yield from _wrong_prompt(request, group)
@@ -132,11 +135,11 @@ def _wrong_shapes(request: Request, group: RolloutGroup) -> Iterator[str]:
 
 def _wrong_prompt(request: Request, group: RolloutGroup) -> Iterator[str]:
     if group.prompt_index != request.prompt_index:
-        yield f"the group is of prompt {group.prompt_index}: groups must come in order"
+        yield f"the group belongs to prompt {group.prompt_index}: return groups in order"
     if group.prompt_ids.tolist() != list(request.prompt_ids):
-        yield "prompt_ids are not those of the request"
+        yield "prompt_ids differ from those of the request"
     if group.example_index != request.example_index:
-        yield "example_index is not that of the request: make the group with RolloutGroup.of"
+        yield "example_index differs from that of the request: build groups with RolloutGroup.of"
 
 
 def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:
@@ -146,7 +149,7 @@ def _wrong_lengths(request: Request, group: RolloutGroup) -> Iterator[str]:
         yield f"a response of {longest} tokens exceeds the limit of {limits.max_new_tokens}"
     if int(lengths.min()) < limits.min_new_tokens:
         least = limits.min_new_tokens
-        yield f"a response of {int(lengths.min())} tokens is shorter than the least, {least}"
+        yield f"a response of {int(lengths.min())} tokens is shorter than the minimum of {least}"
 
 
 def _wrong_tokens(
@@ -161,11 +164,11 @@ def _wrong_tokens(
         yield "behaviour_log_probs must be 0 where response_mask is false"
     ids = group.response_ids[mask]
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        yield f"token ids reach from {int(ids.min())} to {int(ids.max())}, of {vocab_size} tokens"
+        yield f"token ids range from {int(ids.min())} to {int(ids.max())}, of {vocab_size} tokens"
     for name, newest in (("token_versions", engine.version), ("token_rounds", engine.round)):
         stamps = getattr(group, name)[mask]
         if int(stamps.min()) < 0 or int(stamps.max()) > newest:
-            yield f"{name} reach to {int(stamps.max())}, but the weights in use have {newest}"
+            yield f"{name} go up to {int(stamps.max())}, but the weights in use have {newest}"
 
 
 def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:
@@ -179,7 +182,7 @@ def _wrong_holes(request: Request, group: RolloutGroup) -> Iterator[str]:
             continue
         fed = group.response_ids[row, holes].tolist()
         if holes != list(range(first, first + len(ids))) or fed != ids:
-            yield f"response {row} was fed other tokens than the interruption, or elsewhere"
+            yield f"response {row} was fed other tokens than the interruption, or at another place"
 
 
 def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None) -> Iterator[str]:
@@ -187,10 +190,10 @@ def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None
         ids, sampled = group.response_ids[row, :extent], group.response_mask[row, :extent]
         end, finished = _end(request, ids, sampled, stops), bool(group.finished[row])
         if end is not None and end + 1 < len(ids):
-            yield f"response {row} goes on after token {end + 1}, which ends it"
+            yield f"response {row} continues after token {end + 1}, which ends it"
         if finished != (end is not None):
-            why = "nothing ends" if finished else "an end id or a stop string ends"
-            yield f"finished is {finished} for response {row}, which {why}"
+            why = "nothing ends it" if finished else "an end id or a stop string ends it"
+            yield f"finished is {finished} for response {row}, but {why}"
         if not finished and len(ids) < request.limits.max_new_tokens:
             yield (
                 f"response {row} is cut off after {len(ids)} of "
@@ -199,10 +202,10 @@ def _wrong_ends(request: Request, group: RolloutGroup, stops: StopStrings | None
 
 
 def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | None) -> int | None:
-    """Which of a response's tokens (R,) is the first to end it; None where none does. What was not
-    `sampled` (R,) ends nothing.
+    """Return the index of the first of a response's tokens (R,) to end it, or None.
 
-    An end id ends it wherever it stands: it cannot be sampled before `min_new_tokens`.
+    Only tokens that were `sampled` (R,) can end it. An end id counts at any position, because it
+    cannot be sampled before `min_new_tokens`.
     """
     end_ids, start = request.limits.end_ids, request.limits.min_new_tokens - 1
     own = zip(ids.tolist(), sampled.tolist(), strict=True)
@@ -215,8 +218,10 @@ def _end(request: Request, ids: Tensor, sampled: Tensor, stops: StopStrings | No
 
 
 def _first_completed(request: Request, ids: Tensor, stops: StopStrings, start: int) -> int | None:
-    """Which of the tokens, from number `start` on, is the first to complete a stop string, which
-    may begin in what the prompt has of the response."""
+    """Return the first token, from index `start` on, that completes a stop string, or None.
+
+    The stop string may begin in the part of the response that is in the prompt.
+    """
     answered = torch.tensor(request.answered, dtype=ids.dtype)
     found = stops.first_completed(torch.cat((answered, ids)), start + len(answered))
     return None if found is None else found - len(answered)

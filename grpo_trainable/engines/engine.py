@@ -1,4 +1,4 @@
-"""The interface between sampling and everything else, and how an engine is built."""
+"""The interface between sampling and everything else, and the construction of an engine."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from grpo_trainable.tasks import RewardError, Score
 
 
 class EngineError(RuntimeError):
-    """An engine breaks its contract; the message is one line that begins with `engine=`."""
+    """An engine breaks its contract. The message is one line that begins with `engine=`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What an engine is built from, in the process of its generator."""
+    """Inputs for building an engine, in the process of its generator."""
 
-    config: GRPOConfig  # the whole trial; `models.store.build_policy` builds the policy it names
+    config: GRPOConfig  # the whole trial; `models.store.build_policy` builds its policy
     tokenizer: Tokenizer
     device: torch.device
 
 
 class Engine(Protocol):
-    """Samples responses with the weights it was given last.
+    """Samples responses with the weights loaded last.
 
-    The engine `torch` owns a model and a KV cache; another one may own neither, and ask a server.
-    `version` and `round` are 0 before the first `load`.
+    The engine `torch` owns a model and a KV cache. Another engine may own neither and call a
+    server. `version` and `round` are 0 before the first `load`.
     """
 
     @property
     def version(self) -> int:
-        """Gradient steps of the weights now in use."""
+        """Number of gradient steps of the weights now in use."""
         ...
 
     @property
     def round(self) -> int:
-        """Rounds of the weights now in use."""
+        """Number of rounds of the weights now in use."""
         ...
 
     def load(self, weights: PolicyWeights) -> None:
-        """Samples with `weights` from now on.
+        """Load `weights` and sample with them from now on.
 
-        The tensors have the names of the learner's parameters and may be read-only. They stay as
-        they are until the next weights were loaded, so an engine may use them in place.
-        `grpo_trainable.protocol.checksums.storage_checksum` of what the engine now holds should be
-        `weights.checksum`: raise an error when the weights arrived torn.
+        The tensors have the names of the learner's parameters and may be read-only. They stay
+        unchanged until the next weights are loaded, so an engine may use them in place. Afterwards
+        `grpo_trainable.protocol.checksums.storage_checksum` of the engine's own tensors should
+        equal `weights.checksum`. Raise an error if the weights arrived torn.
         """
         ...
 
@@ -61,50 +61,56 @@ class Engine(Protocol):
     ) -> list[RolloutGroup]:
         """Return one group of responses for each request, in order, with rewards of NaN.
 
-        `RolloutGroup.of` makes a group that knows the prompt of its request (`prompt_index` and
-        `example_index`). The groups' tensors belong to the caller: they are scored while the next
-        call samples, so an engine must not reuse their memory.
+        Build groups with `RolloutGroup.of`, which copies `prompt_index` and `example_index` from
+        the request. The groups' tensors belong to the caller. They are scored while the next call
+        samples, so an engine must not reuse their memory.
 
-        A response ends where `request.limits` says, and `finished` says whether it ended before
-        its length did. Call `between_tokens` before every token: it reports progress, and may call
-        `load`. Each token carries the version and round of the weights that sampled it, and its
-        log-prob under `request.limits.temperature`. The learner scores with the same temperature
-        and compares, so a log-prob that was not measured while sampling makes wrong gradients.
-        Temperature 0, which only evaluations ask for, takes the most likely token, with its
-        log-prob at temperature 1. All tensors are on the CPU; `check_groups` lists what else is
-        checked. The same requests give the same tokens under the same weights, or a resumed run
-        differs from one that was never stopped.
+        A response ends where `request.limits` says. `finished` is True if it ended before reaching
+        the maximum length. Call `between_tokens` before every token: it reports progress and may
+        call `load`.
+
+        Each token carries the version and round of the weights that sampled it, and its log-prob
+        under `request.limits.temperature`. Measure the log-prob while sampling: the learner scores
+        at the same temperature and compares, so any other value gives wrong gradients. Temperature
+        0, which only evaluations request, takes the most likely token, with its log-prob at
+        temperature 1.
+
+        All tensors are on the CPU. `check_groups` lists the other checks. Under the same weights,
+        the same requests must give the same tokens. Otherwise a resumed run differs from one that
+        never stopped.
         """
         ...
 
 
 class Action(NamedTuple):
-    """What the policy wrote until it let its environment answer."""
+    """The tokens that the policy wrote before its environment answers."""
 
-    row: int  # index in the call, whose requests follow one another
-    ids: list[int]  # sampled ids, what ended it included
-    end: int  # which token of the response is its last
+    row: int  # index in the call; the rows of its requests follow one another
+    ids: list[int]  # sampled ids, including the token that ended the action
+    end: int  # index of the action's last token within the response
 
 
 class Observation(NamedTuple):
-    """What follows an action."""
+    """The answer of an environment to an action."""
 
     row: int
-    ids: tuple[int, ...] = ()  # what the policy reads before it acts again
-    over: bool = False  # nothing does: the response ends with the action
-    finished: bool = False  # true where its environment has ended it
+    ids: tuple[int, ...] = ()  # read by the policy before it acts again
+    over: bool = False  # the response ends with the action
+    finished: bool = False  # the environment ended the response
 
 
 class Partner(Protocol):
-    """The other side of the episodes of one call."""
+    """The environments' side of the episodes of one call."""
 
     def act(self, action: Action) -> None:
-        """Takes an action. What follows it is among the `observations` to come."""
+        """Take an action. Its answer appears in later `observations`."""
         ...
 
     def observations(self, *, waits: bool) -> list[Observation]:
-        """What has come since the last time, in the order of rows. `waits`: no row can go on, so
-        there must be one."""
+        """Return the observations since the last call, in the order of rows.
+
+        With `waits` no row can continue, so wait for at least one.
+        """
         ...
 
 
@@ -115,47 +121,52 @@ class PlayingEngine(Protocol):
     def play(
         self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
     ) -> list[RolloutGroup]:
-        """As `Engine.generate`, but a token that ends a response there ends an action here.
+        """Return groups like `Engine.generate`, but with responses of several actions.
 
-        The row waits then until `partner` has an observation, which is fed to it token by token
-        while other rows go on: nothing is tokenised twice, and nothing is prefilled again. What was
-        fed is a hole in `response_mask`, with its ids, without log-prob, version and round.
-        `max_new_tokens` counts sampled and fed tokens. `finished` says what the observation that
-        ended the response says. Token t of a response, sampled or fed, has draw t.
+        A token that would end a response ends an action instead. The row then waits until `partner`
+        has an observation. The observation is fed to the row token by token while other rows
+        continue, so nothing is tokenised twice and nothing is prefilled again. Fed tokens are a
+        hole in `response_mask`. They keep their ids but have no log-prob, version or round.
+
+        `max_new_tokens` counts sampled and fed tokens. `finished` comes from the observation that
+        ended the response. Token t of a response, sampled or fed, has draw t.
         """
         ...
 
 
 @runtime_checkable
 class EarningEngine(Protocol):
-    """An engine whose responses are rewarded while they are sampled, by what they act in."""
+    """An engine whose responses are rewarded by an environment while they are sampled."""
 
     def earn(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> tuple[list[RolloutGroup], list[list[Score | RewardError]]]:
-        """As `Engine.generate`, with a score for each response; `finished` says whether the
-        environment has ended it. What the policy saw is in `observations`, what it did in
-        `response_ids` or `actions`, and what each action earned in `turn_rewards`."""
+        """Return groups like `Engine.generate`, and a score for each response.
+
+        `finished` is True if the environment ended the response. `observations` holds the policy's
+        inputs, `response_ids` or `actions` its actions, and `turn_rewards` the reward of each
+        action.
+        """
         ...
 
     def close(self) -> None:
-        """Ends what it acts in."""
+        """Close the environments."""
         ...
 
 
 def build_engine(setup: EngineSetup) -> Engine:
-    """The engine that the config names, `auto` settled: one of `ENGINES`, or a user's.
+    """Build the configured engine, resolving `auto`: one of `ENGINES`, or a user-defined one.
 
     Raises:
-        ValueError: the engine does not suit the policy, or lacks a library.
-        PluginError: the user's engine cannot be imported.
-        EngineError: it cannot be built, or lacks a part of the interface.
+        ValueError: The engine does not suit the policy, or lacks a library.
+        PluginError: The user-defined engine cannot be imported.
+        EngineError: The engine cannot be built, or lacks a part of the interface.
     """
     record = chosen_engine(setup.config)
     build = load("engine", record.build)
     try:
         engine = build(setup)
-    except Exception as error:  # a user's code may raise anything
+    except Exception as error:  # user code may raise anything
         raise EngineError(f"engine={record.name}: cannot be built: {one_line(error)}") from error
     lacking = [
         part for part in ("version", "round", "load", "generate") if not hasattr(engine, part)

@@ -1,8 +1,7 @@
-"""The responses of one call that is played, while they grow: sampled tokens, and between them what
-an environment said.
+"""The growing responses of a call with episodes: sampled tokens, and observations between them.
 
-B rows to fill, of which A are still in the batch; R new tokens at most; V vocabulary. A row has
-come as far as its own tokens, whatever the others did meanwhile.
+Of B rows to fill, A are still in the batch. R is the maximum number of new tokens and V the
+vocabulary. Rows advance independently, so each has its own number of tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
 
 class EpisodeRows:
-    """Draws the tokens of actions, feeds those of observations, and knows which rows wait."""
+    """Draws tokens of actions, feeds tokens of observations, and tracks which rows wait."""
 
     def __init__(
         self,
@@ -32,7 +31,15 @@ class EpisodeRows:
         stops: StopStrings | None,
         device: torch.device,
     ) -> None:
-        """The requests share their limits. `stops`: the stop strings among these, if any."""
+        """Set up the rows of `requests`, which share their limits.
+
+        Args:
+            requests: Requests of the call.
+            pad_id: Id that fills the unused columns.
+            seed: Seed of all draws.
+            stops: Stop strings of the limits, if any.
+            device: Device of the logits.
+        """
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._stops = stops
@@ -49,20 +56,23 @@ class EpisodeRows:
         self._rounds = torch.zeros(shape, dtype=torch.int32)
         self._finished = torch.zeros(rows, dtype=torch.bool)
 
-        self._rows = list(range(rows))  # (A,) which of the B
+        self._rows = list(range(rows))  # (A,) indices among the B
         self._length = [0] * rows  # tokens of each response
-        self._action: list[list[int]] = [[] for _ in range(rows)]  # the tokens of the one under way
-        self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # still to be fed
-        self._waiting: set[int] = set()  # rows that wait for what their environment says
+        self._action: list[list[int]] = [[] for _ in range(rows)]  # tokens of the current action
+        self._fed: list[deque[int]] = [deque() for _ in range(rows)]  # tokens still to feed
+        self._waiting: set[int] = set()  # rows that wait for their environment
         self._over: set[int] = set()
 
     @property
     def can_go_on(self) -> bool:
-        """Whether a row has a token to sample or to feed."""
+        """True if any row has a token to sample or to feed."""
         return any(row not in self._waiting and row not in self._over for row in self._rows)
 
     def listen_to(self, partner: Partner) -> None:
-        """Takes in what has come for rows that wait; where none can go on, waits for it."""
+        """Take in the observations for waiting rows.
+
+        If no row can continue, wait for an observation.
+        """
         while self._waiting:
             for observation in partner.observations(waits=not self.can_go_on):
                 self.extend(observation)
@@ -70,9 +80,9 @@ class EpisodeRows:
                 return
 
     def extend(self, observation: Observation) -> None:
-        """Goes on with a row that waits: feeds what its environment said, or ends it.
+        """Continue a waiting row: feed it the observation, or end it.
 
-        An observation after which no token could be sampled any more cuts the response off.
+        An observation that leaves no room for another sampled token cuts the response off.
         """
         row = observation.row
         self._waiting.remove(row)
@@ -85,8 +95,10 @@ class EpisodeRows:
             self._fed[row].extend(observation.ids)
 
     def drop_over(self) -> Tensor | None:
-        """Drops rows that are over, once they are many; returns which of the A are kept then: none
-        where all are."""
+        """Drop rows that are over, once there are many, and return the kept ones of the A.
+
+        Returns None if nothing was dropped. The result is empty if all rows are over.
+        """
         left = [place for place, row in enumerate(self._rows) if row not in self._over]
         if left and len(left) >= COMPACT_BELOW * len(self._rows):
             return None
@@ -94,8 +106,10 @@ class EpisodeRows:
         return torch.tensor(left, dtype=torch.int64, device=self._device)
 
     def last_tokens(self) -> tuple[Tensor, Tensor]:
-        """The last token (A,) of every row, which the next one follows, and its position (A,) in
-        prompt and response. Some have been fed before; a row that waits is fed its own again."""
+        """Return the last token (A,) of every row, and its position (A,) in prompt plus response.
+
+        The next token follows it. A waiting row repeats a token that was already fed.
+        """
         tokens = [self._last(row) for row in self._rows]
         positions = [len(self._prompts[row]) + self._length[row] - 1 for row in self._rows]
         return torch.tensor(tokens, device=self._device), torch.tensor(
@@ -107,18 +121,18 @@ class EpisodeRows:
         return int(self._ids[row, length - 1]) if length else self._prompts[row][-1]
 
     def sequences(self) -> list[Tensor]:
-        """Prompt and response so far of every row in the batch, without the last token."""
+        """Return prompt and response so far of every row in the batch, without the last token."""
         return [
             torch.cat((torch.tensor(self._prompts[row]), self._ids[row, : self._length[row]]))[:-1]
             for row in self._rows
         ]
 
     def draw(self, logits: Tensor, version: int, round_: int) -> list[Action]:
-        """Goes on by a token with every row that does not wait: a token of its observation, or one
-        drawn from `logits` (A, V), which it changes. Returns the actions that this ended; their
-        rows wait now.
+        """Add one token to every row that does not wait, and return the actions that this ended.
 
-        Token t of a response always gets draw t.
+        The token comes from the row's observation, or is drawn from `logits` (A, V), which is
+        changed in place. Rows of the returned actions now wait. Token t of a response always gets
+        draw t.
         """
         at = [min(self._length[row], self._limits.max_new_tokens - 1) for row in self._rows]
         uniform = torch.from_numpy(self._uniforms[self._rows, at]).to(self._device)
@@ -159,7 +173,7 @@ class EpisodeRows:
         return stops.completed(action)
 
     def groups(self) -> list[RolloutGroup]:
-        """Returns a group for each request, on the CPU, cut to its own longest response."""
+        """Return a group for each request, on the CPU, cut to its own longest response."""
         groups, start = [], 0
         for request in self._requests:
             rows = slice(start, start + request.group_size)

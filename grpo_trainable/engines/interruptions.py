@@ -1,6 +1,6 @@
-"""Responses that have thought for too long, and what they are fed.
+"""Interruptions of responses that have been thinking for too long.
 
-B rows of a call, of which A are in the batch; R new tokens at most.
+Of the B rows of a call, A are in the batch. R is the maximum number of new tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from grpo_trainable.protocol.rollout import Interruption
 
 
 class Interruptions:
-    """Which of the B rows are interrupted, and the tokens that they read then."""
+    """Tracks which of the B rows are interrupted, and the tokens that they read then."""
 
     def __init__(
         self,
@@ -22,7 +22,14 @@ class Interruptions:
         rows: int,
         device: torch.device,
     ) -> None:
-        """`rows`: B. `answers`: `interruption.answer_strings`, on the CPU, if any."""
+        """Set up interruptions for one call.
+
+        Args:
+            interruption: The interruption of the call's limits.
+            answers: `interruption.answer_strings`, on the CPU, if any.
+            rows: B.
+            device: Device of the rows.
+        """
         self._after = interruption.after_tokens
         self._answer_ids = frozenset(interruption.answer_ids)
         self._answers = answers
@@ -30,10 +37,13 @@ class Interruptions:
         self._interrupted = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def fed(self, rows: Tensor, at: Tensor, ids: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether each row in the batch (A,) is fed its next token, and which that is, (A,).
+        """Return which rows in the batch are fed their next token, (A,), and these tokens, (A,).
 
-        `rows` (A,): which of the B; `at` (A,): tokens of each so far, among `ids` (B, R); `running`
-        (A,): whether it has not ended.
+        Args:
+            rows: Indices of the rows among the B, (A,).
+            at: Number of tokens of each row so far, (A,).
+            ids: Tokens of all rows, (B, R).
+            running: True for rows that have not ended, (A,).
         """
         for place in (running & (at == self._after)).nonzero()[:, 0].tolist():
             row = int(rows[place])
@@ -43,7 +53,7 @@ class Interruptions:
         return due & running, self._ids[step.clamp(0, len(self._ids) - 1)]
 
     def _answering(self, thoughts: Tensor) -> bool:
-        """Whether a response that began with these tokens is at its answer already."""
+        """Return True if a response that began with these tokens has reached its answer."""
         if not self._answer_ids.isdisjoint(thoughts.tolist()):
             return True
         return self._answers is not None and self._answers.first_completed(thoughts) is not None

@@ -1,4 +1,4 @@
-"""The weights that an engine in its own process samples with."""
+"""The weights of an engine that samples in its own process."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class LoadedWeights:
-    """Puts published weights into a policy, and knows which they are."""
+    """Loads published weights into a policy, and keeps their version and round."""
 
     def __init__(self, policy: NamedWeights) -> None:
         policy.requires_grad_(False)
-        self._weights = policy.weights()  # live: what is loaded takes their place
+        self._weights = policy.weights()  # live: loaded tensors replace them
         self._loads = 0
         self._version = 0
         self._round = 0
 
     @property
     def version(self) -> int:
+        """Number of gradient steps of the weights now in use."""
         return self._version
 
     @property
     def round(self) -> int:
+        """Number of rounds of the weights now in use."""
         return self._round
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return next(iter(self._weights.values())).device
 
     def load(self, weights: PolicyWeights) -> None:
-        """Samples with the snapshot from now on.
+        """Load a snapshot and sample with it from now on.
 
-        It is not copied where it lies in the right memory, so it must stay as it is until the next
-        one is loaded.
+        Tensors that are already in the right memory are not copied. The snapshot must therefore
+        stay unchanged until the next one is loaded.
 
         Raises:
-            RuntimeError: what stands in the model afterwards has another checksum.
+            RuntimeError: The loaded tensors have another checksum.
         """
         source = f"weights version {weights.version}"
         adopt_parameters(self._weights, weights.tensors, source=source)
@@ -55,7 +58,9 @@ class LoadedWeights:
         self._loads += 1
 
     def _standing(self, name: str, sent: Tensor) -> Tensor:
-        """What stands in the model of a tensor, as it was sent; of one that was rounded, what came
-        to be rounded."""
+        """Return the model's tensor in the precision of the sent one.
+
+        If loading rounded the tensor, return the sent one.
+        """
         own = self._weights[name]
         return sent if own.dtype.itemsize < sent.dtype.itemsize else own.to(sent.dtype)

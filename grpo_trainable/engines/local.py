@@ -1,4 +1,4 @@
-"""What engines share that sample in their own process with a policy of their own."""
+"""The sampling loop shared by engines that hold a policy in their own process."""
 
 from __future__ import annotations
 
@@ -21,51 +21,57 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 @dataclass(frozen=True, kw_only=True)
 class PromptBatch:
-    """The distinct prompts of one call, and which of them each row answers."""
+    """The distinct prompts of one call, and the prompt that each row answers."""
 
     prompts: list[Tensor]  # (P,) int64 each
-    fan_out: Tensor  # (B,) int64, which prompt
+    fan_out: Tensor  # (B,) int64, index of each row's prompt
     max_new_tokens: int
-    slots: int | None = None  # rows at a time, where that is fewer than B
+    slots: int | None = None  # rows in the batch at a time, if fewer than B
 
     @property
     def longest(self) -> int:
+        """Number of tokens in the longest prompt."""
         return max(map(len, self.prompts))
 
 
 class Decoder(Protocol):
-    """Computes the logits of the next token for the rows of one call, on a cache of their tokens.
+    """Computes next-token logits for the rows of one call, using a cache of their tokens.
 
-    B rows, of which A are in the batch; V vocabulary. Logits are float32 and the caller's to
-    change.
+    Of B rows, A are in the batch. V is the vocabulary. Logits are float32, and the caller may
+    change them.
     """
 
     def enter(self, rows: range) -> Tensor:
-        """Logits (rows, V) of the first token of these of the B rows, which are in the batch from
-        now on, behind those that were: all of them at once, unless the call has slots. Each
-        distinct prompt among theirs is run once."""
+        """Add `rows` to the batch and return the logits (rows, V) of their first tokens.
+
+        They come after the rows already in the batch. Without slots, all B rows enter at once. Each
+        distinct prompt among them runs through the model once.
+        """
         ...
 
     def next(self, tokens: Tensor) -> Tensor:
-        """Logits (A, V) after one more token of every row, `tokens` (A,)."""
+        """Append one token (A,) to every row and return the logits (A, V) of the next."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps only these of the A rows."""
+        """Keep only the rows with these indices among the A."""
         ...
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
-        """Fills the cache anew with the weights that are there now: the prompts and the tokens
-        `sampled` (A, T) so far, of which each row has as many as `lengths` says: all T, unless the
-        call has slots."""
+        """Recompute the cache of prompts and sampled tokens with the weights now loaded.
+
+        Args:
+            sampled: Ids of the tokens so far, (A, T).
+            lengths: Number of those tokens in each row. Without slots this is T for every row.
+        """
         ...
 
 
 class LocalEngine(LoadedWeights, ABC):
-    """Samples token by token, and takes new weights between two tokens.
+    """Samples token by token, and loads new weights between two tokens.
 
-    Every draw is keyed by (seed, stream, prompt index, response, token). A list of requests that
-    one call samples gives the same bits in any process on a machine, with as many threads.
+    Every draw is keyed by (seed, stream, prompt index, response, token). On one machine, the same
+    list of requests in one call gives the same bits in any process with the same number of threads.
     """
 
     def __init__(
@@ -77,10 +83,18 @@ class LocalEngine(LoadedWeights, ABC):
         recompute: bool = False,
         slots: int | None = None,
     ) -> None:
-        """`recompute`: weights loaded in the middle of a call rebuild the KV cache of the tokens
-        sampled so far (AReaL, arXiv 2505.24298). Otherwise the cache stays as the older weights
-        left it (PipelineRL, arXiv 2509.19128). `slots`: rows in the batch at most, where the
-        engine's decoder can let rows enter later; None: all of a call."""
+        """Build an engine around `policy`.
+
+        Args:
+            policy: Policy to sample from. Its parameters stop requiring gradients.
+            tokenizer: Tokenizer of the policy.
+            seed: Seed of all draws.
+            recompute: Rebuild the KV cache of the tokens sampled so far when weights arrive in the
+                middle of a call (AReaL, arXiv 2505.24298). Otherwise the cache of the older weights
+                stays (PipelineRL, arXiv 2509.19128).
+            slots: The most rows in the batch at a time, for an engine whose decoder lets rows enter
+                later. None puts all rows of a call in the batch.
+        """
         super().__init__(policy)
         self._policy = policy
         self._tokenizer = tokenizer
@@ -92,14 +106,14 @@ class LocalEngine(LoadedWeights, ABC):
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """Samples one unscored group for each request.
+        """Sample one unscored group for each request.
 
         Each distinct prompt runs through the model once, whatever its group size. Prompts may
         differ in length.
 
         Raises:
-            ValueError: a prompt and its longest response exceed the context, the requests differ
-                in their limits, or there is none.
+            ValueError: A prompt and its longest response exceed the context, the requests differ in
+                their limits, or there are no requests.
         """
         limits = common_limits(requests)
         batch = self._prompts(requests, limits)
@@ -115,8 +129,8 @@ class LocalEngine(LoadedWeights, ABC):
         )
         decoder = self._decoder(batch)
         while not rows.over:
-            # New weights are loaded before the forward pass, so that a token is stamped with the
-            # weights that it is sampled from.
+            # Load new weights before the forward pass, so that the version of a token is that of
+            # the weights that computed its logits.
             loads = self._loads
             between_tokens()
             if self._recompute and rows.running and self._loads != loads:
@@ -129,10 +143,10 @@ class LocalEngine(LoadedWeights, ABC):
 
     @abstractmethod
     def _decoder(self, batch: PromptBatch) -> Decoder:
-        """What computes the logits of one call."""
+        """Return the decoder that computes the logits of one call."""
 
     def _interruptions(self, limits: SamplingLimits, rows: int) -> Interruptions | None:
-        """Those of a call of so many rows; None where its limits ask for none."""
+        """Return the interruptions of a call, or None if its limits have none."""
         if limits.interruption is None:
             return None
         on_cpu = torch.device("cpu")  # each response is copied there once
@@ -160,7 +174,7 @@ class LocalEngine(LoadedWeights, ABC):
 
 
 def _next_logits(decoder: Decoder, rows: Rows) -> Tensor:
-    """(A, V) of the rows in the batch, and of those that enter it now."""
+    """Return the logits (A, V) of the rows in the batch, including those that enter now."""
     running = decoder.next(rows.last_tokens()) if rows.running else None
     entering = rows.enter()
     if not entering:
@@ -171,10 +185,10 @@ def _next_logits(decoder: Decoder, rows: Rows) -> Tensor:
 
 
 def common_limits(requests: Sequence[Request]) -> SamplingLimits:
-    """The limits that the requests of one call share.
+    """Return the limits that all requests of one call share.
 
     Raises:
-        ValueError: they differ in them, or there is no request.
+        ValueError: The limits differ, or there are no requests.
     """
     if not requests:
         raise ValueError("nothing to generate: no requests")

@@ -1,4 +1,4 @@
-"""What an engine records that is handed its tokens one by one: a row for each response."""
+"""Records for an engine that receives its tokens one by one: a row for each response."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup
 
 @dataclass(kw_only=True)
 class RecordedRow:
-    """One response while it grows; the lists have an entry for each token."""
+    """One response while it grows. The lists have one entry per token."""
 
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # nats
@@ -23,6 +23,7 @@ class RecordedRow:
     finished: bool = False  # ended by an end id or a stop string
 
     def add(self, token: int, log_prob: float, version: int, round_: int) -> None:
+        """Append a token."""
         self.ids.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
@@ -30,7 +31,7 @@ class RecordedRow:
 
 
 def as_group(request: Request, rows: Sequence[RecordedRow], pad_id: int) -> RolloutGroup:
-    """The responses to one request, on the CPU, cut to the longest of them."""
+    """Return the responses to one request as a group on the CPU, cut to the longest of them."""
     lengths = torch.tensor([len(row.ids) for row in rows])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]
 

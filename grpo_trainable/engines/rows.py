@@ -1,9 +1,9 @@
-"""The responses of one call while they grow, whatever computes the logits of their next tokens.
+"""The growing responses of one call, independent of the code that computes their logits.
 
-B rows to fill, of which A are in the batch; R new tokens at most; V vocabulary. The other rows have
-ended or wait in a queue: where there are fewer slots than rows, one enters in the place of one that
-has ended (continuous batching; Yu et al., Orca, OSDI 2022). Which rows are in the batch together
-follows from the requests and from where their responses end, never from time.
+Of B rows to fill, A are in the batch. R is the maximum number of new tokens and V the vocabulary.
+All other rows have ended or wait in a queue. With fewer slots than rows, a waiting row enters when
+another has ended (continuous batching; Yu et al., Orca, OSDI 2022). The requests and the ends of
+their responses determine which rows share the batch. Timing never does.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from grpo_trainable.models.sampling import draw_tokens, uniforms
 from grpo_trainable.models.stop_strings import StopStrings
 from grpo_trainable.protocol.rollout import Request, RolloutGroup, extents
 
-# Rows that have ended are dropped from the batch once a smaller share than this still runs. Copying
-# the cache costs about as much as two tokens.
+# Drop ended rows from the batch once a smaller share than this still runs. Copying the cache costs
+# about as much as two tokens.
 COMPACT_BELOW = 0.75
 
-# Rows leave a queue as soon as they have ended, and others enter once this share of the slots
-# is free: to run a few prompts costs about as long as a token of all rows.
+# With a queue, rows leave as soon as they end. Others enter once this share of the slots is free,
+# because running a few prompts takes about as long as one token of all rows.
 ENTER_ABOVE = 0.125
 
 
 def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
-    """The draws (B, R) of every row's tokens, those of a request's group one after the other."""
+    """Return the draws (B, R) of every row's tokens, with the rows of a group in succession."""
     return np.stack(
         [
             uniforms(seed, r.stream, r.prompt_index, response, r.limits.max_new_tokens, r.state)
@@ -40,7 +40,7 @@ def draws_of(requests: Sequence[Request], seed: int) -> np.ndarray:
 
 
 class Rows:
-    """Draws the tokens, records them, and knows which rows wait, run and have ended."""
+    """Draws and records tokens, and tracks which rows wait, run or have ended."""
 
     def __init__(
         self,
@@ -53,9 +53,17 @@ class Rows:
         slots: int | None = None,
         interruptions: Interruptions | None = None,
     ) -> None:
-        """The requests share their limits. `stops`: the stop strings among these, if any. `slots`:
-        rows that the batch has at most; None: all enter at once. `interruptions`: of these rows, if
-        the limits ask for any."""
+        """Set up the rows of `requests`, which share their limits.
+
+        Args:
+            requests: Requests of the call.
+            pad_id: Id that fills the unused columns.
+            seed: Seed of all draws.
+            stops: Stop strings of the limits, if any.
+            device: Device of the logits.
+            slots: The most rows in the batch at a time. None lets all enter at once.
+            interruptions: Interruptions of these rows, if the limits have any.
+        """
         self._requests = requests
         self._limits = limits = requests[0].limits
         self._pad_id = pad_id
@@ -64,7 +72,7 @@ class Rows:
         self._end_ids = torch.tensor(limits.end_ids, dtype=torch.int64, device=device)
         draws = draws_of(requests, seed)
         self._uniforms = torch.from_numpy(draws).to(device)  # (B, R)
-        # The tokens of each row's response that its prompt ends with.
+        # The response tokens that already stand at the end of each row's prompt.
         self._answered = [list(r.answered) for r in requests for _ in range(r.group_size)]
         shape = (len(draws), limits.max_new_tokens)
         self._ids = torch.full(shape, pad_id, device=device)
@@ -76,22 +84,22 @@ class Rows:
 
         self._queues = slots is not None
         self._slots = len(draws) if slots is None else slots
-        self._entered = 0  # rows of the B, in order
-        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) which of the B
+        self._entered = 0  # rows that have entered; they enter in order
+        self._rows = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) indices among the B
         self._at = torch.zeros(0, dtype=torch.int64, device=device)  # (A,) tokens of each so far
 
     @property
     def running(self) -> int:
-        """A."""
+        """A, the number of rows in the batch."""
         return len(self._rows)
 
     @property
     def over(self) -> bool:
-        """Whether every row has ended."""
+        """True if every row has ended."""
         return not self.running and self._entered == len(self._finished)
 
     def enter(self) -> range:
-        """Which of the B rows enter the batch now, behind those in it."""
+        """Return the rows, of the B, that enter the batch now, after those already in it."""
         waiting, free = len(self._finished) - self._entered, self._slots - self.running
         enough = min(waiting, max(1, int(ENTER_ABOVE * self._slots)))
         new = range(self._entered, self._entered + (min(waiting, free) if free >= enough else 0))
@@ -103,18 +111,24 @@ class Rows:
         return new
 
     def last_tokens(self) -> Tensor:
-        """The token (A,) that each row in the batch has sampled, or was fed, last."""
+        """Return the token (A,) that each row in the batch sampled, or was fed, last."""
         return self._ids[self._rows, self._at - 1]
 
     def fed(self) -> tuple[Tensor, list[int]]:
-        """The tokens that the rows in the batch have sampled and fed, all but the last: ids (A, …),
-        and how many of them each row has."""
+        """Return all tokens but the last of every row in the batch, sampled or fed.
+
+        Returns:
+            Ids (A, …), and the number of them in each row.
+        """
         lengths = (self._at - 1).tolist()
         return self._ids[self._rows, : max(lengths)], lengths
 
     def draw(self, logits: Tensor, version: int, round_: int) -> None:
-        """Draws the next token of every row from `logits` (A, V), which it changes, and records it
-        where the row has not ended. A row that is interrupted is fed a token in its place."""
+        """Draw the next token of every row from `logits` (A, V), and record it.
+
+        Rows that have ended record nothing. An interrupted row is fed a token instead. `logits` is
+        changed in place.
+        """
         rows, at = self._rows, self._at
         least = self._limits.min_new_tokens - 1
         if least:
@@ -140,8 +154,10 @@ class Rows:
     def _find_strings(
         self, stops: StopStrings, tokens: Tensor, may_end: Tensor, ended: Tensor
     ) -> None:
-        """Marks rows, of those that `may_end` (A,), as `ended` (A,) whose newest token completes a
-        stop string."""
+        """Set `ended` (A,) for rows whose newest token completes a stop string.
+
+        Only rows in `may_end` (A,) are considered.
+        """
         late = self._at >= self._limits.min_new_tokens - 1
         for place in (stops.may_complete[tokens] & may_end & late).nonzero()[:, 0].tolist():
             row, count = int(self._rows[place]), int(self._at[place]) + 1
@@ -149,8 +165,11 @@ class Rows:
             ended[place] = stops.completed(response)
 
     def drop_ended(self) -> Tensor | None:
-        """Drops rows that have ended, without a queue only once they are many; returns which of the
-        A are kept then: none where all have ended."""
+        """Drop rows that have ended, and return the kept ones of the A.
+
+        Returns None if nothing was dropped: without a queue, rows are dropped only once many have
+        ended. The result is empty if all have ended.
+        """
         running = ~self._finished[self._rows] & (self._at < self._limits.max_new_tokens)
         left = int(running.sum())
         if left and left >= (1.0 if self._queues else COMPACT_BELOW) * len(running):
@@ -161,7 +180,7 @@ class Rows:
         return keep
 
     def groups(self) -> list[RolloutGroup]:
-        """Returns a group for each request, on the CPU, cut to its own longest response."""
+        """Return a group for each request, on the CPU, cut to its own longest response."""
         groups, start = [], 0
         mask = self._mask.cpu()
         recorded = (self._ids, self._mask, self._log_probs, self._versions, self._rounds)

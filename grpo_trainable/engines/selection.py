@@ -1,4 +1,4 @@
-"""Which engine samples a trial's responses: the one it names, or what suits its policy."""
+"""Selection of the engine of a trial: the one it names, or the one that suits its policy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from grpo_trainable.models.shape import PolicySettings
 
 
 def chosen_engine(config: GRPOConfig) -> EngineRecord:
-    """The record of a trial's engine; `auto` is settled by what `model.path` names.
+    """Return the record of a trial's engine, resolving `auto` by `model.path`.
 
     Raises:
-        ValueError: the engine does not sample such a policy or lacks a library, or the policy
-            cannot be had from the hub; in one line.
+        ValueError: The engine does not sample such a policy or lacks a library, or the policy
+            cannot be loaded from the hub. The message is one line.
     """
     kind = policy_kind(config.model)
     record = engine_record(BY_POLICY[kind] if config.engine == "auto" else config.engine)
@@ -30,31 +30,31 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
         others = (f"{n} ({r.promise})" for n, r in ENGINES.items() if kind in r.samples)
         valid = ", ".join(("auto", *others))
         raise ValueError(
-            f"engine={config.engine}: samples {_named(record)}, and {_start(config)} is "
+            f"engine={config.engine}: samples {_named(record)}, but {_start(config)} is "
             f"{POLICY_KINDS[kind]}; valid: {valid}"
         )
     if config.env.plays and not record.plays:
         raise ValueError(
             f"env.name={config.env.name}: {record.name}, which samples "
-            f"model.path={config.model.path or 'none'}, cannot extend a response by what an "
-            "environment says; use a policy of this package with engine=torch"
+            f"model.path={config.model.path or 'none'}, cannot add an environment's text to a "
+            "response; use a policy of this package with engine=torch"
         )
     if config.rollout.slots is not None and not record.queues:
         raise ValueError(
             f"rollout.slots={config.rollout.slots}: {record.name}, which samples "
-            f"model.path={config.model.path or 'none'}, cannot let a response take the place of "
-            "another; use a policy of this package with engine=torch"
+            f"model.path={config.model.path or 'none'}, cannot replace a finished response with a "
+            "waiting one; use a policy of this package with engine=torch"
         )
     narrows = config.model.sampler_dtype != "float32"
     if narrows and not record.narrows:
         raise ValueError(
             f"model.sampler_dtype={config.model.sampler_dtype}: {record.name}, which samples "
-            f"model.path={config.model.path or 'none'}, has the precision of model.dtype; use a "
-            "policy of this package with engine=torch"
+            f"model.path={config.model.path or 'none'}, always uses the precision of model.dtype; "
+            "use a policy of this package with engine=torch"
         )
     if config.rollout.overlong == "interrupt" and not record.interrupts:
         raise ValueError(
-            f"rollout.overlong=interrupt: {record.name} cannot feed a text to a response; use "
+            f"rollout.overlong=interrupt: {record.name} cannot insert text into a response; use "
             "engine=torch or hf"
         )
     missing = record.missing()
@@ -64,8 +64,10 @@ def chosen_engine(config: GRPOConfig) -> EngineRecord:
 
 
 def policy_kind(model: PolicySettings) -> PolicyKind:
-    """What a trial starts from; a path may be a directory or a hub id, none is the shipped
-    policy."""
+    """Return the kind of policy that a trial starts from.
+
+    A path may be a directory or a hub id. Without a path it is the shipped policy.
+    """
     path = model.path
     if model.env is not None:
         return "control"

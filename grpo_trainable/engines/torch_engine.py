@@ -1,4 +1,4 @@
-"""The engine of our own policies: a `TransformerLM` with a preallocated KV cache."""
+"""The engine for this package's policies: a `TransformerLM` with a preallocated KV cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from grpo_trainable.protocol.rollout import Request, RolloutGroup, SamplingLimit
 
 
 class TorchEngine(LocalEngine):
-    """Samples with a `TransformerLM` of its own."""
+    """Samples with a `TransformerLM`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class TorchEngine(LocalEngine):
         recompute: bool = False,
         slots: int | None = None,
     ) -> None:
-        """`recompute`, `slots`: as for `LocalEngine`."""
+        """Build an engine around `model`. Other arguments are those of `LocalEngine`."""
         super().__init__(model, tokenizer, seed=seed, recompute=recompute, slots=slots)
         self.model = model
 
@@ -46,10 +46,10 @@ class TorchEngine(LocalEngine):
     def play(
         self, requests: Sequence[Request], between_tokens: Callable[[], None], partner: Partner
     ) -> list[RolloutGroup]:
-        """One unscored group of episodes for each request (`PlayingEngine`).
+        """Sample one unscored group of episodes for each request (`PlayingEngine`).
 
         Raises:
-            ValueError: as `generate`.
+            ValueError: For the same reasons as in `generate`.
         """
         batch = self._prompts(requests, common_limits(requests))
         rows = self._episode_rows(requests)
@@ -73,7 +73,7 @@ class TorchEngine(LocalEngine):
 
     def _episode_rows(self, requests: Sequence[Request]) -> EpisodeRows:
         strings = requests[0].limits.stop_strings
-        on_cpu = torch.device("cpu")  # rows are looked at there
+        on_cpu = torch.device("cpu")  # stop strings are searched there
         return EpisodeRows(
             requests,
             pad_id=self._tokenizer.pad_id,
@@ -84,11 +84,13 @@ class TorchEngine(LocalEngine):
 
 
 def build_torch_engine(setup: EngineSetup) -> TorchEngine:
-    """The engine of a trial, with the policy that its config names."""
+    """Build the engine of a trial, with the policy that its config names."""
     config, tokenizer = setup.config, setup.tokenizer
     model, _ = build_policy(config.model, config.seed)
     if not isinstance(model, TransformerLM):
-        raise ValueError("it samples with this package's own transformer, which the model is not")
+        raise ValueError(
+            "the model is not a policy of this package; engine=torch samples only those"
+        )
     narrows = config.model.sampler_dtype == "bfloat16"
     if narrows:
         narrow(model)
@@ -105,10 +107,10 @@ def build_torch_engine(setup: EngineSetup) -> TorchEngine:
 
 
 def _compare_with_learner(engine: TorchEngine, setup: EngineSetup) -> None:
-    """Samples a few tokens in bfloat16 and scores them as the learner does.
+    """Sample a few tokens in bfloat16 and compare them with the learner's scores.
 
     Raises:
-        ValueError: as `refuse_disagreement`.
+        ValueError: The log-probs disagree (`refuse_disagreement`).
     """
     learner, tokenizer = build_policy(setup.config.model, setup.config.seed)
     limits = SamplingLimits(
@@ -122,8 +124,8 @@ def _compare_with_learner(engine: TorchEngine, setup: EngineSetup) -> None:
 class TorchDecoder:
     """Computes logits on a `KVCache`.
 
-    Prompts are padded on the right to P tokens and the padded columns are masked, so that every row
-    writes its t-th token to the same column.
+    Prompts are padded on the right to P tokens and the padded columns are masked. Every row
+    therefore writes its t-th token to the same column.
     """
 
     _cache: KVCache
@@ -140,6 +142,7 @@ class TorchDecoder:
         self._next_column = batch.longest
 
     def enter(self, rows: range) -> Tensor:
+        """Run the prompts and return the logits (B, V) of every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         hidden = self._prefill()
         prompts = torch.arange(len(hidden), device=hidden.device)
@@ -147,17 +150,20 @@ class TorchDecoder:
         return self._model.head(last)[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
+        """Append one token (A,) to every row and return the logits (A, V) of the next."""
         positions, column = self._next_positions, self._next_column
         hidden = decode(self._model, tokens[:, None], positions[:, None], self._cache, column)
         self._next_positions, self._next_column = positions + 1, column + 1
         return self._model.head(hidden[:, 0])
 
     def keep(self, rows: Tensor) -> None:
+        """Keep only the rows with these indices among the A."""
         self._fan_out = self._fan_out[rows]
         self._next_positions = self._next_positions[rows]
         self._cache.keep(rows)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
+        """Recompute the cache of prompts and `sampled` tokens (A, T)."""
         self._prefill()
         count = sampled.shape[1]
         if count:
@@ -166,7 +172,7 @@ class TorchDecoder:
             decode(self._model, sampled, positions, self._cache, self._prompt_ids.shape[1])
 
     def _prefill(self) -> Tensor:
-        """Hidden states (prompts, P, D), and a new cache of the rows."""
+        """Return hidden states (prompts, P, D), and start a new cache of the rows."""
         hidden, self._cache = prefill(
             self._model,
             self._prompt_ids,
@@ -178,34 +184,38 @@ class TorchDecoder:
 
 
 class SlotDecoder:
-    """Computes logits on a `ShelvedCache`: rows enter its slots where others have ended."""
+    """Computes logits on a `ShelvedCache`, where rows enter slots that others have left."""
 
     def __init__(self, model: TransformerLM, batch: PromptBatch, slots: int, pad_id: int) -> None:
         self._model = model
         self._pad_id = pad_id
         self._prompts = batch.prompts
-        self._prompt_of: list[int] = batch.fan_out.tolist()  # which of them each of the B rows has
-        self._rows: list[int] = []  # (A,) which of the B
+        self._prompt_of: list[int] = batch.fan_out.tolist()  # index of the prompt of each B row
+        self._rows: list[int] = []  # (A,) indices among the B rows
         self._device = batch.fan_out.device
         columns = batch.longest + batch.max_new_tokens
         self._cache = ShelvedCache(model.config, columns, slots, self._device)
 
     def enter(self, rows: range) -> Tensor:
-        # Rows of a group follow each other, so that these are the prompts from one on.
+        """Add `rows` to the batch and return the logits (rows, V) of their first tokens."""
+        # Rows of a group are consecutive, so their prompts are consecutive too.
         first, last = self._prompt_of[rows[0]], self._prompt_of[rows[-1]]
         fan_out = [self._prompt_of[row] - first for row in rows]
         self._rows += rows
         return self._first(self._prompts[first : last + 1], fan_out)
 
     def next(self, tokens: Tensor) -> Tensor:
+        """Append one token (A,) to every row and return the logits (A, V) of the next."""
         return self._model.head(self._cache.decode(self._model, tokens))
 
     def keep(self, rows: Tensor) -> None:
+        """Keep only the rows with these indices among the A."""
         places = rows.tolist()
         self._rows = [self._rows[place] for place in places]
         self._cache.keep(places)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
+        """Recompute the cache of prompts and `sampled` tokens, as many as `lengths` says."""
         prompts = [self._prompts[self._prompt_of[row]] for row in self._rows]
         sampled = sampled.cpu()
         sequences = [
@@ -216,7 +226,7 @@ class SlotDecoder:
         self._prefill(sequences, range(len(sequences)))
 
     def _first(self, prompts: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Logits (rows, V) of the first tokens of rows with these prompts."""
+        """Return the logits (rows, V) of the first tokens of rows with these prompts."""
         hidden = self._prefill(prompts, fan_out)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
         hidden = hidden[torch.arange(len(prompts), device=self._device), last]
@@ -224,17 +234,17 @@ class SlotDecoder:
         return logits[torch.tensor(fan_out, device=self._device)]
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Sequence[int]) -> Tensor:
-        """Hidden states (sequences, S, D); rows of them are in the cache from now on."""
+        """Add rows of `sequences` to the cache; return their hidden states (sequences, S, D)."""
         ids = padded(sequences, self._pad_id).to(self._device)
         return self._cache.prefill(self._model, ids, [len(s) for s in sequences], fan_out)
 
 
 class EpisodeCache:
-    """Computes logits of rows that have come unequally far.
+    """Computes logits for rows with different numbers of tokens.
 
-    Each row writes a token to the column of its own position, over the padding of its prompt, so
-    that what is cached does not depend on when an environment answered. B rows at first, of which A
-    are left; V vocabulary. Logits are the caller's to change.
+    Each row writes a token to the column of its own position, over the padding of its prompt. The
+    cache therefore does not depend on when an environment answered. At first there are B rows, of
+    which A remain. V is the vocabulary. The caller may change the logits.
     """
 
     _cache: KVCache
@@ -246,28 +256,34 @@ class EpisodeCache:
         self._device = batch.fan_out.device
 
     def first(self) -> Tensor:
-        """Logits (B, V) of every row's first token. Each distinct prompt is run once."""
+        """Return the logits (B, V) of every row's first token. Run each distinct prompt once."""
         hidden, lengths = self._prefill(self._batch.prompts, self._batch.fan_out)
         last = hidden[torch.arange(len(hidden), device=self._device), lengths - 1]
         return self._model.head(last)[self._batch.fan_out]
 
     def next(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Logits (A, V) after one more token of every row, at its position in prompt and response.
-        A token that was given before takes its own place."""
+        """Return the logits (A, V) after one more token of every row.
+
+        `positions` are positions in prompt plus response. A token that is given again overwrites
+        itself.
+        """
         hidden = decode_in_place(self._model, tokens, positions, self._cache)
         return self._model.head(hidden)
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps only these of the A rows."""
+        """Keep only the rows with these indices among the A."""
         self._cache.keep(rows)
 
     def rebuild(self, sequences: Sequence[Tensor]) -> None:
-        """Fills the cache anew with the weights that are there now: all tokens of each row."""
+        """Recompute the cache with the weights now loaded, from all tokens of each row."""
         self._prefill(sequences, torch.arange(len(sequences), device=self._device))
 
     def _prefill(self, sequences: Sequence[Tensor], fan_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (sequences, S, D) and the sequences' lengths, and a new cache of the rows
-        that `fan_out` says."""
+        """Start a new cache of the rows in `fan_out`.
+
+        Returns:
+            Hidden states (sequences, S, D), and the lengths of the sequences.
+        """
         ids = padded(sequences, self._pad_id)
         lengths = torch.tensor([len(sequence) for sequence in sequences], device=self._device)
         columns = self._batch.longest + self._batch.max_new_tokens

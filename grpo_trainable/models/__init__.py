@@ -1,1 +1,1 @@
-"""The policy: transformer, KV cache, sampling, tokenizer, and how they are stored."""
+"""Policies: transformer, KV cache, sampling, tokenizer, and their storage."""

@@ -1,8 +1,8 @@
-"""What a policy's directory says before its weights are read: whether it is one of ours
-(config.json, policy.safetensors, tokenizer.json) or one of transformers, its shape and tokenizer.
+"""A policy's directory, examined before its weights are read.
 
-This file alone tells them apart. No torch is imported, so that the command can ask before anything
-starts.
+The directory belongs to a policy of this package (config.json, policy.safetensors, tokenizer.json)
+or to a model of transformers, and only this file distinguishes them. It also gives the shape and
+the tokenizer. torch is not imported, so that the command can check a policy before anything starts.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from grpo_trainable.plugins import load
 ASSETS = Path(__file__).parent.parent / "assets"
 SHIPPED_POLICY = ASSETS / "policy"  # it writes stories
 ARITHMETIC_POLICY = ASSETS / "arithmetic"  # it solves word problems
-# The presets whose weights ship; the others start from random ones.
+# The presets whose weights ship. Others start from random weights.
 GAMES_POLICY = ASSETS / "games"  # it plays at random
 SHIPPED = {"tiny": SHIPPED_POLICY, "arithmetic": ARITHMETIC_POLICY, "games": GAMES_POLICY}
 WEIGHTS = "policy.safetensors"
-# Called with `model.env`, returns (PolicyShape, Tokenizer). Loaded by name, like an engine: what
-# acts in environments builds on models.
+# Called with `model.env`. Returns (PolicyShape, Tokenizer). Loaded by name, like an engine, because
+# policies that act in environments build on models.
 DESCRIBE_ACTING = "grpo_trainable.control.tokenizer:describe_control_policy"
 POLICY_FILES = ("config.json", "tokenizer.json", WEIGHTS)
 
 
-# ---- Of ours -----------------------------------------------------------------------------------
+# ---- Policies of this package ------------------------------------------------------------------
 
 
 def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
-    """The shape and the tokenizer of a policy of ours.
+    """Read the shape and the tokenizer of a policy of this package.
 
     Raises:
-        ValueError: the directory is not a policy of ours, in one line that names the file.
+        ValueError: The directory is not such a policy. The message is one line and names the file.
     """
     for name in POLICY_FILES:
         if (directory / name).is_symlink():
@@ -64,10 +64,10 @@ def read_own(directory: Path) -> tuple[ModelConfig, Tokenizer]:
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:
-    """Looks at the names and shapes in the file of a policy's weights, and at its length.
+    """Check the names and shapes in the weights file of a policy, and its length.
 
     Raises:
-        ValueError: they are not those of the policy's shape, or the file cannot be read.
+        ValueError: They do not match the policy's shape, or the file cannot be read.
     """
     path = directory / WEIGHTS
     try:
@@ -79,7 +79,11 @@ def check_weights(directory: Path, config: ModelConfig) -> None:
 
 
 def read_config(directory: str | Path) -> ModelConfig:
-    """The shape of the policy in `directory`; ValueError in one line when there is none."""
+    """Read the shape of the policy in `directory`.
+
+    Raises:
+        ValueError: There is no policy. The message is one line.
+    """
     config_file = Path(directory) / "config.json"
     try:
         return ModelConfig(**json.loads(config_file.read_text()))
@@ -89,15 +93,16 @@ def read_config(directory: str | Path) -> ModelConfig:
         raise ValueError(f"{config_file}: not a policy's config ({error})") from error
 
 
-# ---- Of either kind ----------------------------------------------------------------------------
+# ---- Policies of any kind ----------------------------------------------------------------------
 
 
 def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
-    """What a prompt must fit, and its tokenizer, after everything was looked at that can be known
-    about the policy before it is trained; only the weights of a large model stay unread.
+    """Check the policy as far as possible before training, and return its shape and tokenizer.
+
+    Only the weights of a large model stay unread.
 
     Raises:
-        ValueError: the directory cannot be used, in one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with it.
     """
     directory = policy_directory(model)
     if directory is None:
@@ -119,17 +124,17 @@ def check_policy(model: PolicySettings) -> tuple[PolicyShape, Tokenizer]:
 
 
 def policy_directory(model: PolicySettings) -> Path | None:
-    """Where the policy lies; None where its weights are drawn at random."""
+    """Return the directory of the policy, or None if its weights are drawn at random."""
     if model.path is not None:
         return local_directory(model.path)
     return None if model.env is not None else SHIPPED.get(model.preset)
 
 
 def policy_files(model: PolicySettings) -> dict[str, Path]:
-    """The files that the policy and its tokenizer are read from, by name.
+    """Return the files that the policy and its tokenizer are read from, by name.
 
     Raises:
-        ValueError: as `check_policy`.
+        ValueError: For the same reasons as in `check_policy`.
     """
     directory = policy_directory(model)
     if model.env is not None:
@@ -142,7 +147,7 @@ def policy_files(model: PolicySettings) -> dict[str, Path]:
 
 
 def policy_shape(model: PolicySettings) -> PolicyShape:
-    """The shape of the policy that `build_policy` builds."""
+    """Return the shape of the policy that `build_policy` builds."""
     if model.env is not None:
         return _acting(model.env)[0]
     directory = policy_directory(model)
@@ -153,7 +158,7 @@ def policy_shape(model: PolicySettings) -> PolicyShape:
 
 
 def policy_tokenizer(model: PolicySettings) -> Tokenizer:
-    """The tokenizer of the policy that `build_policy` builds."""
+    """Return the tokenizer of the policy that `build_policy` builds."""
     if model.env is not None:
         return _acting(model.env)[1]
     directory = policy_directory(model)
@@ -165,7 +170,7 @@ def _acting(env: str) -> tuple[PolicyShape, Tokenizer]:
 
 
 def read_tokenizer(path: str | None) -> Tokenizer:
-    """The tokenizer of a directory, or of the shipped story policy."""
+    """Read the tokenizer of a directory, or of the shipped story policy."""
     directory = SHIPPED_POLICY if path is None else local_directory(path)
     if is_hugging_face(directory):
         return hf_directory.read_tokenizer(directory)
@@ -173,11 +178,13 @@ def read_tokenizer(path: str | None) -> Tokenizer:
 
 
 def refuse_settings_of_hugging_face(model: PolicySettings, directory: Path) -> None:
-    """ValueError where a policy of ours is asked for what only those of transformers can do."""
+    """Raise a ValueError if a policy of this package has settings for transformers only."""
     asked = {
         "model.dtype": model.dtype != "float32",
         "model.lora_rank": model.lora_rank is not None,
     }
     for key, is_asked in asked.items():
         if is_asked:
-            raise ValueError(f"{directory}: {key} is for Hugging Face models, and this is none")
+            raise ValueError(
+                f"{directory}: {key} is only for Hugging Face models, and this is not one"
+            )

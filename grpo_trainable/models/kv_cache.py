@@ -1,6 +1,6 @@
 """A preallocated key-value cache for batched decoding, and the forward passes that use it.
 
-B rows, N heads, H head size, C columns laid out now: prompt columns first, then one column a
+B rows, N heads, H head size. C columns are laid out now: prompt columns first, then one column per
 sampled token.
 """
 
@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_trainable.models.transformer import TransformerLM, rotate
 
-# Columns are laid out in steps of this many. A batched product over contiguous matrices is three
+# Columns are laid out in steps of this size. A batched product over contiguous matrices is three
 # times as fast as one over slices of longer ones, and empty columns cost work.
 STEP = 16
 
@@ -25,10 +25,10 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # see `run_
 
 
 class KVCache:
-    """Keys and values of every layer and row; columns fill left to right.
+    """Keys and values of every layer and row. Columns fill from left to right.
 
-    Each layer's storage has room for all `columns` from the start. Only the columns in use,
-    rounded up to `STEP`, are laid out in it, contiguously; `bias` hides those that hold no token.
+    The storage of each layer has room for all `columns` from the start. Only the columns in use,
+    rounded up to `STEP`, are laid out in it, contiguously. `bias` hides columns without a token.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class KVCache:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Makes views of the storage for the rows and columns that `bias` has."""
+        """Make views of the storage for the rows and columns of `bias`."""
         rows, _, _, capacity = self.bias.shape
         shape = (2, rows, self._num_heads, capacity, self._head_dim)
         used = self._storage[:, : math.prod(shape)]
         self._layers = used.view(len(used), *shape)  # (layers, 2, B, N, C, H)
 
     def reserve(self, columns: int) -> None:
-        """Lays out room for at least `columns` columns, keeping what is there."""
+        """Lay out room for at least `columns` columns, and keep their content."""
         held = self.bias.shape[-1]
         if columns <= held:
             return
@@ -64,12 +64,12 @@ class KVCache:
         self.bias = F.pad(self.bias, (0, capacity - held), value=-torch.inf)
         self._lay_out()
         for old, new in zip(before, self._layers, strict=True):
-            new[..., :held, :] = old.clone()  # both lie in the same storage
+            new[..., :held, :] = old.clone()  # both use the same storage
             # A column without a token has weight 0, and 0 x NaN would still be NaN.
             new[..., held:, :] = 0.0
 
     def keep(self, rows: Tensor) -> None:
-        """Keeps only `rows`."""
+        """Keep only `rows`."""
         before = self._layers
         self.bias = self.bias[rows]
         self._lay_out()
@@ -77,13 +77,13 @@ class KVCache:
             new.copy_(old[:, rows])
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer to read and to write, each (B, N, C, H)."""
+        """Return the keys and values of one layer to read and to write, each (B, N, C, H)."""
         keys, values = self._layers[index]
         return keys, values
 
 
 def padded(sequences: Sequence[Tensor], pad_id: int) -> Tensor:
-    """The sequences (any,) as rows, padded on the right to the longest."""
+    """Return the sequences, (any,) each, as rows, padded on the right to the longest."""
     return pad_sequence(list(sequences), batch_first=True, padding_value=pad_id)
 
 
@@ -94,10 +94,17 @@ def prefill(
     fan_out: Tensor,
     columns: int,
 ) -> tuple[Tensor, KVCache]:
-    """Runs each distinct prompt once: hidden states (prompts, S, D) and a cache of fanned-out rows.
+    """Run each distinct prompt once, and fan out its keys and values to the rows.
 
-    `prompt_ids` (prompts, S) is padded on the right to the longest of `prompt_lengths`; `fan_out`
-    (B,) says which prompt a row has; the cache has room for `columns`, of which S are taken.
+    Args:
+        model: The policy.
+        prompt_ids: Prompts, (prompts, S), padded on the right to the longest of `prompt_lengths`.
+        prompt_lengths: Number of tokens of each prompt, (prompts,).
+        fan_out: Index of each row's prompt, (B,).
+        columns: Columns of the cache, of which S are taken.
+
+    Returns:
+        Hidden states (prompts, S, D), and the cache.
     """
     config = model.config
     length = prompt_ids.shape[1]
@@ -118,8 +125,10 @@ def prefill(
 def run_prompts(
     model: TransformerLM, prompt_ids: Tensor, write: Callable[[int, Tensor, Tensor], None]
 ) -> Tensor:
-    """Hidden states (prompts, S, D) of `prompt_ids` (prompts, S); `write` is given each layer and
-    its keys and values, both (prompts, N, S, H)."""
+    """Return the hidden states (prompts, S, D) of `prompt_ids` (prompts, S).
+
+    `write` receives each layer's index with its keys and values, both (prompts, N, S, H).
+    """
     length = prompt_ids.shape[1]
     cos, sin = model.cos[:length], model.sin[:length]
     x = model.embedding(prompt_ids)
@@ -134,11 +143,17 @@ def run_prompts(
 def decode(
     model: TransformerLM, tokens: Tensor, positions: Tensor, cache: KVCache, column: int
 ) -> Tensor:
-    """Hidden states (B, T, D) after T more tokens a row, which are written to the cache from
-    `column` on.
+    """Return the hidden states (B, T, D) after T more tokens per row.
 
-    `tokens` and `positions` are (B, T): a row's position counts its own tokens, its column those of
-    the longest prompt.
+    The cache receives these tokens from `column` on.
+
+    Args:
+        model: The policy.
+        tokens: Token ids, (B, T).
+        positions: Positions of the tokens, (B, T). They count a row's own tokens.
+        cache: The cache.
+        column: First column to write, the same for all rows. The longest prompt takes the first
+            columns of every row.
     """
     count = tokens.shape[1]
     cache.reserve(column + count)
@@ -159,11 +174,11 @@ def decode(
 def decode_in_place(
     model: TransformerLM, tokens: Tensor, positions: Tensor, cache: KVCache
 ) -> Tensor:
-    """Hidden states (B, D) after one more token a row, `tokens` (B,), each written to the column of
-    its own position (B,), where it may take the place of what was there.
+    """Return the hidden states (B, D) after one more token per row, `tokens` (B,).
 
-    Rows may have come unequally far: a row sees the columns that it has written, and those of its
-    prompt.
+    Each token is written to the column of its own position (B,), and may overwrite an earlier one.
+    Rows may have different numbers of tokens: a row sees the columns that it has written and those
+    of its prompt.
     """
     rows = torch.arange(len(tokens), device=tokens.device)
     cache.reserve(int(positions.max()) + 1)
@@ -177,8 +192,11 @@ def decode_in_place(
 
 
 def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], None]) -> Attend:
-    """Attention of all rows on one cache; `bias` (B, 1, 1 or T, C) hides columns, and `write` puts
-    keys and values (B, T, N, H) into the cached ones (B, N, C, H)."""
+    """Return the attention of all rows on one cache.
+
+    `bias` (B, 1, 1 or T, C) hides columns. `write` puts keys and values (B, T, N, H) into the
+    cached ones (B, N, C, H).
+    """
 
     def attend(layer: int, query: Tensor, *computed: Tensor) -> Tensor:
         keys, values = cache.layer(layer)
@@ -190,22 +208,22 @@ def _on_cache(cache: KVCache, bias: Tensor, write: Callable[[Tensor, Tensor], No
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """(B, N, T, H) of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
+    """Return the attention of scaled queries (B, N, T, H) on keys and values (B, N, C, H)."""
     scores = (query @ keys.transpose(2, 3)).add_(bias)
     return scores.softmax(dim=-1) @ values
 
 
 def run_tokens(model: TransformerLM, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-    """Hidden states (B, T, D) of tokens (B, T) at their positions.
+    """Return the hidden states (B, T, D) of tokens (B, T) at their positions.
 
-    `attend` is given a layer, its scaled queries (B, N, T, H), and the tokens' keys and values
-    (B, T, N, H), which it adds to those before; it returns (B, N, T, H).
+    `attend` receives a layer's index, its scaled queries (B, N, T, H), and the keys and values of
+    the tokens (B, T, N, H). It adds these to the earlier ones, and returns (B, N, T, H).
     """
     config = model.config
     rows, count = tokens.shape
     scale = 1 / math.sqrt(config.head_dim)
     cos, sin = model.cos[positions][:, :, None, None], model.sin[positions][:, :, None, None]
-    # Flattened to (B T, D): on a CPU a product of matrices is faster than a batched one.
+    # Flattened to (B T, D), because on a CPU a plain matrix product is faster than a batched one.
     x = model.embedding(tokens.flatten())
     for layer, block in enumerate(model.blocks):
         qkv = block.attention.qkv(block.attention_norm(x))

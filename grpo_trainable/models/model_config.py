@@ -1,5 +1,8 @@
-"""The shape of a policy of ours, and what its weights are called. Only the standard library is
-imported, so that the command can ask before anything starts."""
+"""The shape of a policy of this package, and the names of its weights.
+
+Only the standard library is imported, so that the command can check a policy before anything
+starts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The shape of a policy. `context_length` bounds prompt + response, in tokens."""
+    """The shape of a policy. `context_length` is the maximum of prompt + response, in tokens."""
 
     vocab_size: int
     context_length: int
@@ -38,14 +41,16 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
+        """Width of one attention head."""
         return self.d_model // self.num_heads
 
     @property
     def matmul_parameters(self) -> int:
-        """How many weights of the body every token is multiplied with; the head is not counted."""
+        """Number of body weights that each token is multiplied with. The head is not counted."""
         return self.num_layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
         return dataclasses.asdict(self)
 
 
@@ -80,7 +85,7 @@ PRESETS = {
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every parameter of `TransformerLM`, a tied head once."""
+    """Return name -> shape of every parameter of `TransformerLM`, a tied head once."""
     d, d_ff, vocab = config.d_model, config.d_ff, config.vocab_size
     block = {
         "attention_norm.weight": (d,),
@@ -102,10 +107,10 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def match_shapes(
     expected: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]], source: str
 ) -> None:
-    """Compares the names and shapes of a model's parameters with those of tensors.
+    """Compare the names and shapes of a model's parameters with those of tensors.
 
     Raises:
-        ValueError: they are not the same; in one line that begins with `source`.
+        ValueError: They differ. The message is one line that begins with `source`.
     """
     if expected.keys() != found.keys():
         odd = sorted(expected.keys() ^ found.keys())
@@ -113,5 +118,5 @@ def match_shapes(
     for name, shape in expected.items():
         if tuple(shape) != tuple(found[name]):
             raise ValueError(
-                f"{source}: {name} is {tuple(found[name])}, the model's is {tuple(shape)}"
+                f"{source}: {name} is {tuple(found[name])}, but the model's is {tuple(shape)}"
             )

@@ -1,7 +1,7 @@
-"""Rows without padding and without repetition: each distinct token of a microbatch, once.
+"""Rows without padding or repetition: each distinct token of a microbatch, once.
 
-A token's hidden state depends on the tokens before it alone. So rows of one prompt share the states
-of the prompt, and positions behind what a row is asked for need none.
+The hidden state of a token depends only on the tokens before it. Rows with one prompt therefore
+share the states of the prompt, and positions after the last wanted state of a row need none.
 
 B rows, S positions, T distinct tokens, D width.
 """
@@ -18,36 +18,42 @@ from grpo_trainable.models.policy import widened
 
 
 class Packing(NamedTuple):
-    """Which tokens of padded rows are computed, and where the rows find them."""
+    """The tokens of padded rows that are computed, and the places where the rows find them."""
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,), each within its row
-    token_at_BS: Tensor  # the token, of 0 to T - 1, at each position; any behind the end of a row
-    home_T: Tensor  # a position of each token in the rows, of 0 to B S - 1
+    token_at_BS: Tensor  # token, 0 to T - 1, at each position; arbitrary after the end of a row
+    home_T: Tensor  # one position of each token in the rows, 0 to B S - 1
 
     def to_rows(self, x_TD: Tensor) -> Tensor:
-        """(B, S, D). What several rows share gets the sum of their gradients."""
+        """Spread x to rows, (B, S, D).
+
+        A token that several rows share gets the sum of their gradients.
+        """
         return _picked(x_TD, self.token_at_BS)
 
     def from_rows(self, x_BSD: Tensor) -> Tensor:
-        """(T, D)."""
+        """Collect each token's values from rows, (T, D)."""
         return _picked(x_BSD.flatten(0, 1), self.home_T)
 
     def at(self, wanted: Tensor, x_TD: Tensor) -> Tensor:
-        """(positions of `wanted`, D), row by row; `wanted` is that of `pack`."""
+        """Return the values at `wanted`, (wanted positions, D), in the order of rows.
+
+        `wanted` is the argument of `pack`.
+        """
         return _picked(x_TD, self.token_at_BS[wanted])
 
 
 def _picked(x_TD: Tensor, index: Tensor) -> Tensor:
-    """Gradients are added up in float32 at least."""
+    """Select rows by index. Gradients are summed in at least float32."""
     return F.embedding(index, widened(x_TD)).to(x_TD.dtype)
 
 
 def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
-    """The packing of ids (B, S), of which states at `wanted`, bool (B, S), are asked for.
+    """Pack ids (B, S), for the states at `wanted`, bool (B, S).
 
-    A row ends with the last state that is asked for, but has one token at least. It shares tokens
-    with the row before it as far as both begin alike, so rows of a prompt should follow each other.
+    A row ends with its last wanted state, but has at least one token. It shares tokens with the row
+    before it as far as both begin alike. Rows of one prompt should therefore follow each other.
     """
     position = torch.arange(input_ids.shape[1], device=input_ids.device)
     end = (wanted * position).amax(dim=1, keepdim=True)
@@ -56,7 +62,7 @@ def pack(input_ids: Tensor, wanted: Tensor) -> Packing:
     own = there.clone()
     own[1:] &= ~alike.cumprod(dim=1).bool()
     number = torch.where(own.flatten(), own.flatten().cumsum(dim=0) - 1, 0).view_as(own)
-    # Numbers grow from row to row: the largest above a shared token is the one that it shares.
+    # Numbers grow from row to row. A shared token therefore takes the largest number above it.
     token_at = torch.where(there, number.cummax(dim=0).values, 0)
     home = own.flatten().nonzero()[:, 0]
     return Packing(

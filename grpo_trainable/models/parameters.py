@@ -1,4 +1,4 @@
-"""The tensors of a model by name: copying into them, and putting others in their place."""
+"""The tensors of a model by name: copying into them, and replacing them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 from grpo_trainable.models.model_config import match_shapes
 
-# Bytes to which torch aligns its own tensors; products of other memory may differ in their last
+# Alignment of torch's own tensors, in bytes. Products of other memory may differ in their last
 # bits.
 ALIGNMENT = 64
 
 
 def unique_parameters(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Live parameters by name, a tied head once."""
+    """Return the live parameters by name, a tied head once."""
     return dict(model.named_parameters())
 
 
 def copy_parameters(
     parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, source: str
 ) -> None:
-    """Copies `tensors` into a model's own storage.
+    """Copy `tensors` into the parameters' storage.
 
     Raises:
-        ValueError: names or shapes do not match exactly; nothing has been copied then.
+        ValueError: Names or shapes do not match exactly. Nothing has been copied then.
     """
     _match(parameters, tensors, source)
     with torch.no_grad():
@@ -34,13 +34,13 @@ def copy_parameters(
 def adopt_parameters(
     parameters: dict[str, Tensor], tensors: dict[str, Tensor], *, source: str
 ) -> None:
-    """Makes `tensors` the parameters of a model.
+    """Make `tensors` the parameters of a model.
 
-    Their memory is used in place, and copied only where type or device differ or where it is not
+    Their memory is used in place. It is copied only if type or device differ, or if it is not
     aligned like torch's own. Adopted memory is never written to, so it may be read-only.
 
     Raises:
-        ValueError: as `copy_parameters`.
+        ValueError: Names or shapes do not match exactly.
     """
     _match(parameters, tensors, source)
     for name, parameter in parameters.items():
@@ -50,10 +50,10 @@ def adopt_parameters(
 
 
 def _match(parameters: dict[str, Tensor], tensors: dict[str, Tensor], source: str) -> None:
-    """Compares names and shapes.
+    """Compare names and shapes.
 
     Raises:
-        ValueError: they are not the same.
+        ValueError: They differ.
     """
     match_shapes(_shapes(parameters), _shapes(tensors), source)
 

@@ -1,6 +1,6 @@
-"""What the learner, scoring and engines know of a policy.
+"""The interface of a policy, for the learner, scoring and engines.
 
-B rows, S positions, D width of the hidden states, V vocabulary; T steps of episodes.
+B rows, S positions, D width of the hidden states, V vocabulary. T steps of episodes.
 """
 
 from __future__ import annotations
@@ -12,39 +12,54 @@ from torch import Tensor, nn
 
 
 class NamedWeights(nn.Module, ABC):
-    """A policy of any kind as its weights: what is trained, published, held and written by name."""
+    """A policy of any kind, seen as named weights.
+
+    The names identify what is trained, published, held and written.
+    """
 
     @property
     @abstractmethod
     def head_weight(self) -> Tensor:
-        """The weights of the last matrix; its columns are as many as a hidden state has numbers."""
+        """The weights of the last matrix.
+
+        It has one column for each number of a hidden state.
+        """
         raise NotImplementedError
 
     def layers(self) -> Sequence[nn.Module]:
-        """The repeated layers, in order: what is gathered at a time where ranks hold a policy
-        between them. None by default: then it is gathered as a whole."""
+        """Return the repeated layers, in order.
+
+        Ranks that share a policy gather one layer at a time. The default has no layers, so the
+        policy is gathered as a whole.
+        """
         return ()
 
     # ---- Tensors by name ---------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """Everything that an engine samples with, by name, a tied head once.
+        """Return every tensor that an engine samples with, by name, a tied head once.
 
-        These are the live parameters. Only a policy with adapters makes new tensors, into which
-        they are merged, under the names that the model has without them.
+        These are the live parameters. Only a policy with adapters makes new tensors. It merges the
+        adapters into them, under the names that the model has without adapters.
         """
         return dict(self.named_parameters())
 
     def trained(self) -> dict[str, Tensor]:
-        """The live parameters that gradient steps change, by name: `weights`, or adapters."""
+        """Return the live parameters that gradient steps change, by name.
+
+        These are `weights`, or adapters.
+        """
         return self.weights()
 
     def frozen(self) -> Collection[str]:
-        """The names in `weights` of what training never changes."""
+        """Return the names in `weights` that training never changes."""
         return [name for name, tensor in self.weights().items() if not tensor.requires_grad]
 
     def without_adapters(self) -> NamedWeights | None:
-        """The policy before any training, in the same memory; None where training overwrites it."""
+        """Return the policy before any training, or None if training overwrites it.
+
+        It uses the same memory.
+        """
         return None
 
 
@@ -54,9 +69,9 @@ class Policy(NamedWeights):
     Rows are padded on the right. No position sees a later one, so padding needs no mask.
     """
 
-    context_length: int  # tokens of a prompt and its response together, at most
+    context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int  # V, the rows of the head; a tokenizer may have fewer tokens
-    head_fp32: bool = True  # whether the head of a body in lower precision computes in float32
+    head_fp32: bool = True  # compute the head in float32 even if the body has lower precision
 
     @property
     @abstractmethod
@@ -65,15 +80,16 @@ class Policy(NamedWeights):
 
     @abstractmethod
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
+        """Return the hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
 
         Raises:
             ValueError: S is longer than the context.
         """
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
-        """Hidden states (T, D) of ids (B, S) at the T positions of `wanted`, bool (B, S), row by
-        row.
+        """Return the hidden states (T, D) of ids (B, S) at the positions of `wanted`, bool (B, S).
+
+        There are T such positions, in the order of the rows.
 
         Raises:
             ValueError: S is longer than the context.
@@ -82,32 +98,33 @@ class Policy(NamedWeights):
 
     @abstractmethod
     def pack_rows(self) -> None:
-        """Has `states_at` compute each token once (models/packing.py).
+        """Make `states_at` compute each token once (models/packing.py).
 
         Raises:
-            ValueError: the architecture cannot, in one line.
+            ValueError: The architecture does not support it. The message is one line.
         """
 
     @abstractmethod
     def checkpoint_gradients(self) -> None:
-        """Has each layer compute its activations again in the backward pass."""
+        """Make each layer recompute its activations in the backward pass."""
 
     def head_operands(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states (…, D) and head (V, D), in the precision in which they are multiplied.
+        """Return hidden states (…, D) and head (V, D), in the precision of their product.
 
-        The product and everything after it is at least float32 (`widened`).
+        The logits and everything after them are at least float32 (`widened`).
         """
         if not self.head_fp32:
             return hidden_states, self.head_weight
         return widened(hidden_states), widened(self.head_weight)
 
     def refuse_too_long(self, length: int) -> None:
+        """Raise a ValueError if `length` tokens exceed the context."""
         if length > self.context_length:
             raise ValueError(f"{length} tokens do not fit the context of {self.context_length}")
 
 
 class ActingPolicy(NamedWeights):
-    """A policy that acts on what it observes in an environment, by a law of actions of its own."""
+    """A policy that acts on observations of an environment, with its own action distribution."""
 
     @property
     @abstractmethod
@@ -117,20 +134,23 @@ class ActingPolicy(NamedWeights):
     @property
     @abstractmethod
     def action_numbers(self) -> int:
-        """Numbers of a continuous action; 0 where actions are discrete."""
+        """Number of components of a continuous action; 0 for discrete actions."""
 
     @abstractmethod
     def hidden(self, observations: Tensor) -> Tensor:
-        """Hidden states (T, D) of observations (T, …)."""
+        """Return the hidden states (T, D) of observations (T, …)."""
 
     @abstractmethod
     def log_probs(
         self, hidden_TD: Tensor, actions: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropy (T,) in nats of actions that were taken: (T,) int64, or numbers (T,
-        `action_numbers`). The entropy carries no gradient."""
+        """Return log-probs and entropy (T,), in nats, of the actions taken.
+
+        Discrete actions are (T,) int64, continuous ones (T, `action_numbers`). The entropy carries
+        no gradient.
+        """
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The tensor in float32 where its precision is lower."""
+    """Return the tensor, converted to float32 if its precision is lower."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor

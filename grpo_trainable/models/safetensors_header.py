@@ -1,19 +1,19 @@
-"""What the header of a safetensors file says; its numbers are not read."""
+"""The header of a safetensors file, read without its numbers."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-LENGTH_BYTES = 8  # the length of the header, in front of it
+LENGTH_BYTES = 8  # the length of the header, stored before it
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of a file by their names.
+    """Return the shapes of a file's tensors by name.
 
     Raises:
-        ValueError: it is no safetensors file, or is shorter or longer than its header says, in one
-            line.
+        ValueError: It is not a safetensors file, or is shorter or longer than its header says. The
+            message is one line.
     """
     try:
         with path.open("rb") as file:
@@ -30,6 +30,6 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
     if whole != held:
         raise ValueError(
-            f"{path}: has {held:,} bytes and should have {whole:,}; copy or download it again"
+            f"{path}: has {held:,} bytes but should have {whole:,}; copy or download it again"
         )
     return shapes

@@ -19,11 +19,11 @@ def uniforms(
     count: int,
     state: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """The (count,) float32 draws in [0, 1) of one response: token t always gets draw t.
+    """Return the (count,) float32 draws in [0, 1) of one response. Token t always gets draw t.
 
-    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response), and a `state`,
-    (response of the group, tokens of it), is where its counter begins, so a draw depends on nothing
-    else: not on the batch, the number of generators or what was sampled before.
+    Philox (Salmon et al. 2011) is keyed by (seed, stream, prompt_index, response). Its counter
+    begins at `state`, (response of the group, number of its tokens). A draw depends on nothing
+    else: not on the batch, the number of generators or earlier samples.
     """
     bits = _philox(seed, stream, prompt_index, response, state).random_raw(count)
     # Every value of 24 bits is exact in float32 and below 1.
@@ -33,7 +33,7 @@ def uniforms(
 def response_seed(
     seed: int, stream: str, prompt_index: int, response: int, state: tuple[int, int] | None = None
 ) -> int:
-    """A seed of 63 bits, by the same key, for an engine that makes the draws of a response."""
+    """Return a 63-bit seed, from the same key, for an engine that makes the draws of a response."""
     return int(_philox(seed, stream, prompt_index, response, state).random_raw()) >> 1
 
 
@@ -45,16 +45,17 @@ def _philox(
             f"prompt_index={prompt_index}, response={response}: outside the key's 44 + 16 bits"
         )
     key = (STREAMS[stream] << 60) | (prompt_index << 16) | response
-    # The lowest of its four words counts the draws.
+    # The lowest of the counter's four words counts the draws.
     counter = np.array([0, *((0, 0) if state is None else state), 0], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=np.array([seed, key], dtype=np.uint64))
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Tokens (B,) drawn from `logits` (B, V), which are overwritten, and their log-probs (B,).
+    """Draw tokens (B,) from `logits` (B, V), and return them with their log-probs (B,).
 
-    At temperature 0 each is the most likely token, the first of several, and `uniform` (B,) is not
-    used. Its log-prob is then that of temperature 1, since under its own law it would always be 0.
+    `logits` are overwritten. At temperature 0 each token is the most likely one, the first in case
+    of a tie, and `uniform` (B,) is not used. Its log-prob is then that of temperature 1. At
+    temperature 0 it would always be 0.
     """
     if temperature == 0:
         tokens = logits.argmax(dim=-1)
@@ -63,11 +64,11 @@ def draw_tokens(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Te
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens (B,) drawn from softmax(logits) (B, V) by inverse CDF, and their log-probs (B,).
+    """Draw tokens (B,) from softmax(logits) (B, V) by inverse CDF; return them with log-probs (B,).
 
-    `logits` are already divided by the temperature. A token of probability zero is never drawn.
-    The search goes by blocks of the vocabulary and then inside one: a tenth of the time of
-    `torch.multinomial` on a CPU, and sums of 64 terms round less than one of V.
+    `logits` are already divided by the temperature. A token of probability zero is never drawn. The
+    search goes through blocks of the vocabulary, then inside one block. On a CPU this takes a tenth
+    of the time of `torch.multinomial`, and sums of 64 terms round less than a sum of V.
     """
     rows, vocab_size = logits.shape
     probs = logits.softmax(dim=-1)
@@ -81,10 +82,10 @@ def sample_tokens(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _search(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Where `uniform` (B,) in [0, 1) falls among `weights` (B, W), and how far into that item.
+    """Find the item among `weights` (B, W) at which `uniform` (B,), in [0, 1), falls.
 
-    The item always has weight: a zero-weight one leaves the cumulative sum where it was, and the
-    target is kept strictly below the total.
+    Also return how far into the item it falls. The item always has weight: an item of weight zero
+    leaves the cumulative sum unchanged, and the target stays strictly below the total.
     """
     cumulative = weights.cumsum(dim=-1)
     total = cumulative[:, -1:]

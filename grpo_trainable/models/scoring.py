@@ -1,4 +1,4 @@
-"""Log-probs of given tokens under a policy, which the learner differentiates.
+"""Log-probs of given tokens under a policy, differentiable for the learner.
 
 B rows, S positions, T positions that count, D d_model, V vocabulary.
 """
@@ -14,40 +14,40 @@ from torch import Tensor
 from grpo_trainable.models.policy import Policy, widened
 from grpo_trainable.models.shape import HELD
 
-# Rows of logits that are turned into probabilities at a time: 64 x 4096 float32 fit the
-# second-level cache of a core.
+# Rows of logits that become probabilities at a time: 64 x 4096 float32 fit the second-level cache
+# of a core.
 CHUNK = 64
 
 
 class _Law(NamedTuple):
-    """The law that the tokens of T rows are sampled from."""
+    """The distribution that the tokens of T rows are sampled from."""
 
     temperature: float
     end_ids: Sequence[int]
-    early_T: Tensor | None  # rows that may not end yet; None: all may
+    early_T: Tensor | None  # rows that may not end yet; None if all may
 
     def of(self, rows: slice) -> _Law:
         return self if self.early_T is None else self._replace(early_T=self.early_T[rows])
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """log softmax(hidden @ weight.T / temperature)[target] without ever holding logits and
-    log-softmax at once.
+    """Computes log softmax(hidden @ weight.T / temperature)[target] in little memory.
 
-    Rows go through the head in blocks of at most `HELD` probabilities. Where there is one block,
-    the forward pass keeps its probabilities and the backward pass turns them into the gradient in
-    place. Otherwise the backward pass computes those of each block again, so that memory does not
-    grow with rows x vocabulary.
+    Logits and log-softmax are never held together. Rows go through the head in blocks of at most
+    `HELD` probabilities. With one block, the forward pass keeps its probabilities, and the backward
+    pass turns them into the gradient in place. With several, the backward pass recomputes the
+    probabilities of each block, so that memory does not grow with rows x vocabulary.
     """
 
     @staticmethod
     def forward(
         ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, targets_T: Tensor, law: _Law
     ) -> tuple[Tensor, Tensor]:
+        """Return log p(target) and the entropy of p, both (T,)."""
         blocks = _blocks(len(hidden_TD), len(weight_VD))
         scored, probs_TV = [], None
         for rows in blocks:
-            probs_TV = None  # those of the last block go before the next are made
+            probs_TV = None  # frees the last block before the next is made
             probs_TV = _logits(hidden_TD[rows], weight_VD)
             scored.append(_become_probs(probs_TV, targets_T[rows], law.of(rows)))
         log_probs_T, entropy_T = (torch.cat(parts) for parts in zip(*scored, strict=True))
@@ -59,11 +59,12 @@ class _HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor | None, None, None]:
+        """Return the gradients of hidden states and weight."""
         hidden_TD, weight_VD, targets_T, kept_TV = ctx.saved_tensors
         scale_T = grads[0] / ctx.law.temperature
         hidden_grads, weight_grad = [], None
         for rows in ctx.blocks:
-            grad_TV = kept_TV  # lets go of the last block, as in the forward pass
+            grad_TV = kept_TV  # frees the last block, as in the forward pass
             if grad_TV is None:
                 grad_TV = _logits(hidden_TD[rows], weight_VD)
                 _become_probs(grad_TV, targets_T[rows], ctx.law.of(rows))
@@ -81,18 +82,21 @@ class _HeadLogProbs(torch.autograd.Function):
 
 
 def _blocks(count: int, vocab_size: int) -> list[slice]:
-    """The rows of each block; a single empty one where there are none."""
+    """Return the rows of each block, or a single empty block if there are no rows."""
     size = max(1, HELD // vocab_size)
     return [slice(start, min(start + size, count)) for start in range(0, max(1, count), size)]
 
 
 def _logits(hidden_TD: Tensor, weight_VD: Tensor) -> Tensor:
-    """(T, V) in new memory. One product serves all rows: in chunks each would read all weights."""
+    """Return logits (T, V) in new memory.
+
+    One product serves all rows: in chunks, each product would read all weights.
+    """
     return widened(hidden_TD @ weight_VD.t())
 
 
 def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tensor, Tensor]:
-    """Turns logits into probabilities in place; returns log p(target) and the entropy, (T,)."""
+    """Turn logits into probabilities in place; return log p(target) and the entropy, (T,)."""
     count = len(logits_TV)
     log_probs_T = logits_TV.new_empty(count)
     entropy_T = logits_TV.new_empty(count)
@@ -109,8 +113,8 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
         log_total = total.log()
         log_probs_T[rows] = chosen - log_total
         probs.div_(total[:, None])
-        if law.early_T is not None:  # else all logits are finite
-            # The entropy is -sum p log p. xlogy would be exact for p = 0; a clamp costs less.
+        if law.early_T is not None:  # otherwise all logits are finite
+            # The entropy is -sum p log p. xlogy would be exact for p = 0, but a clamp costs less.
             logits.clamp_(min=torch.finfo(logits.dtype).min)
         entropy_T[rows] = log_total - torch.linalg.vecdot(probs, logits)
         logits_TV[rows] = probs
@@ -118,8 +122,10 @@ def _become_probs(logits_TV: Tensor, targets_T: Tensor, law: _Law) -> tuple[Tens
 
 
 def _become_gradient(probs_TV: Tensor, targets_T: Tensor, scale_T: Tensor) -> None:
-    """Turns probabilities in place into the gradient of log p(target) times `scale_T`, by logits
-    before the temperature."""
+    """Turn probabilities, in place, into the gradient of log p(target) times `scale_T`.
+
+    The gradient is with respect to the logits before the temperature.
+    """
     probs_TV.mul_(-scale_T[:, None])
     probs_TV.scatter_add_(1, targets_T[:, None], scale_T[:, None])
 
@@ -134,11 +140,11 @@ def response_log_probs(
     min_new_tokens: int,
     end_ids: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """log p(target | input) and the entropy of p, both (B, S), 0 off the mask, in nats.
+    """Return log p(target | input) and the entropy of p, both (B, S), 0 off the mask, in nats.
 
-    p is the law that responses are sampled from: logits divided by `temperature`, `end_ids`
-    impossible among a row's first `min_new_tokens` - 1 sampled tokens. Only positions on the mask
-    run through the head. The entropy carries no gradient.
+    p is the distribution that responses are sampled from: logits are divided by `temperature`, and
+    `end_ids` are impossible among a row's first `min_new_tokens` - 1 sampled tokens. Only positions
+    on the mask run through the head. The entropy carries no gradient.
     """
     return state_log_probs(
         model,
@@ -152,7 +158,7 @@ def response_log_probs(
 
 
 def response_states(model: Policy, input_ids: Tensor, response_mask: Tensor) -> Tensor:
-    """Hidden states (T, D) of the positions that predict a response token, row by row."""
+    """Return the hidden states (T, D) that predict a response token, in the order of rows."""
     return model.states_at(input_ids, response_mask)
 
 
@@ -166,7 +172,7 @@ def state_log_probs(
     min_new_tokens: int,
     end_ids: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """What `response_log_probs` gives, from the `response_states` of the input."""
+    """Return the result of `response_log_probs`, from the `response_states` of the input."""
     hidden_TD, weight_VD = model.head_operands(hidden_TD)
     early_T = None
     if min_new_tokens > 1:

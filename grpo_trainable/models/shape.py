@@ -1,42 +1,75 @@
-"""What is known of a policy before its weights are read. Only the standard library is imported."""
+"""Facts about a policy that are known before its weights are read.
+
+Only the standard library is imported.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-# Probabilities that scoring holds at a time, 256 MiB in float32. What is more is computed twice.
+# Maximum number of probabilities that scoring holds at a time, 256 MiB in float32. Beyond that it
+# computes all of them twice.
 HELD = 1 << 26
 
 
 class PolicySettings(Protocol):
-    """Which policy a trial starts from, and how it is held and trained: `config.model`."""
+    """The policy that a trial starts from, and its form in memory and training: `config.model`."""
 
     @property
-    def preset(self) -> str: ...
+    def preset(self) -> str:
+        """Name of the shape, if `path` is not set."""
+        ...
+
     @property
-    def path(self) -> str | None: ...
+    def path(self) -> str | None:
+        """Directory or hub id of the policy."""
+        ...
+
     @property
-    def env(self) -> str | None: ...
+    def env(self) -> str | None:
+        """Environment that the policy acts in."""
+        ...
+
     @property
-    def dtype(self) -> str: ...
+    def dtype(self) -> str:
+        """Precision of the body."""
+        ...
+
     @property
-    def head_fp32(self) -> bool: ...
+    def head_fp32(self) -> bool:
+        """True to compute the head in float32."""
+        ...
+
     @property
-    def gradient_checkpointing(self) -> bool: ...
+    def gradient_checkpointing(self) -> bool:
+        """True to recompute activations in the backward pass."""
+        ...
+
     @property
-    def packing(self) -> bool: ...
+    def packing(self) -> bool:
+        """True to compute each distinct token once."""
+        ...
+
     @property
-    def lora_rank(self) -> int | None: ...
+    def lora_rank(self) -> int | None:
+        """Rank of the adapters; None without adapters."""
+        ...
+
     @property
-    def lora_alpha(self) -> float | None: ...
+    def lora_alpha(self) -> float | None:
+        """Numerator of the adapters' scale; None for the default."""
+        ...
+
     @property
-    def lora_targets(self) -> str: ...
+    def lora_targets(self) -> str:
+        """Layers with adapters."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyShape:
-    """What a prompt must fit, and how many tokens can be sampled."""
+    """The limits that a policy sets to prompts and sampled tokens."""
 
-    context_length: int  # tokens of a prompt and its response together, at most
+    context_length: int  # maximum tokens of a prompt plus its response
     vocab_size: int

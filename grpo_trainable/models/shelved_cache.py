@@ -1,10 +1,12 @@
 """A key-value cache for rows that come and go at different times.
 
-A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row, prompt
-and response counted together, lies in column t. A batched product over C columns costs as much for
-a short row as for a long one, so rows lie on shelves: the last has as many columns as a row can
-have, the one before it half of them, and so on. A row that has filled its shelf moves to the next;
-so half of the columns at least hold tokens, but for the shortest rows.
+A rows in the batch, L layers, N heads, H head size, C columns of a shelf. Token t of a row,
+counting prompt and response together, is in column t.
+
+A batched product over C columns costs as much for a short row as for a long one, so rows are on
+shelves. The last shelf has as many columns as a row can have, the one before it half of them, and
+so on. A row that has filled its shelf moves to the next. At least half of the columns therefore
+hold tokens, except for the shortest rows.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from grpo_trainable.models.kv_cache import attention, run_prompts, run_tokens
 from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.transformer import TransformerLM
 
-SHORTEST = 32  # columns of a shelf at least, where rows can have as many tokens
+SHORTEST = 32  # fewest columns of a shelf, unless rows are limited to fewer tokens
 
 
 def shelf_columns(most: int) -> list[int]:
-    """Columns of each shelf, the shortest first, for rows of at most `most` tokens."""
+    """Return the columns of each shelf, shortest first, for rows of at most `most` tokens."""
     columns = most
     found = [columns]
     while (columns := -(-columns // 2)) >= SHORTEST:
@@ -38,15 +40,21 @@ class Shelf:
         self, config: ModelConfig, columns: int, places: int, device: torch.device
     ) -> None:
         self.columns = columns
-        self.rows: list[int] = []  # which row of the batch lies at each place
-        self.lengths: list[int] = []  # its tokens
+        self.rows: list[int] = []  # row of the batch at each place
+        self.lengths: list[int] = []  # number of its tokens
         shape = (config.num_layers, 2, places, config.num_heads, columns, config.head_dim)
         self._storage = torch.empty(shape, device=device)
         self._device = device
 
     def add(self, rows: Sequence[int], lengths: Sequence[int], source: Tensor, at: Tensor) -> None:
-        """Puts rows behind the others: keys and values `at` these places of `source`
-        (L, 2, any, N, any, H)."""
+        """Append rows.
+
+        Args:
+            rows: Rows of the batch.
+            lengths: Number of tokens of each row.
+            source: Keys and values, (L, 2, any, N, any, H).
+            at: Index of each row in the third dimension of `source`.
+        """
         here = slice(len(self.rows), len(self.rows) + len(rows))
         filled = min(self.columns, source.shape[4])
         for own, other in zip(self._storage, source, strict=True):
@@ -57,13 +65,13 @@ class Shelf:
         self.lengths += lengths
 
     def move(self, places: Sequence[int], shelf: Shelf) -> None:
-        """Moves the rows at these places behind those of another shelf."""
+        """Move the rows at these places to the end of another shelf."""
         rows, lengths = ([of[place] for place in places] for of in (self.rows, self.lengths))
         shelf.add(rows, lengths, self._storage, torch.tensor(places, device=self._device))
         self.remove(places)
 
     def remove(self, places: Sequence[int]) -> None:
-        """Removes the rows at these places; the last ones take their places."""
+        """Remove the rows at these places. The last rows take their places."""
         left, gone = len(self.rows) - len(places), set(places)
         holes = [place for place in places if place < left]
         movers = [place for place in range(left, len(self.rows)) if place not in gone]
@@ -75,7 +83,7 @@ class Shelf:
             del of[left:]
 
     def begin_token(self) -> Tensor:
-        """Makes ready for one more token a row; returns its position (rows here,)."""
+        """Prepare for one more token per row, and return its position, (rows here,)."""
         at = torch.tensor(self.lengths, device=self._device)
         hidden = torch.arange(self.columns, device=self._device) > at[:, None]
         bias = torch.zeros(hidden.shape, device=self._device).masked_fill_(hidden, -torch.inf)
@@ -85,7 +93,7 @@ class Shelf:
         return at
 
     def attend(self, layer: int, query: Tensor, new_keys: Tensor, new_values: Tensor) -> Tensor:
-        """As `run_tokens` asks, for the rows here and one token each."""
+        """Attend for the rows here, with one token each, as `run_tokens` requires."""
         keys, values = self._storage[layer, :, : len(self.rows)]
         keys[self._new] = new_keys[:, 0]
         values[self._new] = new_values[:, 0]
@@ -96,7 +104,7 @@ class ShelvedCache:
     """The keys and values of the A rows in a batch, at most `places` of them."""
 
     def __init__(self, config: ModelConfig, columns: int, places: int, device: torch.device):
-        """`columns`: tokens that a row has at most."""
+        """Set up a cache for at most `places` rows of at most `columns` tokens."""
         self._config, self._places, self._device = config, places, device
         self._shelves: dict[int, Shelf | None] = dict.fromkeys(shelf_columns(columns))
         self._count = 0  # A
@@ -108,10 +116,13 @@ class ShelvedCache:
         lengths: Sequence[int],
         fan_out: Sequence[int],
     ) -> Tensor:
-        """Adds rows behind those of the batch: row i begins with prompt `fan_out[i]`. Returns the
-        hidden states (prompts, S, D).
+        """Append rows to the batch, and return the hidden states (prompts, S, D) of their prompts.
 
-        `prompt_ids` (prompts, S) is padded on the right; `lengths` says how many tokens each has.
+        Args:
+            model: The policy.
+            prompt_ids: Prompts, (prompts, S), padded on the right.
+            lengths: Number of tokens of each prompt.
+            fan_out: Index of each new row's prompt.
         """
         computed: list[Tensor] = []
         hidden = run_prompts(
@@ -134,7 +145,7 @@ class ShelvedCache:
         return hidden
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keeps only these of the A rows, which are in order."""
+        """Keep only these of the A rows, given in order."""
         new = {row: i for i, row in enumerate(rows)}
         for shelf in self._used():
             shelf.remove([place for place, row in enumerate(shelf.rows) if row not in new])
@@ -142,10 +153,11 @@ class ShelvedCache:
         self._count = len(rows)
 
     def clear(self) -> None:
+        """Remove all rows."""
         self.keep([])
 
     def decode(self, model: TransformerLM, tokens: Tensor) -> Tensor:
-        """Hidden states (A, D) after one more token a row, `tokens` (A,)."""
+        """Return the hidden states (A, D) after one more token per row, `tokens` (A,)."""
         self._move_up()
         shelves = self._used()
         order = torch.tensor([row for shelf in shelves for row in shelf.rows], device=self._device)
@@ -164,7 +176,7 @@ class ShelvedCache:
         return torch.empty_like(hidden).index_copy_(0, order, hidden)
 
     def _move_up(self) -> None:
-        """Moves rows without room for another token to the next shelf."""
+        """Move rows without room for another token to the next shelf."""
         for columns, more in pairwise(self._shelves):
             shelf = self._shelves[columns]
             if shelf is None:

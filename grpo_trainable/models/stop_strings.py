@@ -1,8 +1,8 @@
-"""Where sampled tokens complete a stop string.
+"""Search for the sampled token that completes a stop string.
 
-A token can complete a string only if the string ends inside it: the token contains the string, or
-begins with an end of it. Few tokens do, and they are known beforehand, so only rows that have just
-sampled one are looked at.
+A token can complete a string only if the string ends inside it. The token then contains the string,
+or begins with a suffix of it. There are few such tokens and they are known beforehand, so only rows
+that have just sampled one are searched.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from grpo_trainable.models.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """The strings after which a response ends, in terms of one tokenizer.
+    """The strings after which a response ends, for one tokenizer.
 
-    A response is a sequence of bytes, and so is a string: it may begin in the middle of a token and
+    Responses and strings are sequences of bytes. A string may begin in the middle of one token and
     end in the middle of another.
     """
 
@@ -30,8 +30,14 @@ class StopStrings:
         vocab_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """`token_bytes`: what each token of the tokenizer stands for; a policy of `vocab_size` may
-        have more tokens, which stand for nothing."""
+        """Prepare the search for `strings`.
+
+        Args:
+            strings: The stop strings.
+            token_bytes: The bytes of each token of the tokenizer.
+            vocab_size: Number of tokens of the policy. Tokens beyond the tokenizer's have no bytes.
+            device: Device of `may_complete`.
+        """
         self._strings = [string.encode() for string in strings]
         self._token_bytes = [*token_bytes, *[b""] * (vocab_size - len(token_bytes))]
         self._longest = max(map(len, self._strings))
@@ -45,21 +51,24 @@ class StopStrings:
         )
 
     def completed(self, ids: Sequence[int]) -> bool:
-        """Whether the last of the tokens completes a string."""
+        """Return True if the last of the tokens completes a string."""
         last, before = self._token_bytes[ids[-1]], b""
         for index in reversed(ids[:-1]):
             if len(before) >= self._longest - 1:
                 break
             before = self._token_bytes[index] + before
         text = before + last
-        # One that lies before the last token was completed earlier.
+        # A string that ends before the last token was completed earlier.
         return any(
             text.find(string, max(0, len(before) - len(string) + 1)) >= 0
             for string in self._strings
         )
 
     def first_completed(self, ids: Tensor, start: int = 0) -> int | None:
-        """Which of the tokens (R,), from number `start` on, is the first to complete a string."""
+        """Return the index of the first token, from `start` on, that completes a string, or None.
+
+        `ids` is (R,).
+        """
         likely = self.may_complete[ids[start:]].nonzero()[:, 0] + start
         listed = ids.tolist()
         return next((t for t in likely.tolist() if self.completed(listed[: t + 1])), None)
@@ -69,9 +78,9 @@ class StopStrings:
 def stops_of(
     strings: tuple[str, ...], tokenizer: Tokenizer, vocab_size: int, device: torch.device
 ) -> StopStrings | None:
-    """The stop strings of a request's limits; None where it has none.
+    """Return the stop strings of a request's limits, or None if it has none.
 
     Raises:
-        ValueError: what a token of the tokenizer stands for depends on others.
+        ValueError: The bytes of a token of the tokenizer depend on other tokens.
     """
     return StopStrings(strings, tokenizer.token_bytes, vocab_size, device) if strings else None

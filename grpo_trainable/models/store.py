@@ -1,5 +1,8 @@
-"""A policy on disk: a directory of ours (config.json, policy.safetensors, tokenizer.json) or one of
-transformers. What can be known of it without its weights is in `directory.py`."""
+"""Policies on disk: building, loading and saving them.
+
+A directory holds a policy of this package (config.json, policy.safetensors, tokenizer.json) or a
+model of transformers. `directory.py` has everything that can be known without the weights.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ if TYPE_CHECKING:
     from grpo_trainable.models.hf.lora import LoraPolicy
     from grpo_trainable.models.hf.policy import HFPolicy
 
-# Called with `config.model` and a seed, returns (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
+# Called with `config.model` and a seed. Returns (ActingPolicy, Tokenizer); see `DESCRIBE_ACTING`.
 BUILD_ACTING = "grpo_trainable.control.policy:build_control_policy"
 
-# ---- Of ours -----------------------------------------------------------------------------------
+# ---- Policies of this package ------------------------------------------------------------------
 
 
 def save_policy(
@@ -44,7 +47,7 @@ def save_policy(
     tokenizer: Tokenizer,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Writes the three files; weights are stored as `dtype`, a tied head once."""
+    """Write the three files of a policy. Weights are stored as `dtype`, a tied head once."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {
@@ -57,10 +60,11 @@ def save_policy(
 
 
 def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
-    """The float32 policy and its tokenizer.
+    """Load the float32 policy and its tokenizer.
 
     Raises:
-        ValueError: the directory is not a policy of ours, in one line that names the file.
+        ValueError: The directory is not a policy of this package. The message is one line and names
+            the file.
     """
     directory = Path(directory)
     config, tokenizer = read_own(directory)
@@ -74,14 +78,14 @@ def load_policy(directory: str | Path) -> tuple[TransformerLM, Tokenizer]:
     return model, tokenizer
 
 
-# ---- Of either kind ----------------------------------------------------------------------------
+# ---- Policies of any kind ----------------------------------------------------------------------
 
 
 def build_any_policy(model: PolicySettings, seed: int) -> tuple[NamedWeights, Tokenizer]:
-    """The policy that a config's `model` names: a language model, or what acts in `model.env`.
+    """Build the policy that `config.model` names: a language model, or one for `model.env`.
 
     Raises:
-        ValueError: as `build_policy`, or the environment cannot be had.
+        ValueError: For the same reasons as in `build_policy`, or the environment is unavailable.
     """
     return build_policy(model, seed) if model.env is None else _build_acting(model, seed)
 
@@ -91,13 +95,14 @@ def _build_acting(model: PolicySettings, seed: int) -> tuple[ActingPolicy, Token
 
 
 def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
-    """The language model that a config's `model` names, as it is before any training, on the CPU: a
-    directory's, one that ships, or random weights of a preset. Engines and the reference have it.
+    """Build the language model that `config.model` names, before any training, on the CPU.
 
-    Random weights are drawn from `seed` and have the tokenizer of the shipped story policy.
+    Its weights come from a directory, from a shipped policy, or at random for a preset. Random
+    weights are drawn from `seed`, with the tokenizer of the shipped story policy. Engines and the
+    reference use this policy.
 
     Raises:
-        ValueError: the directory cannot be used, in one line that begins with it.
+        ValueError: The directory cannot be used. The message is one line that begins with it.
     """
     policy, tokenizer = _unpacked(model, seed)
     if model.packing:
@@ -110,12 +115,12 @@ def build_policy(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 
 def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
     if model.env is not None:
-        raise ValueError(f"{model.env}: the policy that acts in it is no language model")
+        raise ValueError(f"{model.env}: the policy of this environment is not a language model")
     directory = policy_directory(model)
     if directory is None:
         return TransformerLM(PRESETS[model.preset], seed), read_tokenizer(None)
     if is_hugging_face(directory):
-        tokenizer = hf_directory.read_tokenizer(directory)  # what fails fast comes first
+        tokenizer = hf_directory.read_tokenizer(directory)  # first, because it fails fast
         return _load_hf(model, directory), tokenizer
     refuse_settings_of_hugging_face(model, directory)
     return load_policy(directory)
@@ -124,10 +129,10 @@ def _unpacked(model: PolicySettings, seed: int) -> tuple[Policy, Tokenizer]:
 def build_any_trained_policy(
     model: PolicySettings, seed: int, *, adapters_apart: bool = False
 ) -> tuple[NamedWeights, Tokenizer]:
-    """The same for the learner.
+    """Build the policy of `build_any_policy` for the learner.
 
     Raises:
-        ValueError: as `build_any_policy`.
+        ValueError: For the same reasons as in `build_any_policy`.
     """
     if model.env is not None:
         return _build_acting(model, seed)
@@ -137,12 +142,14 @@ def build_any_trained_policy(
 def build_trained_policy(
     model: PolicySettings, seed: int, *, adapters_apart: bool = False
 ) -> tuple[Policy, Tokenizer]:
-    """The same policy for the learner: with adapters and gradient checkpointing where these are
-    asked for. Its `weights` have the names and shapes of those that `build_policy` gives, or with
-    `adapters_apart` those of the policy that `build_adapted_policy` gives.
+    """Build the policy of `build_policy` for the learner.
+
+    It has adapters and gradient checkpointing if the settings request them. Its `weights` have the
+    names and shapes of those of `build_policy`. With `adapters_apart` they have those of
+    `build_adapted_policy`.
 
     Raises:
-        ValueError: as `build_policy`.
+        ValueError: For the same reasons as in `build_policy`.
     """
     if model.lora_rank is None:
         policy, tokenizer = build_policy(model, seed)
@@ -157,11 +164,12 @@ def build_trained_policy(
 
 
 def build_adapted_policy(model: PolicySettings, seed: int) -> tuple[HFPolicy, Tokenizer]:
-    """The same policy for an engine that samples with adapters beside the model, which computes as
-    the learner's does.
+    """Build the policy for an engine that samples with adapters beside the model.
+
+    It computes exactly as the learner's policy does.
 
     Raises:
-        ValueError: as `build_policy`.
+        ValueError: For the same reasons as in `build_policy`.
     """
     policy, tokenizer = _adapted(model, seed, apart=True)
     return policy.base, tokenizer

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by what one JSON file of the library `tokenizers` says."""
+"""Conversion of text to token ids and back, with a JSON file of the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PAD = "<|pad|>"
 
 
 class Tokenizer:
-    """A tokenizer with the ids that end a response and one for padding.
+    """A tokenizer with ids that end a response and an id for padding.
 
-    Special tokens are only ever added by id: spelt out in a text they are ordinary characters.
+    Special tokens are only ever added by id. Spelled out in a text, they are ordinary characters.
     """
 
     eos_id: int  # the first of `end_ids`
     end_ids: tuple[int, ...]  # any of them ends a response
-    pad_id: int  # stands where there is no token; one of `end_ids` may do so
+    pad_id: int  # fills positions without a token; may be one of `end_ids`
     vocab_size: int  # every id is below it
 
     def __init__(
@@ -44,12 +44,19 @@ class Tokenizer:
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, digits_alone: bool = False
     ) -> Tokenizer:
-        """Trains a byte-level BPE of at most `vocab_size` tokens: 256 bytes, an end-of-text and a
-        padding token, merges of `texts`.
+        """Train a byte-level BPE of at most `vocab_size` tokens.
 
-        Any text survives `decode(encode(text))`. A newline is always a token of its own, so the ids
-        of a prompt that ends in one are a prefix of the ids of prompt + response. With
-        `digits_alone` each digit is a token of its own as well.
+        The tokens are 256 bytes, end-of-text, padding, and merges of `texts`. Any text survives
+        `decode(encode(text))`. A newline is always a separate token, so the ids of a prompt that
+        ends in one are a prefix of the ids of prompt + response.
+
+        Args:
+            texts: Texts to learn the merges from.
+            vocab_size: The most tokens, at least 258.
+            digits_alone: Make each digit a separate token too.
+
+        Raises:
+            ValueError: `vocab_size` is too small.
         """
         if vocab_size < 258:
             raise ValueError(f"vocab_size={vocab_size}: must be >= 258 (256 bytes, 2 special)")
@@ -73,10 +80,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Reads a tokenizer that `save` has written after `train`.
+        """Read a tokenizer that `save` wrote after `train`.
 
         Raises:
-            ValueError: the file cannot be read or is not such a tokenizer, in one line.
+            ValueError: The file cannot be read or is not such a tokenizer. The message is one line.
         """
         backend = read_backend(path)
         try:
@@ -86,10 +93,10 @@ class Tokenizer:
 
     @classmethod
     def of_ours(cls, backend: tokenizers.Tokenizer) -> Tokenizer:
-        """A tokenizer with the special tokens of this package.
+        """Wrap a tokenizer that has the special tokens of this package.
 
         Raises:
-            ValueError: it lacks one of them.
+            ValueError: It lacks one of them.
         """
         eos_id, pad_id = backend.token_to_id(END_OF_TEXT), backend.token_to_id(PAD)
         if eos_id is None or pad_id is None:
@@ -98,19 +105,22 @@ class Tokenizer:
         return cls(backend, end_ids=(eos_id,), pad_id=pad_id)
 
     def save(self, path: str | Path) -> None:
+        """Write the tokenizer as JSON."""
         Path(path).write_text(self._backend.to_str(pretty=False) + "\n", encoding="utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` alone: no special token is added."""
+        """Return the ids of `text` alone, without added special tokens."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of `text` after those with which the tokenizer begins every text, such as the
-        beginning-of-text token of Llama."""
+        """Return the ids of `text`, after those that the tokenizer puts before every text.
+
+        An example of the latter is Llama's beginning-of-text token.
+        """
         return [*self._prefix, *self.encode(text)]
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+        """Return the ids of a text that spells out special tokens, as a chat template writes it."""
         self._backend.encode_special_tokens = False
         try:
             return self.encode(text)
@@ -124,7 +134,7 @@ class Tokenizer:
         return tuple(dict.fromkeys(ids))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`. Special tokens and ids outside the vocabulary are left out.
+        """Return the text of `ids`, without special tokens and ids outside the vocabulary.
 
         A policy's head may be wider than the tokenizer, so such ids can be sampled.
         """
@@ -133,15 +143,15 @@ class Tokenizer:
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each token stands for, by id; none for a special token.
+        """The bytes of each token, by id; empty for special tokens.
 
         Raises:
-            ValueError: what a token stands for depends on others.
+            ValueError: The bytes of a token depend on other tokens.
         """
         return token_bytes(self._backend, self.vocab_size)
 
     def is_part_of(self, other: Tokenizer) -> bool:
-        """Whether every token of this one is the same token, by the same id, of the other."""
+        """Return True if every token of this tokenizer has the same id in the other."""
         own, others = (t._backend.get_vocab(with_added_tokens=True) for t in (self, other))
         return own.items() <= others.items()
 
@@ -154,29 +164,31 @@ class Tokenizer:
 
 @functools.lru_cache(maxsize=4)
 def _parsed(content: str) -> tokenizers.Tokenizer:
-    """Parsed once in a process, in which several roles read the same file; encoding and decoding
-    leave it as it is."""
+    """Parse the content of a tokenizer file, once per process.
+
+    Several roles of a process read the same file. Encoding and decoding do not change the result.
+    """
     return tokenizers.Tokenizer.from_str(content)
 
 
 def read_backend(path: str | Path) -> tokenizers.Tokenizer:
-    """What a tokenizer.json holds.
+    """Read a tokenizer.json.
 
     Raises:
-        ValueError: the file cannot be read or is no such file, in one line.
+        ValueError: The file cannot be read or is not such a file. The message is one line.
     """
     try:
         return _parsed(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: cannot read the tokenizer ({error.strerror})") from error
-    # The Rust library raises a bare Exception for JSON that it does not understand.
+    # The Rust library raises a bare Exception for JSON that it cannot interpret.
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not a tokenizer file ({reason})") from error
 
 
 def _prefix(backend: tokenizers.Tokenizer) -> list[int]:
-    """The ids that the tokenizer's own template puts before a text."""
+    """Return the ids that the tokenizer's template puts before a text."""
     encoded = backend.encode("a", add_special_tokens=True)
     marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
     return [token for token, _ in takewhile(lambda pair: pair[1], marked)]
@@ -185,18 +197,19 @@ def _prefix(backend: tokenizers.Tokenizer) -> list[int]:
 # ---- The bytes of each token ---------------------------------------------------------------------
 
 
-# What the decoders of SentencePiece tokenizers are made of. `Strip` takes away a space at the very
-# beginning of a text, and is left out here: a response follows its prompt.
+# The decoders that make up those of SentencePiece tokenizers. `Strip` removes a space at the very
+# beginning of a text. It is ignored here, because a response follows its prompt.
 _SENTENCE_PIECE = {"Replace", "Metaspace", "ByteFallback", "Fuse", "Strip"}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[bytes]:
-    """The bytes that each token adds to a text, by token id; none for a special token, which
-    decoding leaves out, and for an id without a token.
+    """Return the bytes that each token adds to a text, by token id.
+
+    They are empty for special tokens, which decoding leaves out, and for ids without a token.
 
     Raises:
-        ValueError: what a token stands for depends on others, as with WordPiece.
+        ValueError: The bytes of a token depend on other tokens, as with WordPiece.
     """
     decoder = json.loads(backend.to_str())["decoder"]
     read = _reader(decoder)
@@ -209,7 +222,7 @@ def token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[bytes]:
 
 
 def _reader(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:
-    """What turns the spelling of a token into its bytes."""
+    """Return the function that turns the spelling of a token into its bytes."""
     parts = _parts(decoder)
     kinds = [part["type"] for part in parts]
     if kinds == ["ByteLevel"]:
@@ -229,7 +242,7 @@ def _parts(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
     def read(token: str) -> bytes:
-        # An added token may hold characters that stand for no byte; it is meant literally then.
+        # An added token may contain characters that stand for no byte. It is then literal text.
         known = all(character in byte_of for character in token)
         return bytes(byte_of[character] for character in token) if known else token.encode()
 
@@ -237,7 +250,10 @@ def _byte_level(byte_of: Mapping[str, int]) -> Callable[[str], bytes]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's spelling of bytes: those that print stand for themselves, the others follow 255."""
+    """Return GPT-2's spelling of bytes, as character -> byte.
+
+    Printable bytes stand for themselves. The others follow 255.
+    """
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {
@@ -260,7 +276,7 @@ def _sentence_piece(parts: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes
 
 
 def _replacement(part: Mapping[str, Any]) -> tuple[str, str]:
-    """Which characters a decoder replaces, and by what."""
+    """Return the characters that a decoder replaces, and their replacement."""
     if part["type"] == "Metaspace":
         return part["replacement"], " "
     return part["pattern"]["String"], part["content"]

@@ -29,11 +29,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised x."""
         return F.rms_norm(x, self.weight.shape, self.weight, RMS_EPS)
 
 
 def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """The tables (cos, cos) and (-sin, sin) for `rotate`, each (context_length, head_dim)."""
+    """Return the tables (cos, cos) and (-sin, sin), each (context_length, head_dim)."""
     half = config.head_dim // 2
     frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
     angle = torch.arange(config.context_length, dtype=torch.float64)[:, None] * frequency
@@ -42,14 +43,16 @@ def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (arXiv 2104.09864): pairs (i, i + H/2) of the last axis are turned.
+    """Rotate the pairs (i, i + H/2) of the last axis: rotary position embedding (arXiv 2104.09864).
 
-    x (..., H); cos and sin, rows of `rope_tables`, broadcast to it.
+    x is (..., H). cos and sin are rows of `rope_tables` that broadcast to it.
     """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
+    """Causal multi-head self-attention with rotary positions."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
@@ -57,15 +60,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def project(self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
+        """Return rotated queries and keys (2, B, N, S, H), and values (B, N, S, H)."""
         b, s, _ = x_BSD.shape
         qkv = self.qkv(x_BSD).view(b, s, 3, self.num_heads, self.head_dim)
-        qk, v = qkv.split((2, 1), dim=2)  # the gradients of slices would each fill all three
+        qk, v = qkv.split((2, 1), dim=2)  # with slices, each gradient would fill all three
         qk = rotate(qk.permute(2, 0, 3, 1, 4), cos_SH, sin_SH)
         return qk, v.squeeze(2).transpose(1, 2)
 
     def attend(self, qk: Tensor, v_BNSH: Tensor) -> Tensor:
-        """Causal attention and the output projection, (B, S, D)."""
+        """Return causal attention after the output projection, (B, S, D)."""
         q_BNSH, k_BNSH = qk.unbind()
         out_BNSH = F.scaled_dot_product_attention(q_BNSH, k_BNSH, v_BNSH, is_causal=True)
         return self.out(out_BNSH.transpose(1, 2).flatten(2))
@@ -73,7 +76,10 @@ class Attention(nn.Module):
     def forward(
         self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, packing: Packing | None = None
     ) -> Tensor:
-        """`packing`: x is one row, of the T tokens that it packs."""
+        """Return attention (B, S, D) of x.
+
+        With `packing`, x is a single row with the T tokens that it packs.
+        """
         if packing is None:
             return self.attend(*self.project(x_BSD, cos_SH, sin_SH))
         return self._attend_packed(x_BSD, cos_SH, sin_SH, packing)
@@ -81,7 +87,7 @@ class Attention(nn.Module):
     def _attend_packed(
         self, x_1TD: Tensor, cos_TH: Tensor, sin_TH: Tensor, packing: Packing
     ) -> Tensor:
-        """Each row attends to its own tokens, and the projections run once a token."""
+        """Let each row attend to its own tokens, and run the projections once per token."""
         heads = (self.num_heads, self.head_dim)
         qkv = self.qkv(x_1TD[0]).unflatten(-1, (3, *heads))
         qk, v = qkv.split((2, 1), dim=1)
@@ -94,7 +100,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x) (arXiv 2002.05202); gate and up are one matrix, (2 F, D)."""
+    """down(silu(gate x) * up x) (arXiv 2002.05202). gate and up are one matrix, (2 F, D)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -102,11 +108,14 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return the output (B, S, D) of x."""
         gate, up = self.gate_up(x_BSD).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
+    """One layer: attention and SwiGLU, each after a norm and added to its input."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.d_model)
@@ -117,23 +126,24 @@ class Block(nn.Module):
     def forward(
         self, x_BSD: Tensor, cos_SH: Tensor, sin_SH: Tensor, packing: Packing | None = None
     ) -> Tensor:
+        """Return the output (B, S, D) of x."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), cos_SH, sin_SH, packing)
         return x_BSD + self.mlp(self.mlp_norm(x_BSD))
 
 
 def _checkpointed(block: Block, *inputs: Tensor | Packing | None) -> Tensor:
-    """The output of a block whose activations are computed again in the backward pass."""
-    from torch.utils.checkpoint import checkpoint  # loads much of torch that is not needed else
+    """Return the output of a block that recomputes its activations in the backward pass."""
+    from torch.utils.checkpoint import checkpoint  # loads much of torch that is otherwise unused
 
     return cast("Tensor", checkpoint(block, *inputs, use_reentrant=False))
 
 
 class TransformerLM(Policy):
-    """A causal language model; weights are drawn from `seed` alone, or left to who fills them in
-    when it is None.
+    """A causal language model.
 
-    `hidden_states` and `head_weight` are apart so that a caller projects only the positions it
-    needs: the head is the largest matrix of a small policy.
+    Weights are drawn from `seed` alone. With `seed=None` the caller fills them in. `hidden_states`
+    and `head_weight` are separate so that a caller can project only the positions it needs: the
+    head is the largest matrix of a small policy.
     """
 
     cos: Tensor
@@ -144,7 +154,7 @@ class TransformerLM(Policy):
         self.config = config
         self.context_length, self.vocab_size = config.context_length, config.vocab_size
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        # It is registered as a ModuleList and typed by its content.
+        # Registered as a ModuleList, but typed by its content.
         blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.blocks = cast("list[Block]", blocks)
         self.final_norm = RMSNorm(config.d_model)
@@ -161,7 +171,10 @@ class TransformerLM(Policy):
         self._store_by_column()
 
     def _initialise(self, seed: int) -> None:
-        """Truncated normal, std 0.02; residual outputs divided by sqrt(2 layers) as in GPT-2."""
+        """Draw weights from a truncated normal with std 0.02.
+
+        For residual outputs the std is divided by sqrt(2 layers), as in GPT-2.
+        """
         generator = torch.Generator().manual_seed(seed)
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, parameter in self.named_parameters():
@@ -172,11 +185,11 @@ class TransformerLM(Policy):
                 )
 
     def _store_by_column(self) -> None:
-        """Stores the matrices by column; as tensors they stay the same.
+        """Store the matrices by column. As tensors they stay the same.
 
-        A product of a few dozen rows with weights that have to come from memory is then up to a
-        sixth faster, and training takes as long. A tied head stays by row: its rows are looked up
-        as embeddings.
+        A product of a few dozen rows with weights that come from memory is then up to a sixth
+        faster, and training takes equally long. A tied head stays stored by row, because its rows
+        are looked up as embeddings.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear) and module.weight is not self.embedding.weight:
@@ -188,17 +201,19 @@ class TransformerLM(Policy):
         return self.head.weight
 
     def layers(self) -> Sequence[nn.Module]:
+        """Return the blocks, in order."""
         return self.blocks
 
     def pack_rows(self) -> None:
+        """Make `states_at` compute each token once."""
         self._packs = True
 
     def checkpoint_gradients(self) -> None:
-        """Has each block compute its activations again in the backward pass."""
+        """Make each block recompute its activations in the backward pass."""
         self._checkpoints_gradients = True
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
-        """Hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
+        """Return the hidden states (B, S, D) of ids (B, S), normalised and ready for the head.
 
         Raises:
             ValueError: S is longer than the context.
@@ -208,6 +223,7 @@ class TransformerLM(Policy):
         return self._states(input_ids, self.cos[:length], self.sin[:length])
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return the hidden states (T, D) at the T positions of `wanted`, bool (B, S)."""
         if not self._packs:
             return super().states_at(input_ids, wanted)
         self.refuse_too_long(input_ids.shape[1])
@@ -225,5 +241,5 @@ class TransformerLM(Policy):
         return self.final_norm(x_BSD)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits (B, S, V) of ids (B, S)."""
+        """Return the logits (B, S, V) of ids (B, S)."""
         return self.head(self.hidden_states(input_ids))

@@ -1,1 +1,1 @@
-"""How weights travel. `config/transport_catalog.py` lists the transports."""
+"""Transports of weights from learner to generators. `config/transport_catalog.py` lists them."""

@@ -18,7 +18,7 @@ from grpo_trainable.transports.shm import SharedWeights, ShmReceiver, ShmSender
 
 
 def machine() -> str:
-    """The id by which Ray knows this machine; two containers of one host have two."""
+    """Return Ray's id of this machine. Two containers of one host have two ids."""
     return ray.get_runtime_context().get_node_id()
 
 
@@ -35,10 +35,15 @@ class ByMachineSender:
     """Publishes every snapshot both ways, so a generator may be replaced on any machine."""
 
     def __init__(self, far_machines: int = 0) -> None:
-        """`far_machines`: how many machines fetch, without this one."""
+        """Set up both senders.
+
+        Args:
+            far_machines: Number of machines that fetch, not counting this one.
+        """
         self._near, self._far = ShmSender(), ObjectStoreSender(far_machines)
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> NearAndFar:
+        """Publish a snapshot both ways, without `frozen`, and return its handle."""
         return NearAndFar(
             machine=machine(),
             near=self._near.publish(weights, frozen),
@@ -46,25 +51,31 @@ class ByMachineSender:
         )
 
     def release(self, before_round: int) -> None:
+        """Release snapshots of rounds before `before_round`."""
         self._near.release(before_round)
         self._far.release(before_round)
 
     def close(self) -> None:
+        """Drop every snapshot."""
         self._near.close()
         self._far.close()
 
 
 class ByMachineReceiver:
-    """Fetches by what leads to its machine. Its name is that of the transport it last used."""
+    """Fetches over the transport that reaches its machine.
+
+    `name` is that of the transport used last.
+    """
 
     def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
-        """`first`: as `ObjectStoreReceiver` takes it."""
+        """Set up both receivers. Arguments are those of `ObjectStoreReceiver`."""
         self._near = ShmReceiver(deadline_s, device)
         self._far = ObjectStoreReceiver(deadline_s, device, first)
         self._machine = machine()
         self.name = "by_machine"
 
     def fetch(self, handle: NearAndFar, received: object = None) -> PolicyWeights:
+        """Return the snapshot behind `handle`."""
         if handle.machine == self._machine:
             self.name = self._near.name
             return self._near.fetch(handle.near)
@@ -72,9 +83,11 @@ class ByMachineReceiver:
         return self._far.fetch(handle.far)
 
     def release(self, before_round: int) -> None:
+        """Release snapshots of rounds before `before_round`."""
         self._near.release(before_round)
         self._far.release(before_round)
 
     def close(self) -> None:
+        """Let go of everything that was fetched."""
         self._near.close()
         self._far.close()

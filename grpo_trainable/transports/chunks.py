@@ -1,8 +1,8 @@
-"""A snapshot cut into parts of equal size, which lie in Ray's object store as objects of their own.
+"""A snapshot cut into parts of equal size, stored as separate objects in Ray's object store.
 
-A machine that has fetched an object hands it on, but only once it has the whole of it. So machines
-that fetch one large object all take it from the learner's, one beside the other. Where it is cut,
-and each machine begins with another part, they take the parts from one another.
+A machine can pass on an object only after it has fetched all of it. Machines that fetch one large
+object therefore all take it from the learner's machine at the same time. If the object is cut and
+each machine begins with another part, they take parts from one another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from grpo_trainable.transports.packing import Layout, Packed, Place
 
 PARTS = 16
-LEAST_BYTES = 1 << 20  # smallest part: the call for less takes longer than its way
+LEAST_BYTES = 1 << 20  # smallest part: below this, the call takes longer than the transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +33,18 @@ class Piece:
 
     @property
     def in_buffer(self) -> slice:
+        """Slice of the buffer that holds the piece."""
         return slice(self.place.offset + self.start, self.place.offset + self.end)
 
 
 def parts_for(layout: Layout) -> int:
-    """How many parts a snapshot is cut into."""
+    """Return the number of parts into which a snapshot is cut."""
     return max(1, min(PARTS, layout.size // LEAST_BYTES))
 
 
 @lru_cache(maxsize=64)
 def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each of `count` parts, in the order of the buffer."""
+    """Return the pieces of each of `count` parts, in the order of the buffer."""
     size = max(1, -(-layout.size // count))
     parts: list[list[Piece]] = [[] for _ in range(count)]
     for place in layout.places:
@@ -58,8 +59,10 @@ def pieces_of_parts(layout: Layout, count: int) -> tuple[tuple[Piece, ...], ...]
 
 
 def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[np.ndarray]]:
-    """The bytes of each of `count` parts, piece by piece. They are views of the tensors where these
-    lie in main memory without gaps."""
+    """Return the bytes of each of `count` parts, piece by piece.
+
+    They are views of tensors that are in main memory without gaps, and copies of others.
+    """
     stored = {place.name: _stored(tensors[place.name], place) for place in layout.places}
     return [
         [stored[piece.place.name][piece.start : piece.end] for piece in pieces]
@@ -68,7 +71,7 @@ def cut(tensors: Mapping[str, Tensor], layout: Layout, count: int) -> list[list[
 
 
 def _stored(tensor: Tensor, place: Place) -> np.ndarray:
-    """The bytes of a tensor as its place has them, (bytes,) uint8."""
+    """Return the bytes of a tensor in the layout of its place, (bytes,) uint8."""
     tensor = tensor.detach().cpu()
     if tensor.stride() != place.stride:
         laid_out = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
@@ -78,37 +81,42 @@ def _stored(tensor: Tensor, place: Place) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredParts:
-    """The handle. References are nested, so that Ray passes them on instead of resolving them."""
+    """The handle. References are nested, so that Ray passes them on without resolving them."""
 
     packed: Packed
-    refs: tuple[Any, ...]  # references of the parts, in their order
+    refs: tuple[Any, ...]  # references of the parts, in order
 
 
 class Assembly:
     """A buffer that becomes a snapshot as its parts arrive, in any order."""
 
     def __init__(self, layout: Layout, count: int) -> None:
-        """`count`: of the parts."""
+        """Allocate a buffer for `count` parts of `layout`."""
         self._parts = pieces_of_parts(layout, count)
         self.buffer = torch.empty(layout.size, dtype=torch.uint8)
         self._bytes = self.buffer.numpy()
 
     def put(self, part: int, arrays: Sequence[np.ndarray]) -> None:
+        """Copy the pieces of a part into the buffer."""
         for piece, array in zip(self._parts[part], arrays, strict=True):
             self._bytes[piece.in_buffer] = array
 
 
 def in_turn(count: int, first: float) -> list[int]:
-    """All parts, beginning with the one that lies this share, in [0, 1), behind the first."""
+    """Return the indices of all parts, beginning with part `first` · `count` and wrapping around.
+
+    `first` is in [0, 1), and the product is rounded down.
+    """
     start = int(first * count)
     return [*range(start, count), *range(start)]
 
 
 class TimeLeft:
-    """Counts down the seconds in which several things together must happen."""
+    """Counts down the seconds of a deadline that several steps share."""
 
     def __init__(self, seconds: float) -> None:
         self._until = time.monotonic() + seconds
 
     def __call__(self) -> float:
+        """Return the seconds left, at least 0."""
         return max(0.0, self._until - time.monotonic())

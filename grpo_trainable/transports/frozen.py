@@ -1,4 +1,7 @@
-"""Tensors that never change travel once; what is trained travels by the transport, every time."""
+"""Separate transport of frozen tensors, which travel once.
+
+Trained tensors travel by the configured transport, every time.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,32 @@ from grpo_trainable.transports.object_store import (
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The handle of a snapshot: one for what is trained, one for what is frozen, if anything is."""
+    """The handle of a snapshot: one for trained tensors, and one for frozen tensors, if any."""
 
     trained: Any
     frozen: StoredWeights | StoredParts | None
 
 
 class FrozenApartSender:
-    """Wraps the sender of a transport and puts the frozen part into Ray's object store.
+    """Wraps the sender of a transport, and puts the frozen part into Ray's object store.
 
-    A generator that replaces another one fetches the frozen part from there as well.
+    A generator that replaces another one fetches the frozen part from the store too.
     """
 
     def __init__(self, trained: WeightSender, far_machines: int = 0) -> None:
-        """`far_machines`: how many machines fetch, without this one."""
+        """Wrap the sender `trained`.
+
+        Args:
+            trained: Sender of the trained tensors.
+            far_machines: Number of machines that fetch, not counting this one.
+        """
         self._trained = trained
         self._store = ObjectStoreSender(far_machines)
         self._names: frozenset[str] = frozenset()
         self._frozen: StoredWeights | StoredParts | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Apart:
-        """Publishes a snapshot. Tensors named in `frozen` still are those of the last one."""
+        """Publish a snapshot, in which tensors named in `frozen` are unchanged since the last."""
         names = frozenset(frozen)
         if names != self._names:
             self._names, self._frozen = names, None
@@ -50,23 +58,33 @@ class FrozenApartSender:
         return Apart(trained=self._trained.publish(weights, names), frozen=self._frozen)
 
     def staged(self, round_: int) -> list[Tensor]:
+        """Return the tensors that the wrapped sender stages for this round."""
         return self._trained.staged(round_)  # type: ignore[attr-defined]
 
     def release(self, before_round: int) -> None:
+        """Release trained tensors of rounds before `before_round`."""
         self._trained.release(before_round)
 
     def close(self) -> None:
+        """Drop every snapshot."""
         self._trained.close()
         self._names, self._frozen = frozenset(), None
 
 
 class FrozenApartReceiver:
-    """Wraps the receiver of a transport and adds the frozen tensors, which it fetches once."""
+    """Wraps the receiver of a transport, and adds the frozen tensors, fetched once."""
 
     def __init__(
         self, trained: WeightReceiver, name: str, deadline_s: float, first: float = 0.0
     ) -> None:
-        """`name`: that of the transport. `first`: as `ObjectStoreReceiver` takes it."""
+        """Wrap the receiver `trained`.
+
+        Args:
+            trained: Receiver of the trained tensors.
+            name: Name of its transport.
+            deadline_s: Seconds within which frozen tensors must arrive.
+            first: The argument of `ObjectStoreReceiver`.
+        """
         self._name = name
         self._trained = trained
         self._store = ObjectStoreReceiver(deadline_s, first=first)
@@ -74,10 +92,14 @@ class FrozenApartReceiver:
 
     @property
     def name(self) -> str:
-        """What the receiver calls the way it took; a user's receiver need not have a name."""
+        """The name that the receiver gives, or that of its transport.
+
+        A user-defined receiver need not have a name.
+        """
         return getattr(self._trained, "name", self._name)
 
     def fetch(self, handle: Apart, received: Any = None) -> PolicyWeights:
+        """Return the snapshot behind `handle`, with its frozen tensors."""
         weights = self._trained.fetch(handle.trained, received)
         if handle.frozen is None:
             return weights
@@ -86,8 +108,10 @@ class FrozenApartReceiver:
         return replace(weights, tensors={**self._frozen[1], **weights.tensors})
 
     def release(self, before_round: int) -> None:
+        """Release trained tensors of rounds before `before_round`."""
         self._trained.release(before_round)
 
     def close(self) -> None:
+        """Let go of everything that was fetched."""
         self._trained.close()
         self._frozen = (None, {})

@@ -1,4 +1,4 @@
-"""Hands snapshots over as they are: learner and generator are one process."""
+"""Weight transport within one process, which is both learner and generator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 
 
 class InProcess:
-    """Sender and receiver in one. The handle is the version, and only the newest one is kept."""
+    """Sender and receiver in one. The handle is the version, and only the newest is kept."""
 
     name = "in_process"
 
@@ -20,6 +20,7 @@ class InProcess:
         self._newest: PolicyWeights | None = None
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> int:
+        """Copy the weights, and return their version."""
         copies = {name: torch.empty_like(tensor) for name, tensor in weights.tensors.items()}
         self._newest = PolicyWeights(
             version=weights.version,
@@ -30,12 +31,14 @@ class InProcess:
         return weights.version
 
     def release(self, before_round: int) -> None:
-        """Does nothing: who uses a snapshot keeps it."""
+        """Do nothing: a user of a snapshot keeps it alive."""
 
     def fetch(self, handle: int, received: Any = None) -> PolicyWeights:
+        """Return the newest snapshot, which must have the version `handle`."""
         assert self._newest is not None
         assert self._newest.version == handle
         return self._newest
 
     def close(self) -> None:
+        """Drop the snapshot."""
         self._newest = None

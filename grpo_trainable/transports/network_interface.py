@@ -1,4 +1,4 @@
-"""Which network interface of this machine other machines of the cluster reach it by."""
+"""The network interface by which other machines of the cluster reach this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import socket
 import struct
 import sys
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # what gloo reads, when a group is made
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # read by gloo when a group is made
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR of Linux, netdevice(7)
 
 
 def let_gloo_use(address: str) -> None:
-    """Has gloo listen where the cluster knows this machine. By itself it listens where the host's
-    name leads, which on many machines is an address that no other machine reaches.
+    """Make gloo listen on the address by which the cluster knows this machine.
 
-    What the environment says already is left alone.
+    By default gloo listens on the address of the host's name. On many machines no other machine
+    reaches that address. A value that is already in the environment stays.
     """
     name = interface_of(address)
     if name is not None:
@@ -23,8 +23,10 @@ def let_gloo_use(address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface that has this IPv4 address; None where none has, or where it cannot be known:
-    only Linux is asked."""
+    """Return the interface with this IPv4 address, or None if there is none.
+
+    Also returns None on systems other than Linux, where it cannot be determined.
+    """
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -33,7 +35,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _address_of(asked: socket.socket, interface: str) -> str | None:
-    """The IPv4 address of an interface; None where it has none."""
+    """Return the IPv4 address of an interface, or None if it has none."""
     import fcntl
 
     request = struct.pack("256s", interface.encode())

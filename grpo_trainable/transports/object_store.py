@@ -1,4 +1,4 @@
-"""Ray's object store: what is put once serves every generator, on any machine."""
+"""Ray's object store: one put serves every generator, on any machine."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ from grpo_trainable.transports.transport import TransportError, read_only_is_fin
 def get_in_time(
     ref: Any, deadline_s: float, transport: str, left_s: Callable[[], float] | None = None
 ) -> Any:
-    """The object behind `ref`. `left_s`: seconds of the deadline that are left, if not all are.
+    """Return the object behind `ref`.
+
+    Args:
+        ref: Ray's reference.
+        deadline_s: The deadline, which the error message names.
+        transport: Name of the transport for error messages.
+        left_s: Returns the seconds left of the deadline. None allows all of them.
 
     Raises:
-        TransportError: it does not arrive in time, or never will.
+        TransportError: The object does not arrive in time, or never will.
     """
     try:
         return ray.get(ref, timeout=deadline_s if left_s is None else left_s())
@@ -47,32 +53,37 @@ def get_in_time(
 
 
 def _as_array(tensor: Tensor) -> tuple[np.ndarray, torch.dtype]:
-    """The tensor's bits as integers of the same width, since numpy has no bfloat16."""
+    """Return the tensor's bits as integers of the same width, because numpy has no bfloat16."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.cpu().view(whole[tensor.element_size()]).numpy(), tensor.dtype
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """The handle. The reference is nested, so that Ray passes it on instead of resolving it."""
+    """The handle. The reference is nested, so that Ray passes it on without resolving it."""
 
     ref: Any
 
 
 class ObjectStoreSender:
-    """Puts the weights as a dict of numpy arrays: the put makes the copy, which Ray maps.
+    """Puts the weights as a dict of numpy arrays. The put makes the copy, which Ray maps.
 
-    Torch tensors take three to five times as long. For several other machines it puts parts, of
-    which each receiver makes one piece of memory of its own.
+    Torch tensors take three to five times as long. For several other machines it puts parts
+    instead, which each receiver assembles in one piece of memory.
     """
 
     def __init__(self, far_machines: int = 0) -> None:
-        """`far_machines`: how many machines fetch, without this one."""
+        """Set up a sender.
+
+        Args:
+            far_machines: Number of machines that fetch, not counting this one.
+        """
         self._in_parts = far_machines > 1
 
     def publish(
         self, weights: LiveWeights, frozen: Collection[str] = ()
     ) -> StoredWeights | StoredParts:
+        """Put the weights into the store, without `frozen`, and return the handle."""
         checksum = storage_checksum(weights.tensors)
         if self._in_parts:
             return _put_parts(weights, checksum, frozen)
@@ -84,10 +95,10 @@ class ObjectStoreSender:
         return StoredWeights(ray.put((weights.version, weights.round, checksum, arrays)))
 
     def release(self, before_round: int) -> None:
-        """Does nothing: Ray frees an object with the last reference to it and to its memory."""
+        """Do nothing: Ray frees an object once nothing refers to it or its memory."""
 
     def close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> StoredParts:
@@ -98,18 +109,27 @@ def _put_parts(weights: LiveWeights, checksum: str, frozen: Collection[str]) -> 
 
 
 class ObjectStoreReceiver:
-    """Maps the arrays out of the store: read-only, shared with every other reader on the machine.
-    Parts are copied out of it."""
+    """Maps the arrays from the store, read-only and shared with every other reader on the machine.
+
+    Parts are copied out of the store.
+    """
 
     name = "object_store"
 
     def __init__(self, deadline_s: float, device: str = "cpu", first: float = 0.0) -> None:
-        """`first`: which share of the parts, in [0, 1), lies before the one that it begins with.
-        It is another for each receiver, so that they take parts from one another."""
+        """Set up a receiver.
+
+        Args:
+            deadline_s: Seconds within which weights must arrive.
+            device: Ignored. The engine moves the tensors.
+            first: Position of the part to begin with, as a share of all parts in [0, 1). It differs
+                between receivers, so that they take parts from one another.
+        """
         self.deadline_s = deadline_s
         self._first = first
 
     def fetch(self, handle: StoredWeights | StoredParts, received: Any = None) -> PolicyWeights:
+        """Return the snapshot behind `handle`."""
         read_only_is_fine()
         return self._assembled(handle) if isinstance(handle, StoredParts) else self._mapped(handle)
 
@@ -129,7 +149,7 @@ class ObjectStoreReceiver:
         return PolicyWeights(version=version, round=round_, checksum=checksum, tensors=tensors)
 
     def release(self, before_round: int) -> None:
-        """Does nothing: Ray counts references."""
+        """Do nothing: Ray counts references."""
 
     def close(self) -> None:
-        pass
+        """Do nothing."""

@@ -23,36 +23,37 @@ S = TypeVar("S", bound="Slot")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one tensor lies in a buffer."""
+    """The place of one tensor in a buffer."""
 
     name: str
     offset: int  # bytes
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # the sender's stride, so that packing is copying bytes
+    stride: tuple[int, ...]  # the sender's stride, so that packing only copies bytes
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
+        """Size of the tensor in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def of(self, buffer: Tensor) -> Tensor:
-        """The tensor in `buffer`, which is (bytes,) uint8."""
+        """Return the tensor in `buffer`, which is (bytes,) uint8."""
         flat = buffer[self.offset : self.offset + self.nbytes].view(self.dtype)
         return flat.as_strided(self.shape, self.stride)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where every tensor lies in a buffer.
+    """The places of all tensors in a buffer.
 
-    It stays the same round after round, so it is pickled once and unpickled once in each process.
+    A layout stays the same from round to round. It is pickled once, and unpickled once per process.
     """
 
     places: tuple[Place, ...]
     size: int  # bytes of the buffer
 
     def of(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The tensors in `buffer`, which is (size,) uint8, by name."""
+        """Return the tensors in `buffer`, which is (size,) uint8, by name."""
         return {place.name: place.of(buffer) for place in self.places}
 
     @cached_property
@@ -70,7 +71,7 @@ def _unpickled(pickled: bytes) -> Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Everything about a snapshot except its bytes; part of a handle."""
+    """Everything about a snapshot except its bytes. It is part of a handle."""
 
     version: int
     round: int
@@ -78,7 +79,10 @@ class Packed:
     layout: Layout
 
     def unpacked(self, buffer: Tensor) -> PolicyWeights:
-        """The snapshot in `buffer`, the (size,) uint8 that it was packed into or a copy."""
+        """Return the snapshot in `buffer`.
+
+        `buffer`, (size,) uint8, is the one that the snapshot was packed into, or a copy.
+        """
         return PolicyWeights(
             version=self.version,
             round=self.round,
@@ -88,21 +92,21 @@ class Packed:
 
 
 class Slot(Protocol):
-    """Memory for one snapshot, laid out for the tensors it was made for."""
+    """Memory for one snapshot, with the layout it was made for."""
 
     layout: Layout
-    round: int | None  # its snapshot's round; None when nobody may read it any more
+    round: int | None  # round of its snapshot; None once nobody may read it any more
 
 
 class Slots(Generic[S]):
-    """Keeps as many slots as snapshots are in use at a time.
+    """Keeps as many slots as there are snapshots in use at a time.
 
-    A slot is written again once its snapshot was released. A slow generator releases late, so there
-    are more slots meanwhile.
+    A slot is written again after its snapshot was released. A slow generator releases late, so more
+    slots exist meanwhile.
     """
 
     def __init__(self, make: Callable[..., S]) -> None:
-        """`make(layout, *more)`; `more` is what `take` was given besides."""
+        """Start without slots. `make(layout, *more)` makes one, with the `more` given to `take`."""
         self._make = make
         self._slots: list[S] = []
 
@@ -113,7 +117,7 @@ class Slots(Generic[S]):
         return len(self._slots)
 
     def take(self, round_: int, layout: Layout, *more: Any) -> S:
-        """A free slot for a snapshot of this round, or a new one."""
+        """Return a free slot for a snapshot of this round, or a new one."""
         with _one_at_a_time:
             for slot in self._slots:
                 if slot.round is None and slot.layout == layout:
@@ -125,19 +129,21 @@ class Slots(Generic[S]):
             return slot
 
     def release(self, before_round: int) -> None:
+        """Free the slots of rounds before `before_round`."""
         with _one_at_a_time:
             for slot in self._slots:
                 if slot.round is not None and slot.round < before_round:
                     slot.round = None
 
     def clear(self) -> None:
+        """Forget all slots."""
         self._slots = []
 
 
 def layout_for(
     tensors: Mapping[str, Tensor], without: Collection[str] = (), start: int = 0
 ) -> Layout:
-    """The layout of the tensors from byte `start` on: by name, each stored as it is now."""
+    """Return the layout of the tensors from byte `start` on: by name, each stored as it is now."""
     chosen = ((name, tensors[name]) for name in sorted(tensors) if name not in without)
     stored = tuple((name, tuple(t.shape), t.stride(), t.dtype) for name, t in chosen)
     return _laid_out(stored, start)
@@ -149,8 +155,8 @@ def _laid_out(
 ) -> Layout:
     places, offset = [], start
     for name, shape, stride, dtype in stored:
-        # The strides are those of a tensor with memory, though nobody touches it: on `meta` torch
-        # forgets how dimensions of one element or none are stored.
+        # Take the strides of a tensor that has memory, although nothing touches the memory. On
+        # `meta`, torch forgets how it stores dimensions of one element or none.
         dense = torch.empty_like(torch.empty_strided(shape, stride, dtype=dtype), device="meta")
         stride = dense.stride()
         places.append(Place(name=name, offset=offset, shape=shape, stride=stride, dtype=dtype))
@@ -159,9 +165,9 @@ def _laid_out(
 
 
 def pack(weights: LiveWeights, views: Mapping[str, Tensor], layout: Layout) -> Packed:
-    """Copies the weights into `views` of a buffer with this layout.
+    """Copy the weights into `views` of a buffer with this layout.
 
-    Weights that have no place in the layout are part of the checksum only.
+    Weights without a place in the layout only enter the checksum.
     """
     return Packed(
         version=weights.version,

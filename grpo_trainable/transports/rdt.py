@@ -1,9 +1,9 @@
-"""Ray Direct Transport: tensors go from actor to actor past the object store.
+"""Ray Direct Transport: tensors travel from actor to actor and bypass the object store.
 
 https://docs.ray.io/en/latest/ray-core/direct-transport.html, alpha in Ray 2.60. A snapshot travels
-as one buffer. With `nixl` and `cuda_ipc` a receiver fetches what the sender has laid out. The other
-two, `gloo` and `nccl`, send within a collective group whenever the driver passes the value of the
-learner's `staged` on to a generator; where one side fails, Ray ends both actors.
+as one buffer. With `nixl` and `cuda_ipc` a receiver fetches the buffer that the sender has
+prepared. `gloo` and `nccl` send within a collective group whenever the driver passes the value of
+the learner's `staged` to a generator. If one side fails, Ray ends both actors.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from grpo_trainable.transports.object_store import get_in_time
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 from grpo_trainable.transports.transport import TransportError
 
-FREED_DEADLINE_S = 60.0  # how long Ray may take to let go of a snapshot that nobody needs
+FREED_DEADLINE_S = 60.0  # time that Ray may take to release a snapshot that nobody needs
 
 
 @dataclass(frozen=True)
 class DirectWeights:
-    """The handle of `nixl` and `cuda_ipc`. The reference is nested: Ray passes it on as it is."""
+    """The handle of `nixl` and `cuda_ipc`. The reference is nested: Ray passes it on unresolved."""
 
     packed: Packed
     ref: Any
 
 
 class _Buffer:
-    """Memory for one snapshot; `nixl` registers it once, which takes longer than a copy."""
+    """Memory for one snapshot. `nixl` registers it once, because that takes longer than a copy."""
 
     def __init__(self, layout: Layout, device: torch.device, register: bool) -> None:
         self.layout = layout
         self.round: int | None = None
-        # Zeros make the system provide all pages now.
+        # Writing zeros makes the system provide all pages now.
         self.bytes = torch.zeros(layout.size, dtype=torch.uint8, device=device)
         self.views = layout.of(self.bytes)
-        self.ref: Any = None  # receivers that fetch find the snapshot here
+        self.ref: Any = None  # Ray's reference of the buffer, for receivers that fetch
         self._registered = register
         if register:
             register_nixl_memory(self.bytes)
 
     def close(self) -> None:
-        """Takes back the registration: another buffer may come to have the same address."""
+        """Remove the registration, because another buffer may later get the same address."""
         if self._registered:
             deregister_nixl_memory(self.bytes)
 
@@ -77,15 +77,17 @@ def _close(slots: Slots[_Buffer]) -> None:
 class _PackingSender:
     """Packs snapshots into buffers on the device of the weights."""
 
-    name: ClassVar[str]  # Ray knows the transport by it
+    name: ClassVar[str]  # Ray's name of the transport
 
     def __init__(self) -> None:
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
     def release(self, before_round: int) -> None:
+        """Free the buffers of rounds before `before_round`."""
         self._slots.release(before_round)
 
     def close(self) -> None:
+        """Drop all buffers."""
         _close(self._slots)
 
     def _take(self, weights: LiveWeights, frozen: Collection[str]) -> _Buffer:
@@ -96,19 +98,20 @@ class _PackingSender:
     def _fill(self, buffer: _Buffer, weights: LiveWeights) -> Packed:
         packed = pack(weights, buffer.views, buffer.layout)
         if buffer.bytes.is_cuda:
-            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads it on a stream of its own
+            torch.cuda.synchronize(buffer.bytes.device)  # Ray reads it on another stream
         return packed
 
 
 class _PullSender(_PackingSender):
-    """Puts each buffer into Ray once, whatever is published in it later.
+    """Puts each buffer into Ray once, for all later publications in it.
 
-    Receivers read a buffer as it is when they fetch. With a reference for each publication memory
-    would grow: every process that borrows a reference of `ray.put` keeps what Ray 2.60 needs to
-    fetch it, 10 KB, for good (its #57962).
+    Receivers read the buffer's content at the time of their fetch. A new reference for each
+    publication would make memory grow: every process that borrows a reference of `ray.put`
+    permanently keeps the 10 KB that Ray 2.60 needs to fetch it (Ray issue #57962).
     """
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> DirectWeights:
+        """Pack a snapshot into a free buffer, without `frozen`, and return its handle."""
         buffer = self._take(weights, frozen)
         packed = self._fill(buffer, weights)
         if buffer.ref is None:
@@ -117,40 +120,46 @@ class _PullSender(_PackingSender):
 
 
 class NixlSender(_PullSender):
+    """The sender of `nixl`."""
+
     name = "nixl"
 
 
 class CudaIpcSender(_PullSender):
+    """The sender of `cuda_ipc`."""
+
     name = "cuda_ipc"
 
 
 class _TwoSidedSender(_PackingSender):
-    """Sends a buffer as the value of `staged`; the handle says only how the buffer is packed."""
+    """Sends a buffer as the value of `staged`. The handle only describes its layout."""
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> Packed:
-        """Fills a free buffer, once Ray has let go of its last content.
+        """Pack a snapshot into a free buffer, once Ray has released its last content.
 
         Raises:
-            TransportError: Ray still holds what was in the buffer.
+            TransportError: Ray still holds the last content of the buffer.
         """
         buffer = self._take(weights, frozen)
         try:
-            # Every generator has fetched its content; Ray learns of that a moment later.
+            # Every generator has fetched the content. Ray learns of that a moment later.
             wait_tensor_freed(buffer.bytes, FREED_DEADLINE_S)
         except TimeoutError as error:
             raise TransportError(
-                f"transport={self.name}: Ray still holds a snapshot that nobody needs any more, "
-                f"after {FREED_DEADLINE_S:g} s"
+                f"transport={self.name}: Ray has not released an unused snapshot within "
+                f"{FREED_DEADLINE_S:g} s"
             ) from error
         return self._fill(buffer, weights)
 
     def staged(self, round_: int) -> list[Tensor]:
-        """The snapshot of this round, to be sent."""
+        """Return the buffer with the snapshot of this round, for Ray to send."""
         (buffer,) = (buffer for buffer in self._slots if buffer.round == round_)
         return [buffer.bytes]
 
 
 class GlooSender(_TwoSidedSender):
+    """The sender of `gloo`."""
+
     name = "gloo"
 
     def __init__(self) -> None:
@@ -159,11 +168,13 @@ class GlooSender(_TwoSidedSender):
 
 
 class NcclSender(_TwoSidedSender):
+    """The sender of `nccl`."""
+
     name = "nccl"
 
 
 class NixlReceiver:
-    """Receives into registered buffers of its own, as many as are in use at a time."""
+    """Receives into registered buffers, as many as are in use at a time."""
 
     name = "nixl"
 
@@ -173,6 +184,7 @@ class NixlReceiver:
         self._slots: Slots[_Buffer] = Slots(_Buffer)
 
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
+        """Fetch the snapshot behind `handle` into a free buffer."""
         packed, device = handle.packed, torch.device(self._device)
         buffer = self._slots.take(packed.round, packed.layout, device, True)
         set_target_for_ref(handle.ref, [buffer.bytes])
@@ -180,14 +192,16 @@ class NixlReceiver:
         return packed.unpacked(buffer.bytes)
 
     def release(self, before_round: int) -> None:
+        """Free the buffers of rounds before `before_round`."""
         self._slots.release(before_round)
 
     def close(self) -> None:
+        """Drop all buffers."""
         _close(self._slots)
 
 
 class CudaIpcReceiver:
-    """Reads the sender's own buffers: both ends are on one GPU, and nothing is copied.
+    """Reads the sender's buffers. Both ends share one GPU, so nothing is copied.
 
     A buffer is opened once and kept until `close`.
     """
@@ -196,9 +210,10 @@ class CudaIpcReceiver:
 
     def __init__(self, deadline_s: float, device: str = "cuda") -> None:
         self.deadline_s = deadline_s
-        self._buffers: dict[Any, Tensor] = {}  # reference -> the buffer that was opened
+        self._buffers: dict[Any, Tensor] = {}  # reference -> opened buffer
 
     def fetch(self, handle: DirectWeights, received: Any = None) -> PolicyWeights:
+        """Return the snapshot behind `handle`, which shares the sender's memory."""
         buffer = self._buffers.get(handle.ref)
         if buffer is None:
             (buffer,) = get_in_time(handle.ref, self.deadline_s, self.name)
@@ -206,10 +221,10 @@ class CudaIpcReceiver:
         return handle.packed.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
-        """Does nothing: the buffers belong to the sender."""
+        """Do nothing: the buffers belong to the sender."""
 
     def close(self) -> None:
-        """Forgets the buffers; memory is freed with its last tensor."""
+        """Forget the buffers. Each one's memory is freed with its last tensor."""
         self._buffers = {}
 
 
@@ -217,20 +232,26 @@ class _TwoSidedReceiver:
     """Unpacks the buffer that Ray has received before the call begins."""
 
     def __init__(self, deadline_s: float, device: str) -> None:
-        """Needs neither: Ray waits for the buffer, which arrives on the generator's device."""
+        """Set up a receiver, which uses neither argument.
+
+        Ray waits for the buffer, which arrives on the generator's device.
+        """
 
     def fetch(self, handle: Packed, received: Any = None) -> PolicyWeights:
+        """Return the snapshot in `received`, the list with its buffer."""
         (buffer,) = received
         return handle.unpacked(buffer)
 
     def release(self, before_round: int) -> None:
-        """Does nothing: the memory is freed with its last tensor."""
+        """Do nothing: the memory is freed with its last tensor."""
 
     def close(self) -> None:
-        """Does nothing: no buffer is kept."""
+        """Do nothing: no buffer is kept."""
 
 
 class GlooReceiver(_TwoSidedReceiver):
+    """The receiver of `gloo`."""
+
     name = "gloo"
 
     def __init__(self, deadline_s: float, device: str) -> None:
@@ -239,6 +260,8 @@ class GlooReceiver(_TwoSidedReceiver):
 
 
 class NcclReceiver(_TwoSidedReceiver):
+    """The receiver of `nccl`."""
+
     name = "nccl"
 
 
@@ -246,16 +269,17 @@ class Group:
     """Learner and generators as one collective group, used by the process that made it."""
 
     def __init__(self, backend: str, actors: Sequence[Any], deadline_s: float) -> None:
-        """Makes the group of all actors.
+        """Create the group of all actors.
 
         Raises:
-            TransportError: an actor is gone, or the backend does not start in time.
+            TransportError: An actor is gone, the backend does not start in time, or `nccl` finds no
+                free CPU.
         """
         self._backend, self._size = backend, len(actors)
         if backend == "nccl" and ray.available_resources().get("CPU", 0.0) < 1:
             raise TransportError(
-                "transport=nccl: Ray starts an actor of its own that brings the group together, "
-                "and every CPU is reserved; leave one, by fewer resources.*_cpus or trials at once"
+                "transport=nccl: Ray needs one CPU for the actor that forms the group, but every "
+                "CPU is reserved; lower resources.*_cpus or run fewer trials at once"
             )
         try:
             self._group = _in_time(
@@ -263,15 +287,17 @@ class Group:
             )
         except FutureTimeout:
             raise TransportError(
-                f"transport={backend}: no group within resources.deadline_s={deadline_s:g} s; can "
-                "the actors' machines reach each other?"
+                f"transport={backend}: the group did not form within resources.deadline_s="
+                f"{deadline_s:g} s; check that the actors' machines can reach each other"
             ) from None
         except (RayError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise TransportError(f"transport={backend}: no group ({reason})") from error
+            raise TransportError(
+                f"transport={backend}: the group could not be formed ({reason})"
+            ) from error
 
     def forget(self) -> None:
-        """Removes the group after its actors were killed; live ones would be waited for."""
+        """Remove the group after its actors were killed. Removing it would wait for live actors."""
         with contextlib.suppress(RayError, ValueError):
             destroy_collective_group(self._group)
         if self._backend == "nccl":
@@ -281,7 +307,10 @@ class Group:
 
 
 def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
-    """What `do` returns or raises. After `deadline_s` a TimeoutError, while `do` goes on."""
+    """Return or raise the result of `do`.
+
+    After `deadline_s`, raise a TimeoutError while `do` continues.
+    """
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -290,21 +319,23 @@ def _in_time(do: Callable[[], Any], deadline_s: float) -> Any:
         except BaseException as error:
             future.set_exception(error)
 
-    # A daemon thread, since the threads of a pool would keep the process from ending.
+    # A daemon thread, because the threads of a pool would keep the process from ending.
     threading.Thread(target=run, daemon=True).start()
     return future.result(deadline_s)
 
 
 def nccl_store(group: str, rank: int) -> str:
-    """The name of Ray's actor through which rank 0 and this rank met, and which outlives both."""
-    return get_store_name(f"0_0:{rank}_0@{group}")  # an actor's only GPU has number 0
+    """Return the name of the Ray actor through which rank 0 and this rank met. It outlives both."""
+    return get_store_name(f"0_0:{rank}_0@{group}")  # the only GPU of an actor is number 0
 
 
 def start_nixl() -> None:
-    """Starts this process's agent now, since Ray's own errors would hide why it cannot start.
+    """Start the nixl agent of this process.
+
+    Starting it later would let Ray's errors hide why it cannot start.
 
     Raises:
-        TransportError: it does not start.
+        TransportError: It does not start.
     """
     try:
         manager: Any = get_tensor_transport_manager("NIXL")

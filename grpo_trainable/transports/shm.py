@@ -1,9 +1,9 @@
-"""Memory that the processes of one node share: the sender packs, the receivers map.
+"""Memory shared by the processes of one node: the sender packs, the receivers map.
 
-A slot is an anonymous file (`memfd_create`), which other processes of the same user open through
-the sender's `/proc/<pid>/fd`. It has no name in any file system, so nothing can be left behind:
-when the last process that has it open or mapped is gone, however it ended, so is the memory. It is
-not bound by the size of `/dev/shm` either, which is 64 MB in many containers.
+A slot is an anonymous file (`memfd_create`). Other processes of the same user open it through the
+sender's `/proc/<pid>/fd`. The file has no name in any file system, so nothing can be left behind.
+Its memory is freed when the last process that has it open or mapped ends, in whatever way. The size
+of `/dev/shm`, 64 MB in many containers, does not limit it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from grpo_trainable.protocol.rollout import LiveWeights, PolicyWeights
 from grpo_trainable.transports.packing import Layout, Packed, Slots, layout_for, pack
 from grpo_trainable.transports.transport import TransportError, read_only_is_fine
 
-HEADER = struct.Struct("=16sq")  # the token of the slot, and the publication in it or WRITING
+HEADER = struct.Struct("=16sq")  # token of the slot, then its publication or WRITING
 HEADER_BYTES = 4096
 WRITING = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWeights:
-    """The handle. `token` tells the slot from another file that has come to have its number."""
+    """The handle. `token` tells the slot from another file that later got the same number."""
 
     pid: int
     fd: int
@@ -41,7 +41,7 @@ class SharedWeights:
 
 
 class _Slot:
-    """One file in memory, laid out for the tensors it was made for."""
+    """One file in memory, with the layout it was made for."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -57,33 +57,35 @@ class _Slot:
             if self.fd >= 0:
                 os.close(self.fd)
             raise TransportError(
-                f"transport=shm: no {layout.size:,} bytes of shared memory ({error.strerror})"
+                f"transport=shm: could not allocate {layout.size:,} bytes of shared memory "
+                f"({error.strerror})"
             ) from error
         self._views = layout.of(_bytes(self._map))
 
     def write(self, publication: int, weights: LiveWeights) -> Packed:
+        """Pack the weights, marking the slot as being written meanwhile."""
         HEADER.pack_into(self._map, 0, self.token, WRITING)
         packed = pack(weights, self._views, self.layout)
         HEADER.pack_into(self._map, 0, self.token, publication)
         return packed
 
     def close(self) -> None:
-        """Closes the file; the mapping ends with the slot."""
+        """Close the file. The mapping ends with the slot."""
         os.close(self.fd)
 
 
 class ShmSender:
-    """Packs snapshots into memory of its own, which others may map."""
+    """Packs snapshots into memory that others may map."""
 
     def __init__(self) -> None:
         self.slots = Slots(_Slot)
         self._publication = 0
 
     def publish(self, weights: LiveWeights, frozen: Collection[str] = ()) -> SharedWeights:
-        """Packs a snapshot into a free slot.
+        """Pack a snapshot into a free slot, without `frozen`, and return its handle.
 
         Raises:
-            TransportError: the system gives no memory.
+            TransportError: The system provides no memory.
         """
         layout = layout_for(weights.tensors, frozen, start=HEADER_BYTES)
         slot = self.slots.take(weights.round, layout)
@@ -97,28 +99,33 @@ class ShmSender:
         )
 
     def release(self, before_round: int) -> None:
+        """Free the slots of rounds before `before_round`."""
         self.slots.release(before_round)
 
     def close(self) -> None:
+        """Close all slots."""
         for slot in self.slots:
             slot.close()
         self.slots.clear()
 
 
 class ShmReceiver:
-    """Maps a slot once and reads it from then on; nothing is copied."""
+    """Maps a slot once and reads it from then on, without copying."""
 
     name = "shm"
 
     def __init__(self, deadline_s: float = math.inf, device: str = "cpu") -> None:
-        """Needs neither: what a handle names is there already, and the engine moves it."""
+        """Set up a receiver, which uses neither argument.
+
+        The snapshot of a handle is already there, and the engine moves it to its device.
+        """
         self._maps: dict[bytes, mmap.mmap] = {}  # token of a slot -> its mapping
 
     def fetch(self, handle: SharedWeights, received: Any = None) -> PolicyWeights:
-        """Maps the snapshot behind the handle.
+        """Map the snapshot behind the handle.
 
         Raises:
-            TransportError: the sender is gone, or has written something else there meanwhile.
+            TransportError: The sender is gone, or has overwritten the snapshot.
         """
         mapped = self._maps.get(handle.token)
         if mapped is None:
@@ -132,10 +139,10 @@ class ShmReceiver:
         return handle.packed.unpacked(_bytes(mapped))
 
     def release(self, before_round: int) -> None:
-        """Does nothing: the slots belong to the sender."""
+        """Do nothing: the slots belong to the sender."""
 
     def close(self) -> None:
-        """Forgets the mappings, which end with the last tensor in them."""
+        """Forget the mappings. Each ends with the last tensor in it."""
         self._maps = {}
 
 
@@ -147,7 +154,7 @@ def _open(handle: SharedWeights) -> mmap.mmap:
     except OSError as error:
         raise TransportError(
             f"transport=shm: the sender's memory cannot be opened ({path}: {error.strerror}); "
-            "learner and generator must be processes of one user on one machine, in one container"
+            "run learner and generator as one user, on one machine and in one container"
         ) from error
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -158,10 +165,10 @@ def _open(handle: SharedWeights) -> mmap.mmap:
         os.close(fd)
     token, _ = HEADER.unpack_from(mapped)
     if token != handle.token:
-        raise TransportError(f"transport=shm: {path} is not the sender's memory any more")
+        raise TransportError(f"transport=shm: {path} is no longer the sender's memory")
     return mapped
 
 
 def _bytes(memory: mmap.mmap) -> Tensor:
-    """The memory as a tensor, (bytes,) uint8."""
+    """Return the memory as a tensor, (bytes,) uint8."""
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Parts that transports share. `grpo_trainable/protocol/weight_transfer.py` has their interface."""
+"""Shared parts of transports. `grpo_trainable/protocol/weight_transfer.py` has their interface."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from grpo_trainable.protocol.calls import DeliveryFailed
 
 
 class TransportError(DeliveryFailed):
-    """Raised where weights cannot travel; the message names the transport and what is missing."""
+    """Weights cannot travel. The message names the transport and what is missing."""
 
 
 def read_only_is_fine() -> None:
-    """Silences torch where tensors are made over memory that must not be written.
+    """Silence torch's warning about tensors over memory that must not be written.
 
-    For the whole process, which is the one that fetches: filters are its own, and weights may be
-    fetched by two threads.
+    The filter stays for the whole process, because two threads may fetch weights. Only a process
+    that fetches weights calls this.
     """
     warnings.filterwarnings("ignore", "The given (NumPy array|buffer) is not writable", UserWarning)
 
 
 def gpus_seen() -> int:
-    """Return how many CUDA devices this process sees."""
+    """Return the number of CUDA devices that this process sees."""
     import torch  # takes seconds, and most transports need no GPU
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -425,7 +425,7 @@ def test_another_version_than_ours_is_refused(model_path):
     def mislead() -> None:
         sampler.llm.llm_engine.set_weight_version("7")
 
-    with pytest.raises(EngineError, match=r"vLLM has sampled with versions \['7', .* been \['0'"):
+    with pytest.raises(EngineError, match=r"vLLM sampled with versions \['7', .* used \['0'"):
         sampler.generate(requests(), mislead)
 
 

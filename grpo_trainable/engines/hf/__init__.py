@@ -1,1 +1,1 @@
-"""The engine of Hugging Face models."""
+"""The engine for Hugging Face models."""

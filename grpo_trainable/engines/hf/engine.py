@@ -1,6 +1,6 @@
-"""The engine of Hugging Face models: their own forward pass and cache, our loop and draws.
+"""The engine for Hugging Face models: their forward pass and cache, with our loop and draws.
 
-`generate()` of transformers takes neither draws nor weights between two tokens.
+`generate()` of transformers accepts neither our draws nor new weights between two tokens.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from grpo_trainable.protocol.rollout import PolicyWeights
 
 
 class HFEngine(LocalEngine):
-    """Samples with an `HFPolicy` of its own."""
+    """Samples with an `HFPolicy`."""
 
     def __init__(
         self, policy: HFPolicy, tokenizer: Tokenizer, *, seed: int, recompute: bool = False
     ) -> None:
-        """`recompute`: as for `LocalEngine`.
+        """Build an engine around `policy`. Other arguments are those of `LocalEngine`.
 
         Raises:
-            ValueError: the model cannot be sampled token by token, in one line.
+            ValueError: The model cannot be sampled token by token. The message is one line.
         """
         super().__init__(policy, tokenizer, seed=seed, recompute=recompute)
         self.policy = policy
-        self._head: Tensor | None = None  # the head in the precision in which it is multiplied
+        self._head: Tensor | None = None  # the head in the precision of its product
         self._refuse_other_caches()
 
     def load(self, weights: PolicyWeights) -> None:
+        """Load a snapshot (`LoadedWeights.load`) and forget the head's copy."""
         super().load(weights)
         self._head = None
 
@@ -46,18 +47,19 @@ class HFEngine(LocalEngine):
         return HFDecoder(self.policy, self._logits, batch, self._tokenizer.pad_id)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(A, V) float32 of hidden states (A, D)."""
+        """Return the logits (A, V), float32, of hidden states (A, D)."""
         if self._head is None:
-            # Once, since widening the head of a bfloat16 model costs about as much as a token.
+            # Only once, because widening the head of a bfloat16 model costs about as much as a
+            # token.
             _, self._head = self.policy.head_operands(hidden)
         return (hidden.to(self._head.dtype) @ self._head.t()).float()
 
     @torch.no_grad()
     def _refuse_other_caches(self) -> None:
-        """Compares logits that were computed on a cache, with padding, with those of a whole pass.
+        """Compare logits computed on a cache with padding with those of a whole pass.
 
         Raises:
-            ValueError: they are not the same, or cannot be had, in one line.
+            ValueError: They differ or cannot be computed. The message is one line.
         """
         ids = torch.linspace(0, self.policy.vocab_size - 1, 9, dtype=torch.float64).long()
         prompts, last = [ids[:8], ids[3:6]], ids[8:].to(self.device)
@@ -67,16 +69,16 @@ class HFEngine(LocalEngine):
             decoder = self._decoder(probe)
             on_cache = torch.stack((decoder.enter(range(2)), decoder.next(last.expand(2))), dim=1)
         except (AttributeError, NotImplementedError, TypeError) as error:
-            raise ValueError(f"{self._name} has another cache ({one_line(error)})") from error
+            raise ValueError(f"{self._name} has an unknown cache ({one_line(error)})") from error
         for prompt, logits in zip(prompts, on_cache, strict=True):
             whole = torch.cat((prompt.to(self.device), last))
             expected = self._logits(self.policy.hidden_states(whole[None])[0, -2:])
-            # Relative to the largest: what a body in this precision may round to.
+            # Relative to the largest logit: the rounding of a body in this precision.
             allowed = 2.0**-4 if self.policy.head_weight.dtype.itemsize < 4 else 2.0**-10
             if not bool((logits - expected).abs().max() <= allowed * expected.abs().max()):
                 raise ValueError(
-                    f"{self._name} computes something else with a cache and padding than in one "
-                    "pass, so what it samples would not be what the learner scores"
+                    f"{self._name} gives other logits with a cache and padding than in one pass, "
+                    "so it would sample from another distribution than the learner scores"
                 )
 
     @property
@@ -85,12 +87,12 @@ class HFEngine(LocalEngine):
 
 
 def build_hf_engine(setup: EngineSetup) -> HFEngine:
-    """The engine of a trial, with the model that its config names."""
+    """Build the engine of a trial, with the model that its config names."""
     config = setup.config
     build = build_adapted_policy if config.adapters_apart else build_policy
     policy, _ = build(config.model, config.seed)
     if not isinstance(policy, HFPolicy):
-        raise ValueError("it samples Hugging Face models, and model.path names none")
+        raise ValueError("this engine samples Hugging Face models, but model.path names none")
     return HFEngine(
         policy.to(setup.device),
         setup.tokenizer,
@@ -102,8 +104,8 @@ def build_hf_engine(setup: EngineSetup) -> HFEngine:
 class HFDecoder:
     """Computes logits on a cache of transformers.
 
-    Prompts are padded on the left to P columns, so that a row has no gap: some architectures let a
-    token see a window of columns only.
+    Prompts are padded on the left to P columns, so that a row has no gap. Some architectures let a
+    token see only a window of columns.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class HFDecoder:
         batch: PromptBatch,
         pad_id: int,
     ) -> None:
-        """`logits`: (A, V) of the policy's hidden states (A, D)."""
+        """Set up a decoder. `logits` maps hidden states (A, D) to logits (A, V)."""
         self._policy = policy
         self._logits = logits
         device = batch.fan_out.device
@@ -130,31 +132,37 @@ class HFDecoder:
         self._fan_out = batch.fan_out  # (A,)
 
     def enter(self, rows: range) -> Tensor:
+        """Run the prompts and return the logits (B, V) of every row's first token."""
         assert len(rows) == len(self._fan_out), "all rows enter at once"
         return self._logits(self._prefill())[self._fan_out]
 
     def next(self, tokens: Tensor) -> Tensor:
+        """Append one token (A,) to every row and return the logits (A, V) of the next."""
         return self._logits(self._run(tokens[:, None], self._fan_out))
 
     def keep(self, rows: Tensor) -> None:
+        """Keep only the rows with these indices among the A."""
         self._fan_out = self._fan_out[rows]
         self._cache.batch_select_indices(rows)
 
     def rebuild(self, sampled: Tensor, lengths: Sequence[int]) -> None:
+        """Recompute the cache of prompts and `sampled` tokens (A, T)."""
         self._prefill()
         if sampled.shape[1]:
             self._run(sampled, self._fan_out)
 
     def _prefill(self) -> Tensor:
-        """Hidden states (prompts, D) of the last columns, and a new cache of the rows."""
+        """Start a new cache of the rows; return the last hidden states (prompts, D)."""
         self._cache = preallocated_cache(self._policy.model.config, self._seen.shape[1])
         hidden = self._run(self._prompt_ids, torch.arange(len(self._prompt_ids)))
         self._cache.batch_select_indices(self._fan_out)
         return hidden
 
     def _run(self, tokens: Tensor, prompts: Tensor) -> Tensor:
-        """Hidden states (A, D) of the last of `tokens` (A, T), which follow what the cache holds;
-        `prompts` (A,) says which prompt each row has."""
+        """Append `tokens` (A, T) to the cache and return the hidden states (A, D) of the last ones.
+
+        `prompts` (A,) is the index of each row's prompt.
+        """
         begin = self._cache.get_seq_length()
         end = begin + tokens.shape[1]
         columns = torch.arange(begin, end, device=tokens.device)
@@ -169,10 +177,10 @@ class HFDecoder:
 
 
 def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
-    """The cache of a model, with room for `columns` tokens of each row.
+    """Return a cache for a model, with room for `columns` tokens per row.
 
-    Layers that keep something else than every token, such as those with a sliding window, stay as
-    transformers makes them.
+    Layers that do not keep every token, such as those with a sliding window, stay as transformers
+    makes them.
     """
     cache = DynamicCache(config=config)
     cache.layers = [
@@ -183,18 +191,18 @@ def preallocated_cache(config: PreTrainedConfig, columns: int) -> DynamicCache:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer, whose `keys` and `values` (A, N, C, H) are the first columns of larger tensors."""
+    """A layer whose `keys` and `values` (A, N, C, H) are the first columns of larger tensors."""
 
     def __init__(self, columns: int) -> None:
-        """`columns`: the most that may be in use."""
+        """Set up a layer for at most `columns` columns."""
         super().__init__()
         self._columns = columns
-        self._room: list[Tensor] = []  # storage of keys and of values, once there are any
+        self._room: list[Tensor] = []  # storage of keys and values, after the first update
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Writes the next columns; returns all keys and values."""
+        """Write the next columns, and return all keys and values."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         states = (key_states, value_states)
@@ -202,7 +210,7 @@ class PreallocatedLayer(DynamicLayer):
             self._room = [self._like(new) for new in states]
         begin = self.get_seq_length()
         end = begin + key_states.shape[-2]
-        # A single token would be broadcast into no column at all.
+        # Without this check, a single token would be broadcast into no column at all.
         assert end <= self._columns, f"{end} tokens, and room for {self._columns}"
         for room, new in zip(self._room, states, strict=True):
             room[:, :, begin:end] = new
@@ -210,7 +218,7 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Goes on with these rows, of which one may be there several times."""
+        """Continue with the rows `indices`. A row may occur several times."""
         if self.keys is None or self.values is None:
             return
         kept = self.keys[indices], self.values[indices]
@@ -218,6 +226,6 @@ class PreallocatedLayer(DynamicLayer):
         self.update(*kept)
 
     def _like(self, states: Tensor) -> Tensor:
-        """Room for the rows of `states` (A, N, T, H)."""
+        """Return empty storage for the rows of `states` (A, N, T, H)."""
         rows, heads, _, size = states.shape
         return states.new_empty(rows, heads, self._columns, size)

@@ -1,4 +1,4 @@
-"""How the engine vLLM is built for a trial, and compared with the policy that it samples."""
+"""Building the engine vLLM for a trial, and comparing it with the policy that it samples."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from grpo_trainable.protocol.checksums import storage_checksum
 from grpo_trainable.protocol.rollout import PolicyWeights
 from grpo_trainable.tasks.prompts import Prompts, build_task
 
-MAX_PROMPTS = 1 << 16  # prompts of training whose lengths are looked at, which takes some seconds
+MAX_PROMPTS = 1 << 16  # maximum number of training prompts to measure, which takes some seconds
 
 
 def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
-    """The engine of a trial, which has been compared with the policy that its config names.
+    """Build the engine of a trial, and compare it with the policy that its config names.
 
     Raises:
-        ValueError: vLLM cannot be imported or does not know the model, or computes something else;
-            in one line.
+        ValueError: vLLM cannot be imported, does not know the model or computes other log-probs.
+            The message is one line.
     """
     config, tokenizer = setup.config, setup.tokenizer
     import_vllm(threads(resources.generator_cpus(config)))
@@ -71,13 +71,13 @@ def build_vllm_engine(setup: EngineSetup) -> VLLMEngine:
 
 
 def _snapshot(policy: Policy) -> PolicyWeights:
-    """The policy's own tensors, which stay as they are, as its learner would publish them."""
+    """Return the policy's own tensors as the learner would publish them. They are not copied."""
     tensors = {name: tensor.detach() for name, tensor in policy.weights().items()}
     return PolicyWeights(version=0, round=0, checksum=storage_checksum(tensors), tensors=tensors)
 
 
 def _longest(config: GRPOConfig, prompts: Prompts) -> int:
-    """Tokens of the longest prompt and its longest response."""
+    """Return the number of tokens of the longest prompt and its longest response."""
     asked = {
         "train": min(prompts.train_count, MAX_PROMPTS),
         "eval": config.eval.prompts,
@@ -91,7 +91,10 @@ def _longest(config: GRPOConfig, prompts: Prompts) -> int:
 
 
 def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written: Path) -> str:
-    """Where config.json of the model lies; that of a policy of ours is written, as a Llama's."""
+    """Return the directory with config.json of the model.
+
+    For a policy of this package, write it first, as that of a Llama.
+    """
     if not isinstance(policy, TransformerLM):
         return str(policy_directory(config.model))
     content = llama_config(policy.config, tokenizer, torch.float32)
@@ -100,9 +103,9 @@ def _directory(config: GRPOConfig, policy: Policy, tokenizer: Tokenizer, written
 
 
 def _overrides(config: GRPOConfig) -> dict[str, Any]:
-    """What of config.json vLLM is to see otherwise."""
+    """Return the entries of config.json to replace for vLLM."""
     model = config.model
-    untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `vllm_transfer.untied`
+    untie: dict[str, Any] = {"tie_word_embeddings": False}  # see `transfer.untied`
     wide = model.dtype == "bfloat16" and model.head_fp32
     return untie | ({"head_dtype": "float32"} if wide else {})
 

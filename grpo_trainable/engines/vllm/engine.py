@@ -1,7 +1,7 @@
 """The engine vLLM (extra `vllm`), in this process and token by token.
 
-Draws are seeded as ours are keyed, but how vLLM rounds depends on what it computes together: it
-promises neither the same bits again nor the log-probs of the learner to 1e-4.
+Draws have the same keys as ours, but vLLM's rounding depends on what it computes together. It
+therefore does not promise identical bits on repetition, nor the learner's log-probs to 1e-4.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Row(RecordedRow):
 
 
 class VLLMEngine:
-    """Samples with a model of vLLM that has no weights before the first `load`."""
+    """Samples with a vLLM model, which has no weights before the first `load`."""
 
     def __init__(
         self,
@@ -53,9 +53,18 @@ class VLLMEngine:
         seed: int,
         recompute: bool = False,
     ) -> None:
-        """`renamed`: gives tensors of the learner the names that they have in transformers.
-        `longest`: tokens of a prompt and its response together; `rows`: sampled at once. With
-        `recompute` weights that come in the middle of a call have the KV cache computed anew."""
+        """Build an engine around `llm`.
+
+        Args:
+            llm: vLLM, started without weights.
+            tokenizer: Tokenizer of the policy.
+            renamed: Gives the learner's tensors the names that they have in transformers.
+            vocab_size: Size of the vocabulary.
+            longest: Tokens of a prompt and its response together.
+            rows: Rows that are sampled at once.
+            seed: Seed of all draws.
+            recompute: Recompute the KV cache when weights arrive in the middle of a call.
+        """
         self.llm = llm
         self._engine = llm.llm_engine
         self._tokenizer = tokenizer
@@ -74,17 +83,19 @@ class VLLMEngine:
 
     @property
     def version(self) -> int:
+        """Number of gradient steps of the weights now in use."""
         return self._version
 
     @property
     def round(self) -> int:
+        """Number of rounds of the weights now in use."""
         return self._round
 
     def load(self, weights: PolicyWeights) -> None:
-        """Samples with the snapshot from the next token on.
+        """Load a snapshot and sample with it from the next token on.
 
         Raises:
-            RuntimeError: it arrived torn, or does not fill the model.
+            RuntimeError: The snapshot arrived torn, or does not fill the model.
         """
         send_weights(self.llm, weights, self._renamed)
         self._version, self._round = weights.version, weights.round
@@ -93,7 +104,7 @@ class VLLMEngine:
             self._forget_cache()
 
     def _forget_cache(self) -> None:
-        """Drops the KV cache of older weights; rows that run compute theirs anew."""
+        """Drop the KV cache of older weights. Running rows then recompute theirs."""
         if not self._engine.reset_prefix_cache(reset_running_requests=bool(self._running)):
             raise EngineError("engine=vllm: the KV cache of older weights could not be dropped")
 
@@ -102,12 +113,12 @@ class VLLMEngine:
     def generate(
         self, requests: Sequence[Request], between_tokens: Callable[[], None]
     ) -> list[RolloutGroup]:
-        """Samples one unscored group for each request.
+        """Sample one unscored group for each request.
 
         Raises:
-            ValueError: a prompt is longer than those that were looked at when the engine was built,
-                the requests differ in their limits, or there is none.
-            EngineError: vLLM answers something else than one token of every row that it computes.
+            ValueError: A prompt is longer than those examined when the engine was built, the
+                requests differ in their limits, or there are no requests.
+            EngineError: vLLM returns something else than one token for every row that it computes.
         """
         limits = common_limits(requests)
         self._refuse_too_long(requests, limits)
@@ -139,7 +150,7 @@ class VLLMEngine:
 
     @contextmanager
     def _nothing_left_running(self) -> Iterator[None]:
-        """Lets vLLM drop the rows of a call that does not come to its end."""
+        """Make vLLM drop the rows of a call that does not reach its end."""
         try:
             yield
         finally:
@@ -148,20 +159,22 @@ class VLLMEngine:
                 self._running.clear()
 
     def _admit(self, waiting: deque[_Row]) -> None:
-        """Hands vLLM as many of the waiting rows as it computes at once. Those behind them begin
-        with the weights that are there by then."""
+        """Pass waiting rows to vLLM, up to the number that it computes at once.
+
+        The remaining rows begin later, with the weights of that time.
+        """
         while waiting and len(self._running) < self._rows:
             row, key = waiting.popleft(), next(self._keys)
             prompt = {
                 "prompt_token_ids": list(row.request.prompt_ids),
-                # Rows share the cache of a prompt only with rows that began with the same weights.
+                # Rows share the cache of a prompt only with rows that began under the same weights.
                 "cache_salt": str(self._loads),
             }
             self._engine.add_request(key, prompt, self._parameters(row))
             self._running[key] = row
 
     def _parameters(self, row: _Row) -> Any:
-        """How a row is sampled, in vLLM's terms."""
+        """Return the sampling parameters of a row for vLLM."""
         from vllm import SamplingParams  # pyright: ignore
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore
 
@@ -169,11 +182,11 @@ class VLLMEngine:
         return SamplingParams(
             temperature=limits.temperature,
             max_tokens=limits.max_new_tokens,
-            min_tokens=limits.min_new_tokens - 1,  # ours counts the token that ends it
+            min_tokens=limits.min_new_tokens - 1,  # our minimum includes the token that ends it
             stop_token_ids=list(limits.end_ids),
-            ignore_eos=True,  # `end_ids` are all that end it
-            logprobs=0,  # log-prob of the sampled token alone
-            # One request a response: with n > 1 vLLM seeds them by seed + i, which collide.
+            ignore_eos=True,  # only `end_ids` end it
+            logprobs=0,  # only the log-prob of the sampled token
+            # One request per response: with n > 1 vLLM uses the seeds seed + i, which collide.
             seed=response_seed(
                 self._seed, request.stream, request.prompt_index, row.response, request.state
             ),
@@ -183,10 +196,10 @@ class VLLMEngine:
         )
 
     def _step(self, limits: SamplingLimits, stops: StopStrings | None) -> None:
-        """Samples one token of every row that vLLM computes in a step."""
+        """Sample one token of every row that vLLM computes in a step."""
         outputs = self._engine.step()
         if not outputs:
-            raise EngineError("engine=vllm: a step has sampled no token")
+            raise EngineError("engine=vllm: a step sampled no token")
         stopped = []
         for output in outputs:
             key, part = output.request_id, output.outputs[0]
@@ -206,7 +219,7 @@ class VLLMEngine:
 
 
 def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
-    """Whether the last token of a row completes a stop string where that counts."""
+    """Return True if a row's last token completes a stop string that counts."""
     early = len(row.ids) < limits.min_new_tokens
     return (
         not early
@@ -216,15 +229,15 @@ def _is_stopped(row: _Row, limits: SamplingLimits, stops: StopStrings) -> bool:
 
 
 def _refuse_other_versions(row: _Row, spans: Sequence[Any] | None) -> None:
-    """Compares the versions that vLLM has noted for the tokens of a row with ours.
+    """Compare the versions that vLLM recorded for the tokens of a row with ours.
 
     Raises:
-        EngineError: they are not the same.
+        EngineError: They differ.
     """
     noted = [span.version for span in spans or () for _ in range(span.start, span.end)]
     ours = list(map(str, row.versions))
     if noted != ours:
         raise EngineError(
             f"engine=vllm: prompt {row.request.prompt_index} of stream {row.request.stream}: vLLM "
-            f"has sampled with versions {noted}, it should have been {ours}"
+            f"sampled with versions {noted}, but should have used {ours}"
         )

@@ -1,7 +1,8 @@
-"""vLLM inside this process: what must be set before it is imported, and how it is started.
+"""vLLM inside this process: its environment variables, import and start.
 
-Its engine usually runs in a process of its own, which samples on while weights wait. Inside this
-one, `LLMEngine.step()` is one token of every row, and weights can be loaded between two of them.
+vLLM's engine usually runs in a separate process, which keeps sampling while weights wait. Inside
+this process, `LLMEngine.step()` computes one token of every row, and weights can be loaded between
+two steps.
 """
 
 from __future__ import annotations
@@ -17,41 +18,44 @@ import torch
 if TYPE_CHECKING:
     from vllm import LLM  # pyright: ignore
 
-# What vLLM must be told, and what it is told where the user has said nothing.
+# Environment variables that vLLM needs, and those set only if the user has not set them.
 MUST = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 UNLESS_SET = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # other actors share the cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about what is done on purpose here
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern things done on purpose here
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
-# Packages that vLLM's CPU build imports where they are, in builds that do not suit its torch.
+# Packages that vLLM's CPU build imports if installed. Their builds may not suit its torch.
 IN_ITS_WAY = "torchvision torchaudio torchcodec triton"
 BLOCK_TOKENS = 32  # tokens in a block of the KV cache
-PREFILL_TOKENS = 4096  # tokens that one step may compute at least; other rows wait for the next
+PREFILL_TOKENS = 4096  # smallest limit on the tokens of one step; rows beyond it wait for the next
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheShape:
-    """What one token takes in the KV cache."""
+    """The size of one token in the KV cache."""
 
     layers: int
-    heads: int  # heads of keys, and as many of values
+    heads: int  # heads of keys; values have the same number
     head_dim: int
-    itemsize: int  # bytes of a number
+    itemsize: int  # bytes per number
 
     def bytes(self, rows: int, tokens: int) -> int:
-        """Memory for `rows` of `tokens` each, in whole blocks, and what vLLM keeps for itself."""
+        """Return the memory for `rows` of `tokens` each.
+
+        Rows take whole blocks. The result includes the blocks that vLLM keeps for its own use.
+        """
         blocks = rows * -(-tokens // BLOCK_TOKENS) + 2
         token = 2 * self.layers * self.heads * self.head_dim * self.itemsize
         return blocks * BLOCK_TOKENS * token
 
 
 def import_vllm(threads: int) -> None:
-    """Imports vLLM, which from then on keeps this process at its present number of threads.
+    """Import vLLM, which then fixes the number of threads of this process.
 
     Raises:
-        ValueError: it cannot be imported, or this process cannot compute with `threads`.
+        ValueError: It cannot be imported, or this process cannot compute with `threads`.
     """
     os.environ.update(MUST)
     for name, value in UNLESS_SET.items():
@@ -60,17 +64,18 @@ def import_vllm(threads: int) -> None:
         torch.set_num_threads(threads)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch warns of vLLM's own code
+            warnings.simplefilter("ignore", FutureWarning)  # torch warns about vLLM's own code
             import vllm  # noqa: F401  # pyright: ignore
-    except Exception as error:  # what else is installed makes it fail in many ways
+    except Exception as error:  # other installed packages make it fail in many ways
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(
-            f"vLLM cannot be imported ({reason}); where these are not built for its torch this "
-            f"helps: pip uninstall -y {IN_ITS_WAY}"
+            f"vLLM cannot be imported ({reason}); if these packages are not built for its torch, "
+            f"remove them: pip uninstall -y {IN_ITS_WAY}"
         ) from error
     if torch.get_num_threads() != threads:
         raise ValueError(
-            f"vLLM keeps this process at {torch.get_num_threads()} threads, {threads} are asked for"
+            f"vLLM fixes this process at {torch.get_num_threads()} threads, but {threads} are "
+            "requested"
         )
 
 
@@ -84,11 +89,16 @@ def start_llm(
     cache: CacheShape,
     overrides: Mapping[str, Any],
 ) -> LLM:
-    """vLLM with random weights for the model whose config.json lies in `directory`.
+    """Start vLLM with random weights for the model whose config.json is in `directory`.
 
-    `longest`: tokens of a prompt and its response together. `rows`: that are sampled at once.
-    `backend`: the registered name of the engine that will bring weights. `overrides`: what of
-    config.json is to be otherwise.
+    Args:
+        directory: Directory with config.json.
+        backend: Registered name of the engine that will bring weights.
+        dtype: Precision of the body.
+        longest: Tokens of a prompt and its response together.
+        rows: Rows that are sampled at once.
+        cache: Size of a token in the KV cache.
+        overrides: Entries of config.json to replace.
     """
     from vllm import LLM  # pyright: ignore
     from vllm.config import WeightTransferConfig  # pyright: ignore
@@ -96,21 +106,21 @@ def start_llm(
     return LLM(
         model=directory,
         dtype=dtype,
-        load_format="dummy",  # every weight comes by the weight-transfer API
-        skip_tokenizer_init=True,  # requests are ids, and stop strings are found by us
+        load_format="dummy",  # every weight arrives through the weight-transfer API
+        skip_tokenizer_init=True,  # requests are ids, and we search for stop strings
         trust_remote_code=False,
         hf_overrides=dict(overrides),
-        generation_config="vllm",  # not the directory's own defaults of sampling
-        logprobs_mode="processed_logprobs",  # log-probs of the law that tokens are drawn from
+        generation_config="vllm",  # ignore the sampling defaults of the directory
+        logprobs_mode="processed_logprobs",  # of the distribution that tokens are drawn from
         max_model_len=longest,
         max_num_seqs=rows,
         max_num_batched_tokens=max(PREFILL_TOKENS, longest),
-        # A seeded prompt that is computed in parts ends in "CPU Generator does not use offset".
+        # Computing a seeded prompt in parts fails: "CPU Generator does not use offset".
         enable_chunked_prefill=False,
-        enable_prefix_caching=True,  # the responses to one prompt share its cache
+        enable_prefix_caching=True,  # responses to one prompt share its cache
         block_size=BLOCK_TOKENS,
-        kv_cache_memory_bytes=cache.bytes(rows, longest),  # vLLM's default is nearly all there is
-        async_scheduling=False,  # a step would return the token before
+        kv_cache_memory_bytes=cache.bytes(rows, longest),  # the default takes nearly all memory
+        async_scheduling=False,  # with it, a step would return the previous token
         enforce_eager=True,
         disable_log_stats=True,
         seed=0,

@@ -1,7 +1,7 @@
-"""Weights for vLLM: an engine of ours for its weight-transfer API.
+"""Weights for vLLM: a backend for its weight-transfer API.
 
-It takes a snapshot from any of our transports in the process where vLLM computes, so there is no
-disk and no second group of processes.
+The backend takes a snapshot from any of our transports in the process where vLLM computes. There is
+no disk and no second process group.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ Renaming = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def untied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with a head, which is the embedding where they have none.
+    """Return the tensors with a head. If there is none, the embedding serves as head.
 
-    vLLM packs the head for its own product, and where it is tied nothing renews the packed copy
-    (vLLM 0.32). So it gets an untied model.
+    vLLM packs the head for its own product, and does not renew the packed copy of a tied head (vLLM
+    0.32). It therefore gets an untied model.
 
     Raises:
-        ValueError: neither is there, in one line.
+        ValueError: There is neither head nor embedding. The message is one line.
     """
     if HEAD in tensors:
         return dict(tensors)
     if EMBEDDING not in tensors:
-        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which stands for it")
+        raise ValueError(f"the model has neither {HEAD} nor {EMBEDDING}, which could replace it")
     return {HEAD: tensors[EMBEDDING], **tensors}
 
 
 def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
-    """Has vLLM compute with a snapshot from its next step on; `renamed` gives the names that the
-    model has in transformers.
+    """Make vLLM compute with a snapshot from its next step on.
+
+    `renamed` gives tensors the names that they have in transformers.
 
     Raises:
-        RuntimeError: it arrived torn, or does not fill the model.
+        RuntimeError: The snapshot arrived torn, or does not fill the model.
     """
     llm.start_weight_update()
     llm.update_weights({"update_info": {"weights": weights, "renamed": renamed}})
@@ -53,7 +54,7 @@ def send_weights(llm: LLM, weights: PolicyWeights, renamed: Renaming) -> None:
 
 
 def register_backend() -> None:
-    """Makes our engine known to vLLM's factory, once in a process."""
+    """Register our backend with vLLM's factory, once per process."""
     from vllm.distributed.weight_transfer.base import (  # pyright: ignore
         WeightTransferEngine,
         WeightTransferInitInfo,
@@ -69,42 +70,47 @@ def register_backend() -> None:
 
     @dataclass
     class NothingToAgree(WeightTransferInitInfo):
-        """Sender and receiver are one process."""
+        """Empty, because sender and receiver are one process."""
 
     @dataclass
     class Snapshot(WeightTransferUpdateInfo):
+        """A snapshot of weights, and the function that renames its tensors."""
+
         weights: PolicyWeights
         renamed: Renaming
 
     class InProcess(WeightTransferEngine[NothingToAgree, Snapshot]):
-        """Hands the tensors of a snapshot to the model, which packs them anew layer by layer."""
+        """Passes the tensors of a snapshot to the model, which repacks them layer by layer."""
 
         init_info_cls, update_info_cls = NothingToAgree, Snapshot
 
         def init_transfer_engine(self, init_info: NothingToAgree) -> None:
-            pass
+            """Do nothing."""
 
         def start_weight_update(self) -> None:
+            """Prepare the model for reloading."""
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: Snapshot) -> None:
+            """Load a snapshot into the model."""
             load_snapshot(self.model, update_info.weights, update_info.renamed)
 
         def finish_weight_update(self) -> None:
+            """Repack the loaded weights."""
             finalize_layerwise_reload(self.model, self.model_config)
 
         def shutdown(self) -> None:
-            pass
+            """Do nothing."""
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcess)
 
 
 def load_snapshot(model: Any, weights: PolicyWeights, renamed: Renaming) -> None:
-    """Gives a model of vLLM that waits for weights all of them.
+    """Load all weights of a snapshot into a vLLM model that waits for them.
 
     Raises:
-        RuntimeError: the snapshot arrived torn, or leaves a parameter without a value.
+        RuntimeError: The snapshot arrived torn, or leaves a parameter without a value.
     """
     source = f"weights version {weights.version}"
     arrived = storage_checksum(weights.tensors)

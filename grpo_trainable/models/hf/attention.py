@@ -1,7 +1,8 @@
-"""Attention in models of transformers, where that of torch does not serve: rows that are packed
-attend to their own tokens each, and a CPU computes bfloat16 rows in float32.
+"""Attention for models of transformers in two cases that torch's own does not serve.
 
-T tokens, B rows, S positions, N heads, K of them with keys and values of their own, H head size.
+Packed rows attend only to their own tokens, and a CPU computes bfloat16 rows in float32.
+
+T tokens, B rows, S positions, N heads, K heads of keys and values, H head size.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from transformers.masking_utils import sdpa_mask
 from grpo_trainable.models.packing import Packing
 
 NAME = "grpo_trainable"
-# What the attention of some architectures does besides, by the arguments that say so.
+# Extra features in the attention of some architectures, by the arguments that request them.
 UNKNOWN = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 def replace_attention(model: transformers.PreTrainedModel) -> None:
-    """Has the layers of `model` use `_attention`.
+    """Make the layers of `model` use `_attention`.
 
     Raises:
-        ValueError: the architecture has no attention that can be replaced.
+        ValueError: The architecture has no attention that can be replaced.
     """
     transformers.AttentionInterface.register(NAME, _attention)
     transformers.AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -41,7 +42,7 @@ def _attention(
     packing: Packing | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Queries (B, N, S, H), keys and values (B, K, …, H) to (B, S, N, H)."""
+    """Map queries (B, N, S, H), keys and values (B, K, …, H) to (B, S, N, H)."""
     if packing is None:
         return _rows_attention(module, query, key, value, attention_mask, **others), None
     for name in UNKNOWN:
@@ -62,8 +63,10 @@ def _rows_attention(
     mask: Tensor | None,
     **others: Any,
 ) -> Tensor:
-    """The attention of torch, (B, S, N, H), by float32 where a CPU has bfloat16: there its kernels
-    for bfloat16 are several times slower, with and without instructions for it."""
+    """Return the attention of torch, (B, S, N, H), in float32 for bfloat16 on a CPU.
+
+    The CPU kernels for bfloat16 are several times slower, with or without instructions for it.
+    """
     dtype = query.dtype
     if dtype != torch.bfloat16 or query.device.type != "cpu":
         return sdpa_attention_forward(module, query, key, value, mask, **others)[0]
@@ -76,7 +79,7 @@ def _rows_attention(
 
 
 def _is_plain(mask: Tensor | None, others: dict[str, Any]) -> bool:
-    """Whether the attention of single queries is softmax of products, and nothing besides."""
+    """Return True if the attention of single queries is a plain softmax of products."""
     return (
         (mask is None or mask.dtype == torch.bool)
         and others.get("scaling") is not None
@@ -88,7 +91,10 @@ def _is_plain(mask: Tensor | None, others: dict[str, Any]) -> bool:
 def _one_query(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """(B, 1, N, H) of single queries (B, N, 1, H), by two products of matrices a head with keys."""
+    """Return (B, 1, N, H) for single queries (B, N, 1, H).
+
+    It takes two matrix products for each head with keys.
+    """
     rows, kv_heads, columns, size = key.shape
     grouped = query.float().view(rows, kv_heads, -1, size) * scale
     scores = grouped @ key.float().transpose(2, 3)  # (B, K, N / K, S)
@@ -99,7 +105,7 @@ def _one_query(
 
 
 def _to_rows(packing: Packing, x_1NTH: Tensor) -> Tensor:
-    """(B, N, S, H)."""
+    """Spread packed tokens to rows, (B, N, S, H)."""
     _, heads, _, size = x_1NTH.shape
     rows_BSD = packing.to_rows(x_1NTH[0].transpose(0, 1).flatten(1))
     return rows_BSD.unflatten(2, (heads, size)).transpose(1, 2)

@@ -1,7 +1,7 @@
-"""Prompts as the conversations that a model was trained on, by its own chat template.
+"""Prompts as conversations, rendered with the chat template of a model.
 
-The template is rendered by transformers (extra `hf`). The tokens are those of our tokenizer, the
-same that decodes the responses.
+transformers renders the template (extra `hf`). Our tokenizer makes the tokens, the same one that
+decodes the responses.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Messages = Sequence[dict[str, str]]
 
-# The date that a template is told when it asks for today's: a run's prompts must not depend on the
-# day. It is the one that Llama's templates have where they cannot ask.
+# The date for templates that ask for today's, because a run's prompts must not depend on the day.
+# Llama's templates use this date when they cannot ask.
 DATE = "26 Jul 2024"
 ASKS_FOR_DATE = "strftime_now"
 FIXED_DATE = f"{{%- macro {ASKS_FOR_DATE}(format) -%}}{DATE}{{%- endmacro -%}}"
@@ -32,14 +32,20 @@ PRIVATE_USE = range(0xE000, 0xF900)  # characters without a meaning
 class ChatTemplate:
     """Turns conversations into the ids that a response follows.
 
-    What a message spells is text: a special token in it becomes ordinary characters, and only those
-    that the template writes become tokens.
+    Messages are plain text. A special token that a message spells becomes ordinary characters. Only
+    special tokens that the template writes become tokens.
     """
 
     def __init__(
         self, renderer: PreTrainedTokenizerBase, template: str, tokenizer: Tokenizer
     ) -> None:
-        """`renderer`: knows what the template may ask for, such as the spelling of end-of-text."""
+        """Set up a template.
+
+        Args:
+            renderer: Provides what the template may ask for, such as the spelling of end-of-text.
+            template: The template in jinja.
+            tokenizer: Tokenizer of the policy.
+        """
         self._renderer = renderer
         self._template = FIXED_DATE + template if ASKS_FOR_DATE in template else template
         self._tokenizer = tokenizer
@@ -47,10 +53,10 @@ class ChatTemplate:
         self._special = "|".join(map(re.escape, longest_first)) or r"(?!)"
 
     def render(self, messages: Messages) -> str:
-        """The text of a conversation, up to where the response begins.
+        """Return the text of a conversation, up to the beginning of the response.
 
         Raises:
-            ValueError: the template refuses it, in one line.
+            ValueError: The template rejects the conversation. The message is one line.
         """
         try:
             rendered = self._renderer.apply_chat_template(
@@ -66,11 +72,11 @@ class ChatTemplate:
         return rendered
 
     def encode(self, messages: Messages) -> list[int]:
-        """The ids of `render(messages)`.
+        """Return the ids of `render(messages)`.
 
         Raises:
-            ValueError: the template refuses the conversation, or a message spells a special token
-                that cannot be encoded as text here; in one line.
+            ValueError: The template rejects the conversation, or a message spells a special token
+                that cannot be encoded as text here. The message is one line.
         """
         contents = [message["content"] for message in messages]
         spelled = re.search(self._special, "\n".join(contents))
@@ -89,15 +95,15 @@ class ChatTemplate:
     def encode_reply(
         self, text: str, response: Sequence[int], system: str | None = None
     ) -> list[int]:
-        """The ids between a response of the model's and its next one, when `text` is what the user
-        says in between.
+        """Return the ids between two responses of the model, for the user's message `text`.
 
-        They begin with the token by which the template ends a message of the model's, unless the
-        response has ended with it. They do not depend on what the response says: a template that
-        leaves out earlier reasoning leaves out nothing here, where it was sampled and stays.
+        They begin with the token by which the template ends a message of the model, unless the
+        response ended with that token. They do not depend on the content of the response. A
+        template that drops earlier reasoning drops nothing here: the reasoning was sampled and
+        stays.
 
         Raises:
-            ValueError: the template refuses such a conversation, or leaves out what the model said.
+            ValueError: The template rejects such a conversation, or drops the model's message.
         """
         before, after = _unused_characters(text + (system or ""))
         said = f"{before}{after}"
@@ -109,18 +115,20 @@ class ChatTemplate:
         ]
         _, found, rest = self.render(messages).partition(said)
         if not found:
-            raise ValueError("model.chat_template: leaves out what the model said before")
+            raise ValueError("model.chat_template: drops the model's earlier message")
         quoted = re.compile(f"{before}({self._special}){after}")
         ids = self._by_parts(rest, quoted, stray=f"[{before}{after}]")
         return ids[1:] if list(response[-1:]) == ids[:1] else ids
 
     def _marked(self, content: str, before: str, after: str) -> str:
-        """A message in which what spells a special token stands between two characters."""
+        """Put every spelled special token of a message between two marks."""
         return re.sub(self._special, rf"{before}\g<0>{after}", content)
 
     def _by_parts(self, text: str, quoted: re.Pattern[str], stray: str) -> list[int]:
-        """The ids of a rendered text, encoded between the special tokens of the template. What
-        `quoted` matches is text; a template may have torn its marks apart (`stray`)."""
+        """Encode a rendered text piece by piece, between the special tokens of the template.
+
+        Matches of `quoted` are text. Marks that a template has separated (`stray`) are removed.
+        """
         ids: list[int] = []
         begin, plain = 0, ""
         for match in re.finditer(f"{quoted.pattern}|({self._special})", text):
@@ -136,8 +144,10 @@ class ChatTemplate:
         return self._tokenizer.encode(text) if text else []
 
     def _refuse_inseparable(self, text: str, spelled: str) -> None:
-        """Where text beside a special token is encoded otherwise than by itself, parts do not add
-        up to the whole: ValueError then."""
+        """Raise a ValueError if encoding `text` piece by piece differs from encoding it as a whole.
+
+        This happens if text next to a special token is encoded differently than alone.
+        """
         nothing = re.compile("(?!)()")
         if self._by_parts(text, nothing, stray="(?!)") != self._tokenizer.encode_rendered(text):
             raise ValueError(
@@ -152,12 +162,16 @@ def _unused_characters(text: str) -> tuple[str, str]:
 
 
 def chat_template(named: str, path: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """What `model.chat_template` names: a file, or the template of the model in `path` (on), whose
-    tokenizer it is; None where off.
+    """Return the template that `model.chat_template` names, or None if it is off.
+
+    Args:
+        named: The path of a file, or "on" for the template of the model in `path`, or "off".
+        path: Directory or hub id of the model. None is the shipped policy.
+        tokenizer: Tokenizer of the model.
 
     Raises:
-        ValueError: a library is missing, the model has no template, or the file cannot be read; in
-            one line.
+        ValueError: A library is missing, the model has no template, or the file cannot be read. The
+            message is one line.
     """
     if named == "off":
         return None
@@ -191,7 +205,7 @@ def _renderer(directory: Path) -> PreTrainedTokenizerBase:
         return transformers.AutoTokenizer.from_pretrained(
             directory, trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # transformers has no error of its own
+    except Exception as error:  # transformers has no common error class
         raise ValueError(
             f"model.chat_template: transformers cannot read the tokenizer of {directory} "
             f"({one_line(error)})"

@@ -1,6 +1,7 @@
-"""A Hugging Face model on disk, as far as its small files tell.
+"""A Hugging Face model on disk, examined through its small files.
 
-Neither torch nor transformers is imported, so that the launcher can ask before anything starts.
+Neither torch nor transformers is imported, so that the launcher can check a model before anything
+starts.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # organisation/name
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 SMALL_FILES = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", SHARDS)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# What configs of different architectures call the longest sequence.
+# Names of the longest sequence in the configs of different architectures.
 CONTEXT_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
-# ---- Where it is -----------------------------------------------------------------------------
+# ---- Location --------------------------------------------------------------------------------
 
 
 class NotOnTheHub(ValueError):
-    """A model that has a name of the hub cannot be had from there, in one line."""
+    """A model named by hub id cannot be downloaded. The message is one line."""
 
 
 def local_directory(path: str) -> Path:
-    """The directory that `path` names: itself, or a download of the model with this hub id.
+    """Return the directory that `path` names: itself, or a download of the model with this hub id.
 
-    A download that is there already is used as it is.
+    An existing download is used as it is.
 
     Raises:
-        NotOnTheHub: it is no directory, and the hub cannot be reached or has no such model, in one
-            line.
-        ValueError: it can be neither, in one line.
+        NotOnTheHub: It is not a directory, and the hub cannot be reached or has no such model. The
+            message is one line.
+        ValueError: It can be neither. The message is one line.
     """
     if Path(path).is_dir():
         return Path(path)
@@ -52,18 +53,20 @@ def local_directory(path: str) -> Path:
             "Hugging Face causal language model, or a name on the hub (organisation/name)"
         )
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ValueError(f"{path}: no such directory; a model on the Hugging Face hub: {INSTALL}")
+        raise ValueError(
+            f"{path}: no such directory; to use a model from the Hugging Face hub, run: {INSTALL}"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    # Files of subdirectories are other formats of the same weights.
+    # Subdirectories hold other formats of the same weights.
     wanted: dict[str, Any] = {
         "allow_patterns": ["*.json", "*.jinja", "*.safetensors"],
         "ignore_patterns": ["*/*"],
     }
     try:
         there = Path(snapshot_download(path, local_files_only=True, **wanted))
-        model_files(there)  # refuses what an interrupted download left
+        model_files(there)  # raises for an incomplete download
         return there
     except (LocalEntryNotFoundError, ValueError):
         pass
@@ -71,13 +74,13 @@ def local_directory(path: str) -> Path:
         return Path(snapshot_download(path, **wanted))
     except Exception as error:  # a network fails in many ways
         raise NotOnTheHub(
-            f"{path}: no such directory, and not to be had from the Hugging Face hub "
+            f"{path}: no such directory, and it cannot be downloaded from the Hugging Face hub "
             f"({one_line(error)})"
         ) from error
 
 
 def is_hugging_face(directory: Path) -> bool:
-    """Whether config.json is that of a model of transformers; False where it cannot be read."""
+    """Return True if config.json is that of a model of transformers; False if it cannot be read."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,23 +91,25 @@ def is_hugging_face(directory: Path) -> bool:
 
 
 def model_files(directory: Path) -> list[str]:
-    """The names of all files that the policy and its tokenizer are made of."""
+    """Return the names of all files that make up the policy and its tokenizer."""
     small = [name for name in SMALL_FILES if (directory / name).is_file()]
     return ["config.json", "tokenizer.json", *small, *weight_files(directory)]
 
 
 def revision_file(directory: Path) -> dict[str, Path]:
-    """`refs/main`, by which a download from the hub is found again; nothing where the directory is
-    no such download. A machine without it would ask the hub."""
+    """Return `refs/main` of a download from the hub, or nothing for other directories.
+
+    A machine finds the download by this file. Without it the machine would ask the hub.
+    """
     main = directory.parent.parent / "refs" / "main"
     return {"refs/main": main} if directory.parent.name == "snapshots" and main.is_file() else {}
 
 
 def weight_files(directory: Path) -> list[str]:
-    """The names of the safetensors files that hold the weights.
+    """Return the names of the safetensors files that hold the weights.
 
     Raises:
-        ValueError: there are none, or one of them is missing, in one line.
+        ValueError: There are none, or one of them is missing. The message is one line.
     """
     if (directory / WEIGHTS).is_file():
         return [WEIGHTS]
@@ -121,10 +126,10 @@ def weight_files(directory: Path) -> list[str]:
 
 
 def weight_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the stored tensors by their names: only headers are read.
+    """Return the shapes of the stored tensors by name. Only headers are read.
 
     Raises:
-        ValueError: a file is missing, torn, or is none of safetensors, in one line.
+        ValueError: A file is missing, torn, or not safetensors. The message is one line.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in weight_files(directory):
@@ -137,19 +142,19 @@ def _why_no_weights(directory: Path) -> str:
     if pickles:
         return (
             f"{pickles[0]} is a pickle, which runs code when it is read; only safetensors are read "
-            "(where you trust it, load it with transformers and save_pretrained it)"
+            "(if you trust it, load it with transformers and save it with save_pretrained)"
         )
     return f"no {WEIGHTS} here"
 
 
-# ---- What it is ------------------------------------------------------------------------------
+# ---- Shape and checks ------------------------------------------------------------------------
 
 
 def read_shape(directory: Path) -> PolicyShape:
-    """How long a sequence may be, and how many tokens the head knows.
+    """Read the longest context and the number of tokens of the head.
 
     Raises:
-        ValueError: config.json does not say, in one line.
+        ValueError: config.json lacks one of them. The message is one line.
     """
     config = _text_config(directory)
     lengths = [config[name] for name in CONTEXT_LENGTH if _is_count(config.get(name))]
@@ -163,18 +168,18 @@ def read_shape(directory: Path) -> PolicyShape:
 
 
 def refuse_unusable(directory: Path) -> None:
-    """Looks at everything that can be known before transformers reads the weights.
+    """Check everything that can be known before transformers reads the weights.
 
     Raises:
-        ValueError: a library is missing, the architecture is unknown or brings code of its own,
-            weights are quantized or not there; in one line that says what to do.
+        ValueError: A library is missing, the architecture is unknown or brings its own code, or
+            weights are quantized or missing. The message is one line and says what to do.
     """
     refuse_missing_library(str(directory), "transformers")
     config = _read_json(directory / "config.json")
     if "auto_map" in config:
         raise ValueError(
-            f"{directory}: config.json names code of the model's own (auto_map), which is never "
-            "run; where transformers itself knows the architecture, remove auto_map"
+            f"{directory}: config.json names custom code of the model (auto_map), which is never "
+            "run; if transformers itself knows the architecture, remove auto_map"
         )
     if not _known_to_transformers(config.get("model_type")):
         raise ValueError(
@@ -184,22 +189,24 @@ def refuse_unusable(directory: Path) -> None:
     if (directory / "adapter_config.json").exists():
         raise ValueError(
             f"{directory}: adapter_config.json makes these adapters of another model; merge them "
-            "and save the whole"
+            "and save the whole model"
         )
     if "quantization_config" in config:
-        raise ValueError(f"{directory}: the weights are quantized, which cannot be trained")
+        raise ValueError(f"{directory}: the weights are quantized and cannot be trained")
     weight_files(directory)
 
 
 def refuse_missing_library(source: str, name: str) -> None:
-    """ValueError where the library `name`, which `source` needs, is not installed."""
+    """Raise a ValueError if the library `name`, which `source` needs, is not installed."""
     if importlib.util.find_spec(name) is None:
         raise ValueError(f"{source}: needs the library {name}, which is not installed: {INSTALL}")
 
 
 def _known_to_transformers(model_type: Any) -> bool:
-    """Whether the tables of the installed transformers name an architecture; importing them would
-    take seconds."""
+    """Return True if the tables of the installed transformers name an architecture.
+
+    The tables are searched as text, because importing them would take seconds.
+    """
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
     assert spec.origin is not None
@@ -210,19 +217,19 @@ def _known_to_transformers(model_type: Any) -> bool:
     )
 
 
-# ---- Its tokenizer ---------------------------------------------------------------------------
+# ---- Tokenizer -------------------------------------------------------------------------------
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of tokenizer.json, with the end and padding ids that the other files name.
+    """Read the tokenizer of tokenizer.json, with the end and padding ids that the other files name.
 
-    A response ends with the end-of-text token of the tokenizer, which is the first of `end_ids`,
-    and with any that generation_config.json, or else config.json, lists. Where no padding token is
-    named an end id stands in its place: no result depends on what stands at such a position.
+    A response ends with the tokenizer's end-of-text token, which is the first of `end_ids`. It also
+    ends with any token that generation_config.json lists, or else config.json. If no padding token
+    is named, an end id replaces it. No result depends on the token at such a position.
 
     Raises:
-        ValueError: a file cannot be read, no end is named, or the model's vocabulary is too small,
-            in one line.
+        ValueError: A file cannot be read, no end is named, or the model's vocabulary is too small.
+            The message is one line.
     """
     vocab_size = read_shape(directory).vocab_size
     backend = read_backend(directory / "tokenizer.json")
@@ -258,7 +265,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def _token(backend: tokenizers.Tokenizer, named: Any) -> Iterator[int]:
-    """The id of a token that is given as text, or as a mapping with `content`."""
+    """Yield the id of a token that is given as text, or as a mapping with `content`."""
     content = named.get("content") if isinstance(named, dict) else named
     token = backend.token_to_id(content) if isinstance(content, str) else None
     if token is not None:
@@ -274,14 +281,17 @@ def _ids(value: Any) -> list[int]:
 
 
 def _text_config(directory: Path) -> dict[str, Any]:
-    """The part of config.json that is about text: models of several modalities have more."""
+    """Return the part of config.json that concerns text. Models of several modalities have more."""
     config = _read_json(directory / "config.json")
     part = config.get("text_config")
     return {**config, **part} if isinstance(part, dict) else config
 
 
 def _read_json(path: Path, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the file holds; `missing` where there is none, unless that is None."""
+    """Return the content of the file.
+
+    If there is no file, return `missing`, or raise a ValueError if `missing` is None.
+    """
     if missing is not None and not path.is_file():
         return missing
     try:
@@ -300,29 +310,30 @@ def _is_count(value: Any) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """The error in one line of at most 300 characters."""
+    """Return the error in one line of at most 300 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-# ---- What model.lora_targets says ----------------------------------------------------------------
+# ---- model.lora_targets --------------------------------------------------------------------------
 
 
 ALL_LINEAR = "all-linear"  # every linear layer but the head
 MATRIX = ".weight"
-IN_A_LAYER = re.compile(r"\.\d+\.")  # the layers of a body are numbered; embedding and head are not
+IN_A_LAYER = re.compile(r"\.\d+\.")  # only layers of a body are numbered, not embedding or head
 
 
 def names_in(targets: str) -> list[str]:
-    """The names of modules in `targets`, which are separated by commas."""
+    """Return the names of modules in `targets`, which are separated by commas."""
     return [name.strip() for name in targets.split(",")]
 
 
 def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Looks for the modules that `targets` names among the stored tensors of a model.
+    """Check that the modules that `targets` names are among the stored tensors of a model.
 
     Raises:
-        ValueError: one is not there, or is no linear layer of the body, in one line.
+        ValueError: One does not exist, or is not a linear layer of the body. The message is one
+            line.
     """
     names = names_in(targets)
     if names == [ALL_LINEAR]:
@@ -339,4 +350,6 @@ def refuse_unknown_targets(targets: str, shapes: Mapping[str, tuple[int, ...]]) 
         if not found:
             raise ValueError(f"model.lora_targets: no layer is called {name!r}; {valid}")
         if not all(modules[module] for module in found):
-            raise ValueError(f"model.lora_targets: {name} is no linear layer of the body; {valid}")
+            raise ValueError(
+                f"model.lora_targets: {name} is not a linear layer of the body; {valid}"
+            )

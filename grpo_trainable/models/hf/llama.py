@@ -1,6 +1,6 @@
 """Our transformer as a Llama of Hugging Face: the same computation under other names.
 
-What our policies keep as one matrix, query, key and value as well as gate and up, is apart there.
+Llama has separate matrices where our policies have one: query, key and value, and also gate and up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo_trainable.models.model_config import ModelConfig
 from grpo_trainable.models.tokenizer import END_OF_TEXT, PAD, Tokenizer
 from grpo_trainable.models.transformer import RMS_EPS
 
-# Our names, less `.weight`, and theirs: of the model, and of one of its layers.
+# Our names without `.weight`, and Llama's: for the model, and for one of its layers.
 OF_MODEL = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
 OF_LAYER = {
     "attention_norm": ("input_layernorm",),
@@ -31,7 +31,7 @@ OF_LAYER = {
 
 
 def llama_tensors(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of a `TransformerLM` under Llama's names, a tied head once; views."""
+    """Return views of the parameters of a `TransformerLM` under Llama's names, a tied head once."""
     return {
         theirs: part for name, tensor in ours.items() for theirs, part in _renamed(name, tensor)
     }
@@ -50,7 +50,7 @@ def _renamed(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def llama_config(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> dict[str, Any]:
-    """What config.json of such a Llama holds."""
+    """Return the content of config.json of such a Llama."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -82,9 +82,14 @@ def write_llama(
     tokenizer: Tokenizer,
     dtype: torch.dtype,
 ) -> None:
-    """Writes a directory that transformers and vLLM load.
+    """Write a directory that transformers and vLLM load.
 
-    `parameters`: of the `TransformerLM` of this config, by our names; stored as `dtype`.
+    Args:
+        directory: An existing directory.
+        config: Shape of the policy.
+        parameters: Parameters of a `TransformerLM` of this shape, by our names.
+        tokenizer: Tokenizer of the policy.
+        dtype: Precision of the stored weights.
     """
     tensors = {
         name: tensor.detach().to(device="cpu", dtype=dtype).contiguous()
@@ -101,7 +106,7 @@ def write_llama(
             "eos_token": END_OF_TEXT,
             "pad_token": PAD,
             "model_max_length": config.context_length,
-            # Special tokens that a text spells out are ordinary characters, as for our tokenizer.
+            # As for our tokenizer, a special token spelled out in a text is ordinary characters.
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         },

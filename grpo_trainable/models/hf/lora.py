@@ -20,10 +20,10 @@ ADAPTER = "default"  # peft's name of the only adapter
 
 
 class LoraPolicy(Policy):
-    """A policy of which only adapters are trained: a layer adds scale · B A to its weights.
+    """A policy that trains only adapters: a layer adds scale · B A to its weights.
 
-    B begins at zero, so the policy begins as the model it is made of. The adapters are float32
-    whatever the model is.
+    B begins at zero, so at first the policy equals the model it is made of. The adapters are
+    float32 whatever the precision of the model.
     """
 
     def __init__(
@@ -38,12 +38,19 @@ class LoraPolicy(Policy):
     ) -> None:
         """Put adapters into `base`, which computes with them from then on.
 
-        `targets`: "all-linear" for every linear layer but the head, or names of modules separated
-        by commas. `alpha`: the scale is alpha / rank, 2 by default. A is drawn from `seed`.
-        `apart`: `weights` has the adapters beside the model's weights, not merged into them.
+        Args:
+            base: The model.
+            rank: Rank of A and B.
+            alpha: The scale is alpha / rank. With None it is 2.
+            targets: "all-linear" for every linear layer but the head, or names of modules separated
+                by commas.
+            seed: Seed of A.
+            apart: Let `weights` keep the adapters beside the model's weights instead of merging
+                them.
 
         Raises:
-            ValueError: a target is not there, or is no linear layer of the body; in one line.
+            ValueError: A target does not exist, or is not a linear layer of the body. The message
+                is one line.
         """
         super().__init__()
         self.context_length, self.vocab_size = base.context_length, base.vocab_size
@@ -68,13 +75,13 @@ class LoraPolicy(Policy):
         head, adapted = self.base.model.get_output_embeddings(), self._adapted()
         for name, layer in adapted.items():
             if layer is head or not isinstance(layer, Linear):
-                raise ValueError(f"model.lora_targets: {name} is no linear layer of the body")
+                raise ValueError(f"model.lora_targets: {name} is not a linear layer of the body")
         for name in names:
             if not any(f".{layer}".endswith(f".{name}") for layer in adapted):
                 raise ValueError(f"model.lora_targets: no layer is called {name}")
 
     def _draw(self, seed: int) -> None:
-        """Draws A as peft does, from a generator of its own."""
+        """Draw A as peft does, but from a separate generator."""
         generator = torch.Generator().manual_seed(seed)
         for layer in self._adapted().values():
             first, second = layer.lora_A[ADAPTER].float(), layer.lora_B[ADAPTER].float()
@@ -82,29 +89,38 @@ class LoraPolicy(Policy):
             nn.init.zeros_(second.weight)
 
     def _adapted(self) -> dict[str, Any]:
-        """The layers that have adapters, by the name that the model gives them."""
+        """Return the layers that have adapters, by their names in the model."""
         modules = self.base.model.named_modules()
         return {name: module for name, module in modules if isinstance(module, LoraLayer)}
 
-    # ---- As any policy -------------------------------------------------------------------------
+    # ---- The interface of a policy -------------------------------------------------------------
 
     @property
     def head_weight(self) -> Tensor:
+        """The weights of the output head, (V, D)."""
         return self.base.head_weight
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """Return the hidden states (B, S, D) of ids (B, S), ready for the head."""
         return self.base.hidden_states(input_ids)
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return the hidden states (T, D) at the T positions of `wanted`, bool (B, S)."""
         return self.base.states_at(input_ids, wanted)
 
     def pack_rows(self) -> None:
+        """Make `states_at` compute each token once."""
         self.base.pack_rows()
 
     def checkpoint_gradients(self) -> None:
+        """Make the layers recompute their activations in the backward pass."""
         self.base.checkpoint_gradients()
 
     def weights(self) -> dict[str, Tensor]:
+        """Return the tensors that an engine samples with, by name.
+
+        With `apart`, adapters are separate tensors. Otherwise they are merged.
+        """
         if self._apart:
             return self.base.weights()
         base = self.base_weights()
@@ -112,10 +128,10 @@ class LoraPolicy(Policy):
 
     @torch.no_grad()
     def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the model's weights with the adapters merged into them, these in float32.
+        """Yield the model's weights with the adapters merged into them. Merged weights are float32.
 
-        In bfloat16 a weight has neighbours 0.4 to 0.8 % away, and most of what a small update adds
-        would be rounded off.
+        In bfloat16 the neighbours of a weight are 0.4 to 0.8 % away, so rounding would remove most
+        of a small update.
         """
         adapted = {f"{name}.weight": layer for name, layer in self._adapted().items()}
         for name, weight in self.base_weights().items():
@@ -124,7 +140,7 @@ class LoraPolicy(Policy):
             yield name, weight if added is None else widened(weight) + added
 
     def base_weights(self) -> dict[str, Tensor]:
-        """The model's live weights without the adapters, under the names that they have there."""
+        """Return the model's live weights without the adapters, under their original names."""
         adapters = self.trained().keys()
         return {
             name.replace(".base_layer.", "."): tensor
@@ -133,22 +149,24 @@ class LoraPolicy(Policy):
         }
 
     def trained(self) -> dict[str, Tensor]:
-        """The adapters' live parameters, under peft's names."""
+        """Return the adapters' live parameters, under peft's names."""
         named = self.base.weights().items()
         return {name: tensor for name, tensor in named if ".lora_" in name}
 
     def frozen(self) -> Collection[str]:
+        """Return the names in `weights` that training never changes."""
         if self._apart:
             return self.weights().keys() - self.trained().keys()
         changed = {f"{name}.weight" for name in self._adapted()}
         return [name for name in self.base_weights() if name not in changed]
 
     def without_adapters(self) -> Policy:
+        """Return the model without adapters, in the same memory."""
         return _WithoutAdapters(self)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Has the layers leave their adapters out meanwhile."""
+        """Turn the adapters off within this context."""
         layers = self._adapted().values()
         for layer in layers:
             layer.enable_adapters(False)
@@ -166,26 +184,32 @@ class _WithoutAdapters(Policy):
         super().__init__()
         self.context_length, self.vocab_size = policy.context_length, policy.vocab_size
         self.head_fp32 = policy.head_fp32
-        # A tuple hides it from torch: a submodule would be frozen and moved with this one.
+        # A tuple hides it from torch, which would freeze and move a submodule with this one.
         self._policy = (policy,)
 
     @property
     def head_weight(self) -> Tensor:
+        """The weights of the output head, (V, D)."""
         return self._policy[0].head_weight
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """Return the hidden states (B, S, D) of ids (B, S), ready for the head."""
         with self._policy[0].disabled():
             return self._policy[0].hidden_states(input_ids)
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return the hidden states (T, D) at the T positions of `wanted`, bool (B, S)."""
         with self._policy[0].disabled():
             return self._policy[0].states_at(input_ids, wanted)
 
     def pack_rows(self) -> None:
+        """Make `states_at` compute each token once."""
         self._policy[0].pack_rows()
 
     def checkpoint_gradients(self) -> None:
+        """Raise a NotImplementedError."""
         raise NotImplementedError("it is never trained")
 
     def weights(self) -> dict[str, Tensor]:
+        """Return the model's weights without the adapters."""
         return self._policy[0].base_weights()

@@ -22,8 +22,8 @@ from grpo_trainable.models.policy import Policy
 from grpo_trainable.models.shape import PolicyShape
 
 PROBE_TOKENS = 16  # length of the sequence on which a model is compared with its parts
-# How much larger hidden states are made for the second comparison: with random weights logits are
-# so small that a cap on them would not show.
+# Factor by which hidden states are magnified for a second comparison. With random weights the
+# logits are so small that a cap on them would not show.
 MAGNIFIED = 1000.0
 
 
@@ -33,10 +33,10 @@ class HFPolicy(Policy):
     def __init__(
         self, model: transformers.PreTrainedModel, shape: PolicyShape, *, head_fp32: bool = True
     ) -> None:
-        """Takes over `model`, and turns its dropout off: a sampler has none.
+        """Take over `model`, and turn its dropout off, because a sampler has none.
 
         Raises:
-            ValueError: its logits are something else than hidden states times head, in one line.
+            ValueError: Its logits are not hidden states times head. The message is one line.
         """
         super().__init__()
         self.context_length, self.vocab_size = shape.context_length, shape.vocab_size
@@ -52,14 +52,17 @@ class HFPolicy(Policy):
 
     @property
     def head_weight(self) -> Tensor:
+        """The weights of the output head, (V, D)."""
         head: Any = self.model.get_output_embeddings()
         return head.weight
 
     def hidden_states(self, input_ids: Tensor) -> Tensor:
+        """Return the hidden states (B, S, D) of ids (B, S), ready for the head."""
         self.refuse_too_long(input_ids.shape[1])
         return self.body(input_ids=input_ids, use_cache=False).last_hidden_state
 
     def states_at(self, input_ids: Tensor, wanted: Tensor) -> Tensor:
+        """Return the hidden states (T, D) at the T positions of `wanted`, bool (B, S)."""
         if not self._packs:
             return super().states_at(input_ids, wanted)
         self.refuse_too_long(input_ids.shape[1])
@@ -67,7 +70,7 @@ class HFPolicy(Policy):
         states_1TD = self.body(
             input_ids=packing.ids[None],
             position_ids=packing.positions[None],
-            # A mask of four dimensions is handed on as it is; that of packed rows is never read.
+            # A mask of four dimensions is passed on unchanged. Packed rows never read it.
             attention_mask=wanted.new_ones(1, 1, 1, 1),
             packing=packing,
             use_cache=False,
@@ -75,21 +78,23 @@ class HFPolicy(Policy):
         return packing.at(wanted, states_1TD[0])
 
     def layers(self) -> Sequence[torch.nn.Module]:
-        """What the largest list of modules in the body holds: transformers has no other name for
-        it that all architectures share."""
+        """Return the modules of the largest module list in the body.
+
+        transformers has no name for the layers that all architectures share.
+        """
         lists = [m for m in self.body.modules() if isinstance(m, torch.nn.ModuleList)]
         return list(max(lists, key=_parameters, default=[]))
 
     def weights(self) -> dict[str, Tensor]:
-        """Live parameters under transformers' own names."""
+        """Return the live parameters under transformers' own names."""
         return dict(self.model.named_parameters())
 
     @torch.no_grad()
     def pack_rows(self) -> None:
-        """Has `states_at` compute each token once.
+        """Make `states_at` compute each token once.
 
         Raises:
-            ValueError: the architecture cannot, or its packed states are others.
+            ValueError: The architecture does not support it, or its packed states differ.
         """
         from grpo_trainable.models.hf.attention import replace_attention  # loads torch's compiler
 
@@ -105,16 +110,17 @@ class HFPolicy(Policy):
         except (TypeError, ValueError) as error:
             why = str(error).splitlines()[0]
             raise ValueError(f"{_cannot_pack(self.model)} ({why})") from error
-        # Relative to the largest, and far above rounding.
+        # Relative to the largest state, and far above rounding.
         allowed = 2.0**-4 if found.dtype == torch.bfloat16 else 2.0**-12
         if not bool((found - expected).abs().max() <= allowed * expected.abs().max()):
             raise ValueError(_cannot_pack(self.model))
 
     def checkpoint_gradients(self) -> None:
-        """Has the layers compute their activations again in the backward pass.
+        """Make the layers recompute their activations in the backward pass.
 
         Raises:
-            ValueError: the architecture cannot, or drops out activations while it does.
+            ValueError: The architecture does not support it, or drops out activations while doing
+                so.
         """
         model: Any = self.model
         before = self.hidden_states(self._probe())
@@ -124,20 +130,21 @@ class HFPolicy(Policy):
         except ValueError as error:
             raise ValueError(_cannot_checkpoint(model)) from error
         for module in model.modules():
-            # The layers ask whether they train, and their parts, which drop out, must not.
+            # Layers checkpoint only in training mode. Their parts, which drop out, must stay in
+            # evaluation mode.
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True
         if not torch.equal(before, self.hidden_states(self._probe())):
             raise ValueError(_cannot_checkpoint(model))
 
-    # ---- What is asked once --------------------------------------------------------------------
+    # ---- Check of the head ---------------------------------------------------------------------
 
     @torch.no_grad()
     def _refuse_other_heads(self) -> None:
-        """Compares the model's own logits with hidden states times head.
+        """Compare the model's own logits with hidden states times head.
 
-        Some architectures scale or cap their logits, or add a bias: engines and scoring, which
-        compute the head themselves, would compute something else.
+        Some architectures scale or cap their logits, or add a bias. Engines and scoring compute the
+        head themselves, so their results would differ.
         """
         name, head = type(self.model).__name__, self.model.get_output_embeddings()
         if head is None or len(self.head_weight) != self.vocab_size:
@@ -147,23 +154,23 @@ class HFPolicy(Policy):
             with self._scaled(factor):
                 hidden, theirs = self.hidden_states(ids), self.model(ids, use_cache=False).logits
             ours = hidden @ self.head_weight.t()
-            # Relative to the largest, and far above rounding.
+            # Relative to the largest logit, and far above rounding.
             allowed = 2.0**-5 if ours.dtype == torch.bfloat16 else 2.0**-12
             if not bool((ours - theirs).abs().max() <= allowed * theirs.abs().max()):
                 raise ValueError(
-                    f"{name} does something to its logits besides multiplying hidden states by "
-                    "the head (a cap, a scale, a bias), which is not supported"
+                    f"{name} does more to its logits than multiply hidden states by the head "
+                    "(a cap, a scale, a bias), which is not supported"
                 )
 
     def _probe(self) -> Tensor:
-        """(1, S) ids from all over the vocabulary."""
+        """Return ids (1, S) spread over the vocabulary."""
         count = min(PROBE_TOKENS, self.context_length)
         ids = torch.linspace(0, self.vocab_size - 1, count, dtype=torch.float64).long()
         return ids[None].to(self.head_weight.device)
 
     @contextmanager
     def _scaled(self, factor: float) -> Iterator[None]:
-        """Multiplies the hidden states that come out of the body meanwhile."""
+        """Multiply the hidden states that leave the body, within this context."""
 
         def scale(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
             output.last_hidden_state = output.last_hidden_state * factor
@@ -177,12 +184,12 @@ class HFPolicy(Policy):
 
 
 def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
-    """The policy in a directory of transformers, its body in `dtype`.
+    """Load the policy in a directory of transformers, its body in `dtype`.
 
-    Only safetensors are read, nothing is downloaded and no code of the directory runs.
+    Only safetensors are read, nothing is downloaded, and no code of the directory runs.
 
     Raises:
-        ValueError: it cannot be loaded, lacks weights, or is no policy; in one line.
+        ValueError: It cannot be loaded, lacks weights, or is not a policy. The message is one line.
     """
     refuse_unusable(directory)
     transformers.utils.logging.disable_progress_bar()
@@ -195,12 +202,12 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers and safetensors have no error of their own
+    except Exception as error:  # transformers and safetensors have no common error class
         raise ValueError(f"{directory}: transformers cannot load it ({one_line(error)})") from error
     model, told = loaded
     if dtype == "bfloat16":
         _suit_to_cpu(model)
-    # transformers would go on with random numbers in their place.
+    # transformers would continue with random numbers in their place.
     lacking = sorted(told["missing_keys"])
     if lacking:
         raise ValueError(f"{directory}: the weights lack {lacking[0]} ({len(lacking)} in all)")
@@ -211,7 +218,7 @@ def load_hf_policy(directory: Path, *, dtype: str, head_fp32: bool) -> HFPolicy:
 
 
 def _suit_to_cpu(model: transformers.PreTrainedModel) -> None:
-    """Has a CPU compute `model`, which is bfloat16, in its fastest way; a GPU has its own."""
+    """Make a CPU compute `model`, which is bfloat16, in its fastest way. A GPU has its own way."""
     if not multiplies_bfloat16():
         widen_products(model.get_decoder())
     if model.config._attn_implementation == "sdpa":
@@ -225,21 +232,23 @@ def _parameters(module: torch.nn.Module) -> int:
 
 
 def _cannot_pack(model: torch.nn.Module) -> str:
-    return f"model.packing=true: {type(model).__name__} cannot do that"
+    return f"model.packing=true: {type(model).__name__} does not support it"
 
 
 def _cannot_checkpoint(model: torch.nn.Module) -> str:
-    return f"model.gradient_checkpointing=true: {type(model).__name__} cannot do that"
+    return f"model.gradient_checkpointing=true: {type(model).__name__} does not support it"
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16 numbers (AVX512-BF16, AMX)."""
+    """Return True if this CPU has instructions for bfloat16 products (AVX512-BF16, AMX)."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def widen_products(model: nn.Module) -> None:
-    """Has the linear layers in bfloat16 multiply in float32 while they are on a CPU; weights,
-    inputs, outputs and gradients stay bfloat16."""
+    """Make bfloat16 linear layers multiply in float32 while they are on a CPU.
+
+    Weights, inputs, outputs and gradients stay bfloat16.
+    """
     for module in model.modules():
         if isinstance(module, nn.Linear) and module.weight.dtype == torch.bfloat16:
             module.forward = partial(_linear, module)
@@ -252,17 +261,21 @@ def _linear(module: nn.Linear, input: Tensor) -> Tensor:
 
 
 class _WideLinear(torch.autograd.Function):
-    """`F.linear` of bfloat16 tensors by float32 products; what is kept for the backward pass is
-    bfloat16."""
+    """`F.linear` of bfloat16 tensors, computed by float32 products.
+
+    Tensors kept for the backward pass are bfloat16.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product."""
         ctx.save_for_backward(x, weight)
         wide_bias = None if bias is None else bias.float()
         return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of input, weight and bias."""
         x, weight = ctx.saved_tensors
         grad = grads[0].float()
         rows = grad.flatten(0, -2)

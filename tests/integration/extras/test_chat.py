@@ -306,5 +306,5 @@ def test_a_reply_that_spells_a_special_token_is_text(path: str) -> None:
 
 def test_a_template_that_leaves_out_what_was_said_is_refused(path: str, tmp_path: Path) -> None:
     (tmp_path / "mute.jinja").write_text("{{ messages[-1].content }}")
-    with pytest.raises(ValueError, match="leaves out what the model said"):
+    with pytest.raises(ValueError, match="drops the model's earlier message"):
         chat_of(path, str(tmp_path / "mute.jinja")).encode_reply("larger", [])

@@ -252,5 +252,5 @@ def test_it_is_neither_exported_nor_evaluated_by_itself(
         capsys.readouterr()
         assert main(options) == 2
         line = capsys.readouterr().err.strip()
-        assert "is no language model" in line
+        assert "is not a language model" in line
         assert "\n" not in line

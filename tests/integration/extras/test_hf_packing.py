@@ -81,7 +81,7 @@ def test_an_architecture_whose_attention_slides_is_refused(tmp_path: Path):
     path = str(tmp_path)
     build_policy(config_of(path).model, 0)
     with pytest.raises(
-        ValueError, match="cannot do that \\(its attention has sliding_window\\)"
+        ValueError, match="does not support it \\(its attention has sliding_window\\)"
     ) as error:
         build_policy(config_of(path, packing=True).model, 0)
     assert str(error.value).startswith(f"{path}: model.packing=true: MistralForCausalLM")

@@ -311,8 +311,8 @@ def test_only_the_layers_that_are_named_have_adapters(model_path):
     [
         ("q_proj,nonesuch", "no layer is called nonesuch"),
         ("nonesuch", "nonesuch"),
-        ("lm_head,q_proj", "lm_head is no linear layer of the body"),
-        ("embed_tokens", "embed_tokens is no linear layer of the body"),
+        ("lm_head,q_proj", "lm_head is not a linear layer of the body"),
+        ("embed_tokens", "embed_tokens is not a linear layer of the body"),
     ],
 )
 def test_targets_that_cannot_be_adapted_are_refused(model_path, targets: str, said: str):
@@ -445,7 +445,7 @@ def test_logits_that_are_no_product_are_refused(
         torch.nn.init.normal_(model.lm_head.bias)
     model.save_pretrained(tmp_path)
     tokenizer().save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="does something to its logits besides") as error:
+    with pytest.raises(ValueError, match="does more to its logits than multiply") as error:
         build_policy(config_of(str(tmp_path)).model, 0)
     assert str(error.value).startswith(f"{tmp_path}: {kind}ForCausalLM")
     assert "\n" not in str(error.value)
@@ -487,6 +487,6 @@ def test_an_architecture_that_drops_out_while_it_checkpoints_is_refused(tmp_path
     tokenizer().save(tmp_path / "tokenizer.json")
     path = str(tmp_path)
     build_trained_policy(config_of(path).model, 0)
-    with pytest.raises(ValueError, match="OPTForCausalLM cannot do that") as error:
+    with pytest.raises(ValueError, match="OPTForCausalLM does not support it") as error:
         build_trained_policy(config_of(path, gradient_checkpointing=True).model, 0)
     assert str(error.value).startswith(f"{path}: model.gradient_checkpointing=true")

@@ -68,12 +68,12 @@ def longer(tokens: int) -> RolloutGroup:
     [
         ([], "returned 0 groups for 1 requests"),
         (None, "returned NoneType for 1 requests"),
-        (["text"], "the answer is a str, not a RolloutGroup"),
-        ([changed(prompt_index=8)], "the group is of prompt 8: groups must come in order"),
-        ([changed(prompt_ids=torch.tensor([2]))], "prompt_ids are not those of the request"),
-        ([changed(example_index=3)], "example_index is not that of the request"),
+        (["text"], "generate returned a str where a RolloutGroup was expected"),
+        ([changed(prompt_index=8)], "the group belongs to prompt 8: return groups in order"),
+        ([changed(prompt_ids=torch.tensor([2]))], "prompt_ids differ from those of the request"),
+        ([changed(example_index=3)], "example_index differs from that of the request"),
         ([longer(4)], "a response of 4 tokens exceeds the limit of 3"),
-        ([longer(1)], "a response of 1 tokens is shorter than the least, 2"),
+        ([longer(1)], "a response of 1 tokens is shorter than the minimum of 2"),
         (
             [changed(behaviour_log_probs=None)],
             "behaviour_log_probs is a NoneType, not a tensor",
@@ -89,10 +89,10 @@ def longer(tokens: int) -> RolloutGroup:
         ([changed(finished=torch.ones(3, dtype=torch.bool))], r"finished is torch.bool \(3,\)"),
         ([with_entry("behaviour_log_probs", torch.nan)], "behaviour_log_probs are missing"),
         ([with_entry("behaviour_log_probs", 0.5)], "a log-prob of 0.5 is above 0"),
-        ([with_entry("response_ids", 10)], "token ids reach from 0 to 10, of 10 tokens"),
-        ([with_entry("response_ids", -1)], "token ids reach from -1 to 0, of 10 tokens"),
-        ([with_entry("token_versions", 2)], "token_versions reach to 2, .* in use have 1"),
-        ([with_entry("token_rounds", 2)], "token_rounds reach to 2, .* in use have 1"),
+        ([with_entry("response_ids", 10)], "token ids range from 0 to 10, of 10 tokens"),
+        ([with_entry("response_ids", -1)], "token ids range from -1 to 0, of 10 tokens"),
+        ([with_entry("token_versions", 2)], "token_versions go up to 2, .* in use have 1"),
+        ([with_entry("token_rounds", 2)], "token_rounds go up to 2, .* in use have 1"),
     ],
 )
 def test_a_wrong_answer_is_named_in_one_line(answer: Any, message: str):
@@ -123,9 +123,9 @@ WHOLE, NOBODY = GROUP.response_mask, GROUP.finished
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (ended(1, 1, response_mask=WHOLE), "response 1 goes on after token 2, which ends it"),
-        (ended(0, 2, finished=NOBODY), "finished is False for response 0, which an end id or a"),
-        (changed(finished=~NOBODY), "finished is True for response 0, which nothing ends"),
+        (ended(1, 1, response_mask=WHOLE), "response 1 continues after token 2, which ends it"),
+        (ended(0, 2, finished=NOBODY), "finished is False for response 0, but an end id or a"),
+        (changed(finished=~NOBODY), "finished is True for response 0, but nothing ends it"),
         (
             ended(1, 1, response_ids=GROUP.response_ids, finished=NOBODY),
             "response 1 is cut off after 2 of 3 tokens",
@@ -146,16 +146,18 @@ def test_nothing_may_follow_a_stop_string():
         check([group], request)
 
     answer([0, 1, 2], [0, 0, 1], finished=[True, False])
-    with pytest.raises(EngineError, match="response 1 goes on after token 2, which ends it"):
+    with pytest.raises(EngineError, match="response 1 continues after token 2, which ends it"):
         answer([0, 1, 2], [1, 2, 0], finished=[True, True])
-    with pytest.raises(EngineError, match="finished is False for response 0, which an end id or"):
+    with pytest.raises(EngineError, match="finished is False for response 0, but an end id or"):
         answer([0, 1, 2], [0, 0, 1], finished=[False, False])
 
 
 def test_an_engine_must_have_the_weights_that_it_was_given():
     weights = PolicyWeights(version=1, round=1, checksum="", tensors={})
     check_load("mine", ENGINE, weights)
-    with pytest.raises(EngineError, match=r"after load of version 2 \(round 1\) it says version 1"):
+    with pytest.raises(
+        EngineError, match=r"after loading version 2 \(round 1\), it reports version 1"
+    ):
         check_load("mine", ENGINE, replace(weights, version=2))
 
 

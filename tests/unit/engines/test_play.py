@@ -240,5 +240,5 @@ def test_what_was_played_is_checked():
     assert isinstance(engine, PlayingEngine)
     check_played("torch", engine, requests(), groups, CONFIG.vocab_size)
     torn = replace(groups[0], response_mask=groups[0].response_mask.roll(1, 1))
-    with pytest.raises(RuntimeError, match="does not begin with a token that was sampled"):
+    with pytest.raises(RuntimeError, match="does not begin with a sampled token"):
         check_played("torch", engine, requests(), [torn, *groups[1:]], CONFIG.vocab_size)

@@ -620,7 +620,7 @@ def test_a_preset_for_a_file_shows_its_trial_and_asks_for_the_file(command, monk
 
 def test_a_dry_run_tells_the_memory_of_a_model_that_cannot_be_had(command, monkeypatch, tmp_path):
     def offline(path: str) -> Path:
-        raise NotOnTheHub(f"{path}: no such directory, and not to be had")
+        raise NotOnTheHub(f"{path}: no such directory, and it cannot be downloaded")
 
     monkeypatch.setattr(plan_module, "machine_bytes", lambda: 64_000_000_000)
     monkeypatch.setattr(directory_module, "local_directory", offline)

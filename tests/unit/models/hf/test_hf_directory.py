@@ -286,7 +286,7 @@ def test_a_file_of_weights_that_is_not_whole_is_refused(tmp_path: Path, change: 
     content = file.read_bytes()
     file.write_bytes(content[:change] if change < 0 else content + b"abc")
     held, whole = len(content) + change, len(content)
-    said = f"model.safetensors: has {held:,} bytes and should have {whole:,}"
+    said = f"model.safetensors: has {held:,} bytes but should have {whole:,}"
     with pytest.raises(ValueError, match=said) as error:
         check_policy(model)
     one_line(error)
@@ -301,9 +301,9 @@ def test_a_file_of_weights_that_is_not_whole_is_refused(tmp_path: Path, change: 
         ("all-linear", None),
         ("q_prj", "no layer is called 'q_prj'; valid: all-linear, or some of q_proj, up_proj, "),
         ("q_proj,attn.v_proj", "no layer is called 'attn.v_proj'"),
-        ("lm_head", "lm_head is no linear layer of the body"),
-        ("embed_tokens", "embed_tokens is no linear layer of the body"),
-        ("input_layernorm", "input_layernorm is no linear layer of the body"),
+        ("lm_head", "lm_head is not a linear layer of the body"),
+        ("embed_tokens", "embed_tokens is not a linear layer of the body"),
+        ("input_layernorm", "input_layernorm is not a linear layer of the body"),
         ("self_attn", "no layer is called 'self_attn'"),
     ],
 )
@@ -326,7 +326,7 @@ def test_a_policy_of_ours_has_no_settings_of_hugging_face(settings: dict[str, An
     path = str(SHIPPED_POLICY)
     model = GRPOConfig.from_dict({"model": {"path": path, **settings}}).model
     (key,) = settings
-    with pytest.raises(ValueError, match=f"model.{key} is for Hugging Face models") as error:
+    with pytest.raises(ValueError, match=f"model.{key} is only for Hugging Face models") as error:
         check_policy(model)
     assert one_line(error).startswith(path)
 
@@ -360,7 +360,7 @@ def test_a_model_of_the_hub_is_taken_from_where_it_was_downloaded_to(tmp_path: P
     assert revision_file(snapshot) == {"refs/main": downloaded / "refs" / "main"}
     assert revision_file(downloaded) == {}
     with pytest.raises(
-        ValueError, match=r"^org/other: no such directory, and not to be had"
+        ValueError, match=r"^org/other: no such directory, and it cannot be downloaded"
     ) as error:
         local_directory("org/other")
     one_line(error)
