@@ -461,8 +461,8 @@ def test_the_table_shows_medians_and_least_to_most_over_seeds(experiment):
     ]
     assert by_arm["async_k1"][11] == "1"
     words = " ".join(text.split())
-    assert "samples a second, relative to colocated_k1, whatever" in words
-    assert "samples a device-hour, relative to colocated_k1." in words
+    assert "samples per second relative to colocated_k1;" in words
+    assert "samples per device-hour relative to colocated_k1;" in words
 
 
 def test_reference_nll_is_the_mean_of_the_last_eighth_of_the_rounds(experiment):

@@ -100,7 +100,7 @@ def test_a_disturbed_speed_of_any_column_is_marked_and_left_out_of_the_data(own)
     assert asked is not None
     place = asked.header.index("rate")
     assert [row[place] for row in asked.rows()] == ["32.00", "?"]
-    assert asked.note.endswith("?: too disturbed by other work to be compared.")
+    assert asked.note.endswith("?: not comparable, because other processes used the machine.")
     data = data_of(own)
     assert data["arms"]["b"]["columns"]["rate"] is None
     assert data["arms"]["b"]["columns"]["norm"]["median"] == 2.5
