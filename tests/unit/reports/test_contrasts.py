@@ -259,8 +259,8 @@ def test_a_disturbed_baseline_puts_every_speed_up_in_doubt_but_marks_its_own_spe
     assert cells[OTHER][5:7] == cells[THIRD][5:7] == ("?", "?")
     assert "colocated_k1, seed 0" in comparison.not_comparable[OTHER]
     assert [sentence for sentence in told(record) if "compar" in sentence] == [
-        "No arm can be compared with colocated_k1 in speed or cost: other processes took 40% of the "
-        "machine in 16 of 16 rounds of seed 0."
+        "No arm can be compared with colocated_k1 in speed or cost: other processes took 40% of "
+        "the machine in 16 of 16 rounds of seed 0."
     ]
 
 
