@@ -192,7 +192,7 @@ def test_the_page_has_the_rows_of_the_commands_table(full):
 def test_settings_machine_and_commands_stand_on_the_page(full):
     words = Page(full / "report.html").words
 
-    assert "What the arms set differently" in words
+    assert "Settings that differ between arms" in words
     assert "Shared settings that are not the defaults: k_mode=fresh_batches." in words
     assert "Seeds: 0, 1." in words
     for text in ("2.13.0", "Linux-6.1-x86_64", "2026-11-20 15:00 UTC", "https://ui.perfetto.dev"):
@@ -377,7 +377,7 @@ def test_failed_trials_and_damaged_files_are_named_on_the_page_and_to_the_caller
     page, heard = write(experiment)
 
     named = (
-        "broken: left out, its config cannot be used (broken/params.json cannot be read",
+        "broken: left out, because its config cannot be used (broken/params.json cannot be read",
         "result.json: line 5 of 5 is half-written, skipped",
         "rollouts/part-00000001.parquet is damaged, skipped (",
     )
@@ -553,9 +553,9 @@ def test_special_files_neither_stop_the_report_nor_keep_it_waiting(experiment, t
 
     assert done.returncode == 0, done.stderr
     for text in (
-        "result.json cannot be read (result.json is no regular file)",
-        "rollouts cannot be read (rollouts is no directory)",
-        "error.txt cannot be read (error.txt is no regular file)",
+        "result.json cannot be read (result.json is not a regular file)",
+        "rollouts cannot be read (rollouts is not a directory)",
+        "error.txt cannot be read (error.txt is not a regular file)",
     ):
         assert text in done.stderr
 
@@ -611,7 +611,7 @@ def test_what_cannot_be_reported_on_ends_with_status_2_and_one_line(experiment, 
 
     assert "does not exist" in refused(capsys, str(tmp_path / "nowhere"))
     assert "is empty" in refused(capsys, str(empty))
-    assert "is no experiment" in refused(capsys, str(other))
+    assert "is not an experiment" in refused(capsys, str(other))
     assert "no trial has finished a round yet" in refused(capsys, str(experiment))
     assert "EXPERIMENT_DIR" in refused(capsys)
     assert "--bogus" in refused(capsys, str(experiment), "--bogus")
@@ -641,7 +641,7 @@ def test_without_matplotlib_the_command_says_how_to_install_it(experiment, tmp_p
 
     assert done.returncode == 2
     assert done.stderr == (
-        "report.py: matplotlib is missing; install it by: pip install 'grpo-trainable[report]'\n"
+        "report.py: matplotlib is missing; install it with: pip install 'grpo-trainable[report]'\n"
     )
 
 

@@ -141,10 +141,10 @@ def test_what_is_no_regular_file_is_refused_without_waiting_for_it(root):
         os.chdir(place)
     for name in ("fifo", "socket", "a"):
         for act in (read, lambda *names: write(*names, content=b"")):
-            with pytest.raises(OSError, match=f"{name} is no regular file"):
+            with pytest.raises(OSError, match=f"{name} is not a regular file"):
                 act(root, name)
     for act in (lambda: entries(root, "fifo"), lambda: make_directory(root, "fifo")):
-        with pytest.raises(OSError, match="fifo is no directory"):
+        with pytest.raises(OSError, match="fifo is not a directory"):
             act()
     assert entries(root) == {"a": "directory", "fifo": "other", "socket": "other"}
     assert stat.S_ISFIFO((root / "fifo").stat().st_mode)
