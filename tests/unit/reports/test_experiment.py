@@ -206,8 +206,8 @@ def test_rounds_that_were_set_aside_are_named(experiment):
     trial = write_trial(experiment, config(), [row(1)])
     (trial / "set-aside-1").mkdir()
     assert only_trial(experiment).problems == [
-        f"{trial.name}: no checkpoint could be used, so it started again from round 0; what it had "
-        f"is in {trial.name}/set-aside-1"
+        f"{trial.name}: no checkpoint could be used, so it started again from round 0; its "
+        f"earlier files are in {trial.name}/set-aside-1"
     ]
 
 
