@@ -68,7 +68,7 @@ class Section:
 
 
 def render_all(plots: Iterable[Plot], *, files: bool = False) -> dict[str, bytes]:
-    """Draw as PNG all plots that can be drawn.
+    """Draw every plot that can be drawn, as PNG.
 
     Args:
         plots: The plots.
@@ -214,7 +214,7 @@ def axes_of(
     names: Sequence[str] = (),
     below: float = 0.0,
 ) -> Axes:
-    """Return the only axes of a figure.
+    """Add the only axes of a figure, and return them.
 
     Args:
         figure: The figure.

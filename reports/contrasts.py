@@ -87,7 +87,7 @@ class Contrast:
 
 @dataclass(frozen=True, kw_only=True)
 class NotComparable:
-    """Replaces a contrast whose value could not be trusted, so that nothing can show it."""
+    """Result without a value, because the value could not be trusted."""
 
     why: str
 

@@ -29,7 +29,7 @@ def document(title: str, body: str, *, style: str = "", script: str = "") -> str
         script: A script of ours, which runs at the end of the body. The policy of the page names
             its digest, so no other script can run.
     """
-    # Even if a model's text escaped the escaping, it could not run a script.
+    # Even if some text of a model were not escaped, it could not run a script.
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     element = ""
     if script:

@@ -30,8 +30,8 @@ class Pace:
     def comparable(self) -> bool:
         """Return True if disturbed rounds count, or if enough rounds were undisturbed.
 
-        At least half of the rounds are enough, and at least `LEAST_ROUNDS`, or all rounds of a
-        shorter trial.
+        Enough means at least half of the rounds, and at least `LEAST_ROUNDS` (or all rounds of a
+        shorter trial).
         """
         if self.keeps_disturbed:
             return True

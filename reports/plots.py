@@ -95,7 +95,7 @@ def _learning(arms: Arms, comparison: Comparison) -> list[Plot]:
             name="reward_samples",
             title="Held-out reward over samples",
             look="The fair comparison of what arms learn: a lower curve learns less from the same "
-            "samples. One point is one evaluation, so small gaps can be noise.",
+            "samples. Small gaps can be noise: see “Which arms differ”.",
             x_label="responses trained on",
             y_label=reward,
             series=held_out_by(lambda t, n, row: samples(t, row)),
@@ -208,8 +208,8 @@ def _ratios(comparison: Comparison) -> list[Plot]:
             name="equal_cost",
             title="Speed-up at equal cost",
             look=f"Samples per device-hour {relative}. Use it if the devices could do other work: "
-            "longer is cheaper. A device is a GPU, or a CPU core of the actors if there is no GPU."
-            f"{_counted(comparison)}",
+            "longer is cheaper. A device is a GPU, or a CPU core of the actors if there is no GPU. "
+            f"Whiskers: the 95 % interval.{_counted(comparison)}",
             unit="times as many samples",
             form="{:.2f}x",
             line=1.0,
@@ -254,7 +254,7 @@ def _stages(arms: Arms, comparison: Comparison) -> list[Plot]:
         Plot(
             name="stages",
             title="Seconds for 100 responses, by stage",
-            look="The median time of each stage. The longest stage is the one to speed up. The "
+            look="The typical time of each stage. The longest stage is the one to speed up. The "
             "tick marks the whole step without evaluation. Stages that reach beyond the tick, "
             "except eval, overlap with others. Hatched: one side waits for the other. Checkpoints "
             "are written between steps, so only the table of arms shows their time."
@@ -292,8 +292,8 @@ def _drift(arms: Arms) -> list[Plot]:
         (
             "previous",
             "KL to the round before",
-            "The distance that the policy moves in one round. Spikes mean that steps are too "
-            "large.",
+            "The distance that the policy moves in one round. A spike means that the steps of a "
+            "round were too large.",
         ),
         (
             "behaviour",
@@ -338,7 +338,8 @@ def _drift(arms: Arms) -> list[Plot]:
             name="clip_fraction",
             title="Clipped tokens",
             look="The share of tokens that no longer give a gradient. If it is high, the rollouts "
-            "are too old or the steps are too large, and part of the samples is wasted.",
+            "are too old or the steps are too large, and part of the samples is wasted: lower the "
+            "learning rate, k or lag.",
             x_label="round",
             y_label="clip fraction",
             series=metric("loss/clip_fraction"),
@@ -364,8 +365,8 @@ def _drift(arms: Arms) -> list[Plot]:
             arms,
             name="response_length",
             title="Response length",
-            look="The mean length of the responses in training. If it falls or rises for no reason "
-            "in the task, the policy probably games the reward.",
+            look="The mean length of the responses in training. If it changes for no reason in the "
+            "task, the policy may be gaming the reward.",
             x_label="round",
             y_label="tokens",
             series=metric("response/length_mean"),
@@ -391,9 +392,9 @@ def _lags(arms: Arms, files: Mapping[str, TrialFiles]) -> list[Plot]:
             arms,
             name="lag",
             title="Lag over the rounds",
-            look="The age of rollouts at their first training. Solid: the stalest group of the "
-            "round, which must not exceed the arm's bound. Dotted: the mean. Equal lines are drawn "
-            "slightly apart.",
+            look="How many rounds old a group is when it is first trained on. Solid: the oldest "
+            "group of the round, which must not exceed the arm's bound. Dotted: the mean. Equal "
+            "lines are drawn slightly apart.",
             x_label="round",
             y_label="rounds behind",
             series=metric("lag/max"),

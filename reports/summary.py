@@ -21,7 +21,7 @@ BASELINE = "colocated_k1"
 # Replaces a speed, and follows a total, that other processes made incomparable.
 MARK = "?"
 COUNTED = "*"  # follows a speed that counts disturbed rounds because the trials' settings say so
-COVERS = {  # keyed by: does the interval of a speed rest on several seeds?
+COVERS = {  # key: True if the interval of a speed rests on several seeds
     False: "With one seed, an interval covers only the noise between the rounds of these runs. It "
     "does not predict the next run. Use --num-samples 3 or more for that.",
     True: "With several seeds, an interval covers the differences between runs, including the "

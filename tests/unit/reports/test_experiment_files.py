@@ -180,7 +180,7 @@ def test_no_descriptor_stays_open(root, outside):
     read(root, "a", "b", "file")
     entries(root, "a", "b")
     write(root, "a", "b", "page", content=b"")
-    for names, why in ((("dir", "file"), "link"), (("a", "b"), "no reg"), (("x",), "No such")):
+    for names, why in ((("dir", "file"), "link"), (("a", "b"), "not a reg"), (("x",), "No such")):
         with pytest.raises(OSError, match=why):
             read(root, *names)
     assert len(os.listdir("/dev/fd")) == before
