@@ -110,7 +110,7 @@ def _figures_section(measured: Mapping[str, Measure]) -> str:
     note = (
         "Each figure is a mean over the prompts. Its 95 % interval covers other prompts of the "
         "same kind, answered by the same policy. It does not cover another training run. The "
-        "interval is Wilson's if a prompt's value is between 0 and 1, with as many trials as would "
+        "interval is Wilson's if every value is between 0 and 1, with as many trials as would "
         "scatter like the prompts. Otherwise it is Student's."
     )
     return (
@@ -124,8 +124,8 @@ def _against_section(against: EvaluationRecord | None, paired: Sequence[Differen
     if against is None:
         return ""
     note = (
-        f"{policy_line(against)}. Differences are taken prompt by prompt, over the "
-        f"{max((own.prompts for own in paired), default=0)} prompts that both answered. A "
+        f"The other policy: {policy_line(against)}. Differences are taken prompt by prompt, over "
+        f"the {max((own.prompts for own in paired), default=0)} prompts that both answered. A "
         "difference is significant if its interval excludes 0 (a paired t-test at 5 %). With many "
         "figures, one can be significant by chance."
     )
