@@ -1,7 +1,7 @@
 """Read an experiment from its directory: the trials, their rows, and what is missing or damaged.
 
 This module imports neither Ray nor torch, runs no code of the experiment and unpickles nothing. So
-it is safe to read an experiment from anybody, while it runs or after it was killed.
+it is safe to read an experiment from anyone, while it runs or after it was killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read and write files inside an experiment's directory without following a link out of it.
 
-An experiment can come from anybody. A link in it could put a secret of the reader into the report,
+An experiment can come from anyone. A link in it could put a secret of the reader into the report,
 or make the report overwrite a file of the reader. A FIFO would block the report for ever. So every
 path is walked from the directory that the user named, one component at a time and by descriptor.
 A link is refused at any place, and nothing can be replaced by a link between check and use.

@@ -48,7 +48,7 @@ def are_noted(experiment: ExperimentRecord) -> bool:
 
 
 def _texts(description: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return a mapping of texts from the description, which may come from anybody."""
+    """Return a mapping of texts from the description, which may come from anyone."""
     found = description.get(key)
     if not isinstance(found, Mapping):
         return {}

@@ -112,7 +112,7 @@ def _head(experiment: ExperimentRecord, name: str, comparison: Comparison) -> st
 
 
 def _warning(comparison: Comparison) -> str:
-    """Return the warning on the first screen that more than the reward changed."""
+    """Return the first-screen warning that more than the reward changed."""
     moved = any(change.moved for own in comparison.changes.values() for change in own)
     if not moved:
         return ""

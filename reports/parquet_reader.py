@@ -173,7 +173,10 @@ def _lags(rollouts: pa.Table) -> Counter[int]:
 
 
 def _uses(rollouts: pa.Table) -> float | None:
-    """Return the mean number of rounds that trained on a group; each such round has its rows."""
+    """Return the mean number of rounds that trained on a group.
+
+    A group has rows in each of these rounds.
+    """
     trained = rollouts.group_by(["round", "cursor"]).aggregate([]).num_rows
     groups = rollouts.group_by("cursor").aggregate([]).num_rows
     return trained / groups if groups else None

@@ -37,7 +37,7 @@ HEADER = (
     *("device-hours", "held-out reward", "tokens a response", "reference NLL", "largest lag"),
     *("eval s", "checkpoint s"),
 )
-RATIOS = ("speed-up", "at equal cost")  # columns that one arm alone does not have
+RATIOS = ("speed-up", "at equal cost")  # columns that a single arm does not have
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -117,7 +117,7 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def read_evaluation(directory: Path) -> EvaluationRecord:
-    """Read the evaluation in a directory, which may come from anybody: no link is followed.
+    """Read the evaluation in a directory, which may come from anyone: no link is followed.
 
     Raises:
         EvaluationError: There is none, it is damaged, or it has another format.
